@@ -1,0 +1,267 @@
+"""Dataclass <-> JSON, both ways, and the strict JSON reader for everything that comes from outside.
+
+The rules follow the base protocol's decoder where clients rely on it: unknown keys are ignored,
+`null` keeps a field's default, an integer field takes no fraction. Where that decoder is lax in
+dangerous ways this one is not: duplicate keys, NaN, lone surrogates, UTF-16, deep nesting and
+integers outside 64 bits are refused with a message that names the place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import types
+import typing
+from dataclasses import MISSING, field
+from typing import Any, TypeVar, Union, cast, get_args, get_origin
+
+from crushlite.errors import BadRequest
+
+__all__ = [
+    "JSON",
+    "MAX_DEPTH",
+    "decode",
+    "dumps",
+    "encode",
+    "loads",
+    "omitted",
+    "omitted_list",
+    "tagged",
+    "wire",
+]
+
+JSON = Any  # the one place where Any is honest: a JSON value of unknown shape
+T = TypeVar("T")
+
+MAX_DEPTH = 64  # our own deepest document is 9 levels; 64 leaves room for tool parameters
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1  # what a SQLite INTEGER and a Go int64 can hold
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+# Kept: json.dumps with separators builds a new encoder on every call.
+_encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+
+
+_IF_EMPTY, _IF_NONE = "empty", "none"  # when a field is left out: what Go calls omitempty
+
+
+def wire(*, name: str = "", omit: str = "") -> dict[str, object]:
+    """Field metadata: the key on the wire if it differs, and when the field is left out."""
+    return {"name": name, "omit": omit}
+
+
+def tagged(registry: dict[str, type]) -> dict[str, object]:
+    """Field metadata for a list of `{"type": ..., "data": {...}}` values of registered classes."""
+    return {"tags": registry}
+
+
+# Encoding ---------------------------------------------------------------------------------------
+
+
+def dumps(value: JSON) -> bytes:
+    """Compact ASCII JSON: it never holds a raw line break, so it is safe in an SSE frame."""
+    return _encoder.encode(value).encode("ascii")
+
+
+def encode(value: object) -> JSON:
+    """The JSON value of a dataclass (or of a list or dict that holds some)."""
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {key: encode(item) for key, item in value.items()}
+    answer: dict[str, JSON] = {}
+    for attribute, key, omit, has_tags in _encode_plan(cast("Any", type(value))):
+        item = getattr(value, attribute)
+        if omit and (item is None or (omit == _IF_EMPTY and not item)):
+            continue
+        if has_tags:
+            answer[key] = [{"type": part.tag, "data": encode(part)} for part in item]
+        elif item.__class__ in _PLAIN:
+            answer[key] = item
+        else:
+            answer[key] = encode(item)
+    return answer
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+@functools.cache
+def _encode_plan(cls: Any) -> tuple[tuple[str, str, str, bool], ...]:
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} is not a wire type")
+    return tuple(
+        (
+            f.name,
+            f.metadata.get("name") or f.name,
+            f.metadata.get("omit", ""),
+            "tags" in f.metadata,
+        )
+        for f in dataclasses.fields(cls)
+    )
+
+
+# Reading JSON -----------------------------------------------------------------------------------
+
+
+def loads(body: bytes) -> JSON:
+    """Parse a request body strictly; raise BadRequest with the reason."""
+    if not body.strip():
+        raise BadRequest("failed to decode request: the body is empty, JSON was expected")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"failed to decode request: not UTF-8 at byte {error.start}") from None
+    try:
+        value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise BadRequest(f"failed to decode request: {error.msg} at {where}") from None
+    except RecursionError:
+        raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}") from None
+    except ValueError as error:
+        raise BadRequest(f"failed to decode request: {error}") from None
+    _check_tree(value, surrogates=_SURROGATE_ESCAPE.search(body) is not None)
+    return value
+
+
+def _pairs(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+    answer = dict(pairs)
+    if len(answer) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return answer
+
+
+def _no_constant(name: str) -> JSON:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _check_tree(value: JSON, *, surrogates: bool) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        following: list[JSON] = []
+        for item in level:
+            if isinstance(item, dict):
+                following.extend(item.values())
+                if surrogates:
+                    following.extend(item)
+            elif isinstance(item, list):
+                following.extend(item)
+            elif isinstance(item, float) and item in (float("inf"), float("-inf")):
+                raise BadRequest("failed to decode request: a number is too large")
+            elif surrogates and isinstance(item, str) and not _is_text(item):
+                raise BadRequest("failed to decode request: a string holds a lone surrogate")
+        if not following:
+            return
+        level = following
+    raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# Decoding ---------------------------------------------------------------------------------------
+
+
+def decode(cls: type[T], value: JSON, where: str = "body") -> T:
+    """Build a dataclass from a JSON object; raise BadRequest naming the field that is wrong."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where} must be an object, not {_kind(value)}")
+    arguments: dict[str, JSON] = {}
+    for attribute, key, hint, tags, required in _decode_plan(cast("Any", cls)):
+        item = value.get(key)
+        if item is None:
+            if required:
+                raise BadRequest(f"{where}.{key} is required")
+            continue
+        place = f"{where}.{key}"
+        arguments[attribute] = _tagged(tags, item, place) if tags else _decode(hint, item, place)
+    return cls(**arguments)
+
+
+@functools.cache
+def _decode_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, bool], ...]:
+    hints = typing.get_type_hints(cls)
+    return tuple(
+        (
+            f.name,
+            f.metadata.get("name") or f.name,
+            hints[f.name],
+            f.metadata.get("tags"),
+            f.default is MISSING and f.default_factory is MISSING,
+        )
+        for f in dataclasses.fields(cls)
+    )
+
+
+def _tagged(registry: dict[str, type], value: JSON, where: str) -> list[object]:
+    if not isinstance(value, list):
+        raise BadRequest(f"{where} must be an array, not {_kind(value)}")
+    parts: list[object] = []
+    for index, item in enumerate(value):
+        place = f"{where}[{index}]"
+        tag = item.get("type") if isinstance(item, dict) else None
+        if not isinstance(tag, str) or tag not in registry:
+            raise BadRequest(f"{place}.type must be one of {', '.join(sorted(registry))}")
+        parts.append(decode(registry[tag], item.get("data"), f"{place}.data"))
+    return parts
+
+
+def _decode(hint: Any, value: JSON, where: str) -> JSON:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        inner = next(option for option in get_args(hint) if option is not type(None))
+        return _decode(inner, value, where)
+    if origin is list:
+        if not isinstance(value, list):
+            raise BadRequest(f"{where} must be an array, not {_kind(value)}")
+        (inner,) = get_args(hint)
+        return [_decode(inner, item, f"{where}[{n}]") for n, item in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise BadRequest(f"{where} must be an object, not {_kind(value)}")
+        inner = get_args(hint)[1]
+        return {key: _decode(inner, item, f"{where}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return decode(cast("type", hint), value, where)
+    return _decode_scalar(hint, value, where)
+
+
+def _decode_scalar(hint: Any, value: JSON, where: str) -> JSON:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if not _INT_MIN <= value <= _INT_MAX:
+            raise BadRequest(f"{where} must fit in 64 bits")
+        return value
+    if hint in (str, bool) and isinstance(value, hint):
+        return value
+    expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+    raise BadRequest(f"{where} must be {expected.get(hint, 'valid')}, not {_kind(value)}")
+
+
+def _kind(value: JSON) -> str:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else kinds.get(type(value), "a number")
+
+
+# Small helpers for the nouns' definitions.
+
+
+def omitted(default: Any = "") -> Any:
+    """A scalar field that is left out when empty; with a default of None, only when it is None."""
+    return field(default=default, metadata=wire(omit=_IF_NONE if default is None else _IF_EMPTY))
+
+
+def omitted_list() -> Any:
+    return field(default_factory=list, metadata=wire(omit=_IF_EMPTY))

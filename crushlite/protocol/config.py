@@ -1,0 +1,85 @@
+"""The wire configuration of a workspace, and what an agent says about itself.
+
+The Crush client dereferences `options`, `options.tui` and `providers` without a check, so these
+are objects in every answer, whatever the configuration holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from crushlite.protocol.codec import omitted, omitted_list
+
+__all__ = ["AgentInfo", "AgentInit", "Model", "SelectedModel", "wire_config"]
+
+
+@dataclass(slots=True)
+class Model:
+    """A model as the provider catalogue describes it."""
+
+    id: str = ""
+    name: str = ""
+    cost_per_1m_in: float = 0
+    cost_per_1m_out: float = 0
+    cost_per_1m_in_cached: float = 0
+    cost_per_1m_out_cached: float = 0
+    context_window: int = 0
+    default_max_tokens: int = 0
+    can_reason: bool = False
+    reasoning_levels: list[str] = omitted_list()
+    default_reasoning_effort: str = omitted()
+    supports_attachments: bool = False
+
+
+@dataclass(slots=True)
+class SelectedModel:
+    model: str = ""
+    provider: str = ""
+    reasoning_effort: str = omitted()
+    think: bool = omitted(False)
+    max_tokens: int = omitted(0)
+
+
+@dataclass(slots=True)
+class AgentInfo:
+    """Answer of `GET W/agent`. `is_busy` is true while any session of the workspace is."""
+
+    is_busy: bool = False
+    is_ready: bool = False
+    model: Model = field(default_factory=Model)
+    model_cfg: SelectedModel = field(default_factory=SelectedModel)
+
+
+@dataclass(slots=True)
+class AgentInit:
+    interactive: bool = False
+
+
+def wire_config(data_dir: str, model: Model, selected: SelectedModel) -> dict[str, Any]:
+    """The config object for an agent that needs no provider: one synthetic, enabled provider
+    stands for it, because the Crush client refuses to start without one."""
+    from crushlite.protocol.codec import encode
+
+    return {
+        "options": {
+            "data_directory": data_dir,
+            "tui": {},
+            "disable_metrics": True,
+            "disable_default_providers": True,
+            "context_paths": [],
+            "initialize_as": "AGENTS.md",
+        },
+        "models": {"large": encode(selected), "small": encode(selected)},
+        "providers": {
+            selected.provider: {
+                "id": selected.provider,
+                "name": selected.provider,
+                "type": "openai-compat",
+                "models": [encode(model)],
+            }
+        },
+        "mcp": {},
+        "lsp": {},
+        "permissions": {"allowed_tools": []},
+    }

@@ -1,0 +1,83 @@
+"""The event envelope and the one registry of event kinds, used both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crushlite.errors import BadRequest
+from crushlite.protocol.codec import JSON, decode, encode
+from crushlite.protocol.messages import Message
+from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
+from crushlite.protocol.questions import QuestionBatch, QuestionNotification
+from crushlite.protocol.runs import AgentEvent, RunComplete
+from crushlite.protocol.sessions import File, Session
+
+__all__ = ["ACTIONS", "KINDS", "ConfigChanged", "Envelope", "Resync", "parse", "to_json"]
+
+ACTIONS = ("created", "updated", "deleted")
+
+
+@dataclass(slots=True)
+class ConfigChanged:
+    workspace_id: str
+
+
+@dataclass(slots=True)
+class Resync:
+    """The stream could not be resumed: the client must refetch what it shows."""
+
+    reason: str
+
+
+KINDS: dict[str, type] = {
+    "session": Session,
+    "message": Message,
+    "file": File,
+    "permission_request": PermissionRequest,
+    "permission_notification": PermissionNotification,
+    "question_batch_request": QuestionBatch,
+    "question_batch_notification": QuestionNotification,
+    "run_complete": RunComplete,
+    "agent_event": AgentEvent,
+    "config_changed": ConfigChanged,
+}
+_KIND_OF: dict[type, str] = {cls: kind for kind, cls in KINDS.items()}
+
+
+@dataclass(slots=True)
+class Envelope:
+    """One event as a client reads it. `payload` is of the class its kind is registered with, a
+    Resync (with an empty action), or the raw JSON of a kind this version does not know."""
+
+    kind: str
+    action: str
+    payload: Any
+
+
+def to_json(action: str, payload: object) -> JSON:
+    """The double envelope of the base protocol, or the single one of `resync`."""
+    if isinstance(payload, Resync):
+        return {"type": "resync", "payload": {"reason": payload.reason}}
+    kind = _KIND_OF.get(type(payload))
+    if kind is None or action not in ACTIONS:
+        raise TypeError(f"no event kind for {type(payload).__name__} {action!r}")
+    return {"type": kind, "payload": {"type": action, "payload": encode(payload)}}
+
+
+def parse(value: JSON) -> Envelope:
+    """Read an event. Unknown kinds come back with their raw payload: clients skip them."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    body = value.get("payload") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or not isinstance(body, dict):
+        raise BadRequest("not an event: type and payload are required")
+    if kind == "resync":
+        return Envelope(kind, "", decode(Resync, body, "payload"))
+    cls = KINDS.get(kind)
+    action = body.get("type")
+    inner = body.get("payload")
+    if cls is None:
+        return Envelope(kind, action if isinstance(action, str) else "", inner)
+    if action not in ACTIONS:
+        raise BadRequest(f"not an event: {kind} has no action {action!r}")
+    return Envelope(kind, action, decode(cls, inner, "payload"))

@@ -1,0 +1,88 @@
+"""Runs as clients see them: acceptance, state, receipts, and the terminal event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crushlite.protocol.codec import omitted
+
+__all__ = [
+    "Accepted",
+    "AgentEvent",
+    "CancelReceipt",
+    "CanceledRun",
+    "QueuedPrompt",
+    "RunComplete",
+    "RunInfo",
+]
+
+
+@dataclass(slots=True)
+class Accepted:
+    """Body of the 202."""
+
+    run_id: str
+    session_id: str
+    state: str
+
+
+@dataclass(slots=True)
+class RunInfo:
+    """`state` is accepted, queued, active, folded or ended; `outcome` is empty until ended."""
+
+    run_id: str = ""
+    session_id: str = ""
+    kind: str = "prompt"
+    state: str = "accepted"
+    outcome: str = ""
+    message_id: str = ""
+    text: str = ""
+    error: str = ""
+    folded_into: str = ""
+    accepted_at: float = 0.0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    denied: int = 0
+
+
+@dataclass(slots=True)
+class CanceledRun:
+    run_id: str
+    was: str
+
+
+@dataclass(slots=True)
+class CancelReceipt:
+    canceled: list[CanceledRun] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class QueuedPrompt:
+    run_id: str
+    text: str
+    when_busy: str
+    accepted_at: float
+
+
+@dataclass(slots=True)
+class RunComplete:
+    """Exactly one per promised prompt. `text` is the last assistant message's."""
+
+    session_id: str
+    message_id: str = ""
+    run_id: str = omitted()
+    text: str = omitted()
+    error: str = omitted()
+    cancelled: bool = omitted(False)
+    folded_into: str = omitted()
+
+
+@dataclass(slots=True)
+class AgentEvent:
+    """`message` of the base protocol is left out on purpose: a partial one spoils the event."""
+
+    type: str
+    session_id: str = omitted()
+    session_title: str = omitted()
+    run_id: str = omitted()
+    error: str = omitted()

@@ -1,0 +1,70 @@
+"""Sessions, their to-do lists, and the files they changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crushlite.protocol.codec import omitted_list
+
+__all__ = ["AgentSession", "CurrentSession", "File", "Session", "Todo"]
+
+
+@dataclass(slots=True)
+class Todo:
+    content: str = ""
+    status: str = "pending"
+    active_form: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """`is_busy` and `attached_clients` are filled on REST answers only: in an event they would be
+    stale on arrival, as both change without a change of the row."""
+
+    id: str = ""
+    parent_session_id: str = ""
+    title: str = ""
+    message_count: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    summary_message_id: str = ""
+    cost: float = 0.0
+    todos: list[Todo] = omitted_list()
+    created_at: int = 0
+    updated_at: int = 0
+    is_busy: bool = False
+    attached_clients: int = 0
+
+
+@dataclass(slots=True)
+class AgentSession:
+    """Answer of `GET W/agent/sessions/{sid}`: only id, title and is_busy are filled."""
+
+    id: str = ""
+    parent_session_id: str = ""
+    title: str = ""
+    message_count: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    summary_message_id: str = ""
+    cost: float = 0.0
+    created_at: int = 0
+    updated_at: int = 0
+    attached_clients: int = 0
+    is_busy: bool = False
+
+
+@dataclass(slots=True)
+class CurrentSession:
+    session_id: str = ""
+
+
+@dataclass(slots=True)
+class File:
+    id: str = ""
+    session_id: str = ""
+    path: str = ""
+    content: str = ""
+    version: int = 0
+    created_at: int = 0
+    updated_at: int = field(default=0)

@@ -1,0 +1,59 @@
+"""Workspaces, clients, control and version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from crushlite.protocol.codec import omitted, omitted_list
+
+__all__ = ["Control", "CreateWorkspace", "VersionInfo", "Workspace"]
+
+
+@dataclass(slots=True)
+class CreateWorkspace:
+    """Body of `POST /v1/workspaces`. `env` is None when the client sent none: tools then get the
+    daemon's own environment."""
+
+    id: str = ""
+    path: str = ""
+    client_id: str = ""
+    version: str = ""
+    yolo: bool = False
+    debug: bool = False
+    data_dir: str = ""
+    env: list[str] | None = None
+    channels: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Workspace:
+    """`env` is what the asking client itself sent, never another client's."""
+
+    id: str
+    path: str
+    yolo: bool = omitted(False)
+    debug: bool = omitted(False)
+    data_dir: str = omitted()
+    version: str = omitted()
+    config: dict[str, Any] = field(default_factory=dict)
+    env: list[str] = omitted_list()
+    channels: list[str] = omitted_list()
+    warning: str = omitted()
+
+
+@dataclass(slots=True)
+class Control:
+    """`client` tells our own clients from the Crush client on a unix socket."""
+
+    command: str = ""
+    client: str = ""
+
+
+@dataclass(slots=True)
+class VersionInfo:
+    version: str
+    commit: str
+    build_id: str
+    go_version: str
+    platform: str
