@@ -1,0 +1,35 @@
+"""crushlite: a small local daemon for AI coding agents.
+
+Names are loaded on first use (PEP 562): importing `crushlite.client` pulls in neither the server,
+nor the agents, nor SQLite.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from crushlite.version import __version__
+
+if TYPE_CHECKING:
+    from crushlite.agent.base import Agent, Turn
+    from crushlite.client import Client
+    from crushlite.daemon import Daemon
+    from crushlite.settings import Settings
+
+__all__ = ["Agent", "Client", "Daemon", "Settings", "Turn", "__version__"]
+
+_HOMES = {
+    "Agent": "crushlite.agent.base",
+    "Client": "crushlite.client",
+    "Daemon": "crushlite.daemon",
+    "Settings": "crushlite.settings",
+    "Turn": "crushlite.agent.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'crushlite' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

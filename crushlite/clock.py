@@ -85,6 +85,9 @@ class FakeClock:
         return timer
 
     async def sleep(self, delay: float) -> None:
+        if delay <= 0:  # as on the real clock: only a turn for the others, no timer
+            await asyncio.sleep(0)
+            return
         woken = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -112,7 +115,7 @@ class FakeClock:
                 callback, timer.callback = timer.callback, None
                 callback()
                 await self.settle()
-        self._time = end
+        self._time = max(self._time, end)  # two advances may overlap: time never goes back
 
     async def settle(self, ticks: int = 10) -> None:
         """Let tasks that are ready run; ten ticks cover every chain of callbacks we have."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import re
 import types
 import typing
+from collections import Counter
 from dataclasses import MISSING, field
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
@@ -27,6 +29,7 @@ __all__ = [
     "encode",
     "loads",
     "omitted",
+    "omitted_dict",
     "omitted_list",
     "tagged",
     "wire",
@@ -37,6 +40,9 @@ T = TypeVar("T")
 
 MAX_DEPTH = 64  # our own deepest document is 9 levels; 64 leaves room for tool parameters
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1  # what a SQLite INTEGER and a Go int64 can hold
+_INT_LENGTH = len(str(_INT_MIN))  # no integer that fits is longer (JSON has no leading zeros)
+_SHOWN = 40
+_INFINITIES = (math.inf, -math.inf)  # what a literal like 1e400 is read as
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # Kept: json.dumps with separators builds a new encoder on every call.
@@ -116,7 +122,9 @@ def loads(body: bytes) -> JSON:
     except UnicodeDecodeError as error:
         raise BadRequest(f"failed to decode request: not UTF-8 at byte {error.start}") from None
     try:
-        value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_no_constant)
+        value = json.loads(
+            text, object_pairs_hook=_pairs, parse_constant=_no_constant, parse_int=_integer
+        )
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise BadRequest(f"failed to decode request: {error.msg} at {where}") from None
@@ -131,7 +139,8 @@ def loads(body: bytes) -> JSON:
 def _pairs(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     answer = dict(pairs)
     if len(answer) != len(pairs):
-        raise ValueError("an object has the same key twice")
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"an object has the key {_shown(twice)} twice")
     return answer
 
 
@@ -139,25 +148,73 @@ def _no_constant(name: str) -> JSON:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _integer(text: str) -> int:
+    # Length first: int() of a long text takes quadratic time, and past 4,300 digits Python
+    # refuses it in words that are no use to the sender.
+    if len(text) <= _INT_LENGTH and _INT_MIN <= (value := int(text)) <= _INT_MAX:
+        return value
+    raise ValueError(f"the integer {_shown(text)} does not fit in 64 bits")
+
+
 def _check_tree(value: JSON, *, surrogates: bool) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    # Level by level, not recursively: the parser lets through nesting that is deeper than we
+    # allow. Only levels that hold a container count: `[[1]]` is two deep, like `[[]]`.
+    depth, level = 0, [value]
+    while level:
         following: list[JSON] = []
+        nested = False
         for item in level:
             if isinstance(item, dict):
+                nested = True
                 following.extend(item.values())
                 if surrogates:
                     following.extend(item)
             elif isinstance(item, list):
+                nested = True
                 following.extend(item)
-            elif isinstance(item, float) and item in (float("inf"), float("-inf")):
-                raise BadRequest("failed to decode request: a number is too large")
-            elif surrogates and isinstance(item, str) and not _is_text(item):
-                raise BadRequest("failed to decode request: a string holds a lone surrogate")
-        if not following:
-            return
+            elif flaw := _flaw(item, surrogates=surrogates):
+                raise BadRequest(f"failed to decode request: {_place_of(item, value)} {flaw}")
+        depth += nested
+        if depth > MAX_DEPTH:
+            raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}")
         level = following
-    raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}")
+
+
+def _flaw(item: JSON, *, surrogates: bool) -> str:
+    if isinstance(item, float) and item in _INFINITIES:
+        return "is too large a number"
+    if surrogates and isinstance(item, str) and not _is_text(item):
+        return "holds a lone surrogate"
+    return ""
+
+
+_Trail = tuple["_Trail", "str | int"] | None  # the way to a value: its parent's trail, then a step
+
+
+def _place_of(target: JSON, root: JSON) -> str:
+    """Where `target`, the very object, is in `root`: only looked for once something is wrong, so
+    that good bodies do not pay for it. Trails share their beginnings: spelt-out paths of a wide
+    and deep body would take more memory than the body."""
+    stack: list[tuple[_Trail, JSON]] = [(None, root)]
+    while stack:
+        trail, item = stack.pop()
+        if item is target:
+            return _spell(trail)
+        if isinstance(item, dict):
+            if any(key is target for key in item):
+                return f"a key of {_spell(trail)}"
+            stack.extend(((trail, key), child) for key, child in item.items())
+        elif isinstance(item, list):
+            stack.extend(((trail, index), child) for index, child in enumerate(item))
+    raise AssertionError("the flawed value is not in the document it was found in")
+
+
+def _spell(trail: _Trail) -> str:
+    steps: list[str] = []
+    while trail is not None:
+        trail, step = trail
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{_shown(step)}")
+    return "body" + "".join(reversed(steps))
 
 
 def _is_text(value: str) -> bool:
@@ -229,7 +286,7 @@ def _decode(hint: Any, value: JSON, where: str) -> JSON:
         if not isinstance(value, dict):
             raise BadRequest(f"{where} must be an object, not {_kind(value)}")
         inner = get_args(hint)[1]
-        return {key: _decode(inner, item, f"{where}.{key}") for key, item in value.items()}
+        return {key: _decode(inner, item, _under(where, key)) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return decode(cast("type", hint), value, where)
     return _decode_scalar(hint, value, where)
@@ -238,11 +295,11 @@ def _decode(hint: Any, value: JSON, where: str) -> JSON:
 def _decode_scalar(hint: Any, value: JSON, where: str) -> JSON:
     if hint is Any:
         return value
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        if not _INT_MIN <= value <= _INT_MAX:
+    if hint in (int, float) and isinstance(value, int) and not isinstance(value, bool):
+        if not _INT_MIN <= value <= _INT_MAX:  # float() of a huge one would overflow
             raise BadRequest(f"{where} must fit in 64 bits")
+        return hint(value)
+    if hint is float and isinstance(value, float):
         return value
     if hint in (str, bool) and isinstance(value, hint):
         return value
@@ -255,6 +312,16 @@ def _kind(value: JSON) -> str:
     return "null" if value is None else kinds.get(type(value), "a number")
 
 
+def _under(where: str, key: str) -> str:
+    return f"{where}.{_shown(key)}"
+
+
+def _shown(text: str) -> str:
+    # In an error message: the sender's own text, but never a megabyte of it, and escaped, so
+    # that line breaks and lone surrogates reach neither a log nor a terminal.
+    return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")[1:-1]
+
+
 # Small helpers for the nouns' definitions.
 
 
@@ -265,3 +332,7 @@ def omitted(default: Any = "") -> Any:
 
 def omitted_list() -> Any:
     return field(default_factory=list, metadata=wire(omit=_IF_EMPTY))
+
+
+def omitted_dict() -> Any:
+    return field(default_factory=dict, metadata=wire(omit=_IF_EMPTY))

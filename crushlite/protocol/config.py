@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from crushlite.protocol.codec import omitted, omitted_list
+from crushlite.protocol.codec import encode, omitted, omitted_dict, omitted_list
 
 __all__ = ["AgentInfo", "AgentInit", "Model", "SelectedModel", "wire_config"]
 
@@ -30,15 +30,24 @@ class Model:
     reasoning_levels: list[str] = omitted_list()
     default_reasoning_effort: str = omitted()
     supports_attachments: bool = False
+    options: dict[str, Any] = omitted_dict()
 
 
 @dataclass(slots=True)
 class SelectedModel:
+    """A choice of model. Sampling fields are None when the user set none: 0 is a real choice."""
+
     model: str = ""
     provider: str = ""
     reasoning_effort: str = omitted()
     think: bool = omitted(False)
     max_tokens: int = omitted(0)
+    temperature: float | None = omitted(None)
+    top_p: float | None = omitted(None)
+    top_k: int | None = omitted(None)
+    frequency_penalty: float | None = omitted(None)
+    presence_penalty: float | None = omitted(None)
+    provider_options: dict[str, Any] = omitted_dict()
 
 
 @dataclass(slots=True)
@@ -56,11 +65,22 @@ class AgentInit:
     interactive: bool = False
 
 
-def wire_config(data_dir: str, model: Model, selected: SelectedModel) -> dict[str, Any]:
+def wire_config(
+    data_dir: str, model: Model | None, selected: SelectedModel | None
+) -> dict[str, Any]:
     """The config object for an agent that needs no provider: one synthetic, enabled provider
-    stands for it, because the Crush client refuses to start without one."""
-    from crushlite.protocol.codec import encode
-
+    stands for it, because the Crush client refuses to start without one. Without an agent there is
+    none, and that client says so to its user."""
+    providers: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+    if model is not None and selected is not None:
+        models = {"large": encode(selected), "small": encode(selected)}
+        providers[selected.provider] = {
+            "id": selected.provider,
+            "name": selected.provider,
+            "type": "openai-compat",
+            "models": [encode(model)],
+        }
     return {
         "options": {
             "data_directory": data_dir,
@@ -70,15 +90,8 @@ def wire_config(data_dir: str, model: Model, selected: SelectedModel) -> dict[st
             "context_paths": [],
             "initialize_as": "AGENTS.md",
         },
-        "models": {"large": encode(selected), "small": encode(selected)},
-        "providers": {
-            selected.provider: {
-                "id": selected.provider,
-                "name": selected.provider,
-                "type": "openai-compat",
-                "models": [encode(model)],
-            }
-        },
+        "models": models,
+        "providers": providers,
         "mcp": {},
         "lsp": {},
         "permissions": {"allowed_tools": []},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from crushlite.protocol.codec import omitted, omitted_list, wire
+from crushlite.protocol.codec import omitted, omitted_dict, omitted_list
 
 __all__ = [
     "QUESTION_TYPES",
@@ -55,7 +55,7 @@ class QuestionResponse:
     selected_ids: list[str] = omitted_list()
     fill_in_text: str = omitted()
     yes: bool | None = omitted(None)
-    notes: dict[str, str] = field(default_factory=dict, metadata=wire(omit="empty"))
+    notes: dict[str, str] = omitted_dict()
 
 
 @dataclass(slots=True)

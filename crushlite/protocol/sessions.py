@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from crushlite.protocol.codec import omitted_list
 
@@ -67,4 +67,4 @@ class File:
     content: str = ""
     version: int = 0
     created_at: int = 0
-    updated_at: int = field(default=0)
+    updated_at: int = 0

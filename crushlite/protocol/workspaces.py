@@ -17,13 +17,13 @@ class CreateWorkspace:
 
     id: str = ""
     path: str = ""
-    client_id: str = ""
-    version: str = ""
-    yolo: bool = False
-    debug: bool = False
-    data_dir: str = ""
-    env: list[str] | None = None
-    channels: list[str] = field(default_factory=list)
+    client_id: str = omitted()
+    version: str = omitted()
+    yolo: bool = omitted(False)
+    debug: bool = omitted(False)
+    data_dir: str = omitted()
+    env: list[str] | None = omitted(None)
+    channels: list[str] = omitted_list()
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Control:
     """`client` tells our own clients from the Crush client on a unix socket."""
 
     command: str = ""
-    client: str = ""
+    client: str = omitted()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,7 @@
+"""`python -m crushlite` is the `crushlite` command."""
+
+import sys
+
+from crushlite.cli import main
+
+sys.exit(main())

@@ -1,0 +1,254 @@
+"""Turn and Agent: all that an agent may see of crushlite, and all that crushlite asks of one.
+
+An agent is one coroutine, `async def agent(turn)`. It owns nothing: records, endings, permissions
+and cancellation belong to the daemon, so an agent may raise, hang, flood or return nothing, and
+the promises made to clients hold all the same.
+
+Knows nothing of: tasks, the store, events, HTTP. `Turn` is implemented in turn.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from crushlite.errors import UsageError
+from crushlite.protocol.config import Model, SelectedModel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from crushlite.protocol.messages import Attachment, Message
+    from crushlite.protocol.questions import Question, QuestionResponse
+    from crushlite.protocol.sessions import Session, Todo
+
+__all__ = [
+    "Agent",
+    "AgentFactory",
+    "CommandResult",
+    "Info",
+    "RunsTurns",
+    "Turn",
+    "Usage",
+    "Verdict",
+    "agent_factory",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What an agent says about itself; shown by clients as the model in use."""
+
+    model: Model = field(default_factory=lambda: Model(id="agent", name="Agent"))
+    selected: SelectedModel = field(
+        default_factory=lambda: SelectedModel(model="agent", provider="crushlite")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Answer to a permission request; true if it was granted. `reason` is the denier's text."""
+
+    granted: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.granted
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one model call; estimated ones add no cost and replace no known counters."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    output: str
+    exit_code: int
+    timed_out: bool = False
+
+
+class Turn(Protocol):
+    """One turn as its agent sees it. After the turn has ended every call raises TurnOver."""
+
+    run_id: str
+    session_id: str
+    prompt: str
+    attachments: Sequence[Attachment]
+    path: Path  # the workspace's directory
+    env: Mapping[str, str]  # the creator's environment, else the daemon's
+
+    @property
+    def interactive(self) -> bool:
+        """Whether somebody may be there to answer."""
+        ...
+
+    async def session(self) -> Session: ...
+
+    async def history(self) -> list[Message]:
+        """The session's messages, oldest first, this turn's own included."""
+        ...
+
+    async def say(self, text: str) -> None:
+        """Stream a piece of the answer. The first piece of a step creates its message."""
+        ...
+
+    async def think(self, text: str, signature: str = "") -> None:
+        """Stream a piece of reasoning; the first `say` or tool call after it closes it."""
+        ...
+
+    async def tool_call(
+        self, name: str, input: str, id: str | None = None, finished: bool = True
+    ) -> str:
+        """Add a tool call (or, with a known id, replace its input); returns its id."""
+        ...
+
+    async def tool_result(
+        self,
+        id: str,
+        content: str,
+        is_error: bool = False,
+        metadata: str = "",
+        data: str = "",
+        mime_type: str = "",
+    ) -> None:
+        """Record what a tool answered; the next say, think or tool_call begins a new step."""
+        ...
+
+    async def step(self) -> None:
+        """Begin a new step explicitly. Raises LimitReached at max_steps."""
+        ...
+
+    async def erase(self) -> None:
+        """Drop what this step streamed: a retry must not double the text."""
+        ...
+
+    async def finish(self, reason: str, message: str = "", details: str = "") -> None:
+        """Set the finish reason of the turn's last message, for example max_tokens."""
+        ...
+
+    async def permission(
+        self,
+        tool_name: str,
+        action: str,
+        *,
+        description: str = "",
+        params: Mapping[str, Any] | None = None,
+        path: str = "",
+        tool_call_id: str = "",
+    ) -> Verdict:
+        """Ask the people watching; the first answer counts."""
+        ...
+
+    async def ask(
+        self, questions: Sequence[Question], *, tool_call_id: str = "", confirm_title: str = ""
+    ) -> list[QuestionResponse] | None:
+        """Show a form; None if the user dismissed it. Raises BadRequest for a form no client
+        could render, phrased for the model."""
+        ...
+
+    async def followups(self) -> list[Message]:
+        """The prompts typed to steer this turn since the last call, stored as user messages."""
+        ...
+
+    async def usage(self, usage: Usage) -> None:
+        """Report a model call's tokens and cost. Raises LimitReached at max_cost."""
+        ...
+
+    async def file_read(self, path: str) -> None: ...
+
+    async def file_changed(self, path: str, before: str, after: str) -> None:
+        """Keep both versions in the session's file history."""
+        ...
+
+    async def todos(self, todos: Sequence[Todo]) -> None: ...
+
+
+@runtime_checkable
+class RunsTurns(Protocol):
+    """The object form of an agent. The other methods of Agent are optional."""
+
+    def run(self, turn: Any) -> Any: ...
+
+
+class Agent:
+    """Any accepted form of agent behind one face: optional methods become harmless defaults."""
+
+    def __init__(self, target: Callable[[Any], Any] | RunsTurns) -> None:
+        run = target.run if isinstance(target, RunsTurns) else target
+        if not callable(run):
+            raise UsageError(
+                f"{target!r} is not an agent: give a coroutine function that takes a turn, "
+                "or an object with a run(turn) method"
+            )
+        self._target = target
+        self.run: Callable[[Any], Any] = run
+        # A plain function would block the event loop, so it gets a thread and a blocking Turn.
+        self.is_async = inspect.iscoroutinefunction(run) or inspect.iscoroutinefunction(
+            getattr(run, "__call__", None)  # noqa: B004 - asked for the method, not for callability
+        )
+
+    def _optional(self, name: str) -> Callable[..., Awaitable[Any]] | None:
+        method = getattr(self._target, name, None) if isinstance(self._target, RunsTurns) else None
+        return method if callable(method) else None
+
+    @property
+    def summarizes(self) -> bool:
+        return self._optional("summarize") is not None
+
+    def info(self) -> Info:
+        method = getattr(self._target, "info", None)
+        info = method() if callable(method) else None
+        return info if isinstance(info, Info) else Info()
+
+    async def ready(self) -> None:
+        method = self._optional("ready")
+        if method is not None:
+            await method()
+
+    async def title(self, text: str) -> str:
+        """A short title for a session that begins with `text`; empty for "none"."""
+        method = self._optional("title")
+        return str(await method(text)) if method is not None else ""
+
+    async def summarize(self, turn: Turn) -> None:
+        method = self._optional("summarize")
+        if method is not None:
+            await method(turn)
+
+    async def aclose(self) -> None:
+        method = self._optional("aclose")
+        if method is not None:
+            await method()
+
+
+AgentFactory = Callable[["Path", Mapping[str, str], Mapping[str, Any]], Agent | None]
+
+
+def agent_factory(target: Any) -> AgentFactory:
+    """Turn what the user gave into a factory, called once per workspace.
+
+    A class, or a callable whose parameters are named path, env and config, is a factory; anything
+    else is the agent itself, shared by all workspaces.
+    """
+    if isinstance(target, type) or _takes_workspace(target):
+        return lambda path, env, config: Agent(target(path=path, env=env, config=config))
+    agent = Agent(target)
+    return lambda path, env, config: agent
+
+
+def _takes_workspace(target: Any) -> bool:
+    if isinstance(target, RunsTurns) or not callable(target):
+        return False
+    try:
+        names = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return False
+    return {"path", "env", "config"} <= set(names)

@@ -1,0 +1,140 @@
+"""An agent whose every move a test decides: the scripted coordinator.
+
+Each run announces itself with a number, says what the test tells it to say, blocks until it is
+released, and ends on release or on cancel. When both have happened, cancel wins: that is what the
+daemon promises, so a script must not hide it.
+
+    agent = ScriptedAgent()
+    ...                                   # post a prompt
+    run = await agent.entered(1)          # the first run is inside
+    await run.say("hello")                # streamed to every client
+    run.release()                         # end_turn
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from crushlite.agent.base import Info
+from crushlite.protocol.config import Model, SelectedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from crushlite.agent.base import Turn
+
+__all__ = ["ScriptedAgent", "ScriptedRun"]
+
+
+class ScriptedRun:
+    """One run under the test's control. Its calls are made on the test's behalf, inside the run."""
+
+    def __init__(self, number: int, turn: Turn) -> None:
+        self.number = number
+        self.turn = turn
+        self.canceled = False
+        self._steps: asyncio.Queue[
+            tuple[Callable[[Turn], Awaitable[Any]], asyncio.Future[Any]] | None
+        ] = asyncio.Queue()
+
+    @property
+    def prompt(self) -> str:
+        return self.turn.prompt
+
+    async def do(self, step: Callable[[Turn], Awaitable[Any]]) -> Any:
+        """Run `step(turn)` inside the run and return its result."""
+        return await self.begin(step)
+
+    def begin(self, step: Callable[[Turn], Awaitable[Any]]) -> asyncio.Future[Any]:
+        """The same without waiting, for steps that block, such as a permission request."""
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._steps.put_nowait((step, done))
+        return done
+
+    async def say(self, text: str) -> None:
+        await self.do(lambda turn: turn.say(text))
+
+    def release(self) -> None:
+        """Let the run end normally, after the steps asked for before."""
+        self._steps.put_nowait(None)
+
+    def fail(self, message: str = "scripted failure") -> None:
+        """Let the run end with an exception."""
+
+        async def explode(turn: Turn) -> None:
+            raise ScriptedFailure(message)
+
+        self.begin(explode)
+
+    async def play(self) -> None:
+        """The run itself."""
+        while (item := await self._steps.get()) is not None:
+            step, done = item
+            try:
+                result = await step(self.turn)
+            except asyncio.CancelledError:
+                done.cancel()
+                raise
+            except ScriptedFailure:
+                done.cancel()
+                raise
+            except Exception as error:  # noqa: BLE001 - the test asked for this step
+                if not done.cancelled():
+                    done.set_exception(error)
+            else:
+                if not done.cancelled():
+                    done.set_result(result)
+
+
+class ScriptedFailure(Exception):
+    """What `fail` raises inside the run."""
+
+
+class ScriptedAgent:
+    """`auto` makes every run end at once by itself, echoing its prompt."""
+
+    def __init__(self, *, auto: bool = False) -> None:
+        self.auto = auto
+        self.runs: list[ScriptedRun] = []
+        self.concurrent: dict[str, int] = {}  # active runs by session, now
+        self.most_concurrent = 0  # the most there ever were in one session
+        self._waiters: list[tuple[int, asyncio.Future[ScriptedRun]]] = []
+
+    def info(self) -> Info:
+        return Info(
+            Model(id="scripted", name="Scripted", context_window=100_000, default_max_tokens=4096),
+            SelectedModel(model="scripted", provider="scripted"),
+        )
+
+    async def run(self, turn: Turn) -> None:
+        active = self.concurrent.get(turn.session_id, 0) + 1
+        self.concurrent[turn.session_id] = active
+        self.most_concurrent = max(self.most_concurrent, active)
+        try:
+            if self.auto:
+                await turn.say(turn.prompt)
+                return
+            script = ScriptedRun(len(self.runs) + 1, turn)
+            self.runs.append(script)
+            self._announce()
+            try:
+                await script.play()
+            except asyncio.CancelledError:
+                script.canceled = True
+                raise
+        finally:
+            self.concurrent[turn.session_id] -= 1
+
+    async def entered(self, number: int = 1) -> ScriptedRun:
+        """Wait until the run with this number (from 1) is inside; return its handle."""
+        if number <= len(self.runs):
+            return self.runs[number - 1]
+        waiter: asyncio.Future[ScriptedRun] = asyncio.get_running_loop().create_future()
+        self._waiters.append((number, waiter))
+        return await waiter
+
+    def _announce(self) -> None:
+        for number, waiter in self._waiters:
+            if number <= len(self.runs) and not waiter.done():
+                waiter.set_result(self.runs[number - 1])

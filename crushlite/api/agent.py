@@ -1,0 +1,130 @@
+"""The agent of a workspace: prompts, runs, cancel, the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from crushlite.api.context import (
+    EMPTY,
+    answer,
+    body,
+    optional_body,
+    optional_client,
+    seconds,
+)
+from crushlite.errors import BadRequest
+from crushlite.jobs import within
+from crushlite.protocol.config import AgentInit
+from crushlite.protocol.messages import Prompt
+from crushlite.protocol.runs import Accepted
+from crushlite.protocol.sessions import AgentSession
+
+if TYPE_CHECKING:
+    from crushlite.api.context import Context
+    from crushlite.http.messages import Request, Response
+
+__all__ = [
+    "agent_session",
+    "cancel",
+    "clear_queue",
+    "info",
+    "init",
+    "list_queue",
+    "list_runs",
+    "prompt",
+    "queue",
+    "queued",
+    "remove_queued",
+    "run",
+    "update",
+]
+
+RUN_STATES = ("accepted", "queued", "active", "folded", "ended")
+
+
+async def info(context: Context, request: Request) -> Response:
+    return answer(context.backend.agent_info(context.workspace(request)))
+
+
+async def prompt(context: Context, request: Request) -> Response:
+    """Nothing is awaited before the prompt stands in line: the order of arrival is its order."""
+    workspace = context.workspace(request)
+    state = await workspace.runs.prompt(body(Prompt, request))
+    location = f"/v1/workspaces/{workspace.id}/runs/{quote(state.run_id, safe='')}"
+    accepted = Accepted(state.run_id, state.session_id, state.state)
+    return answer(accepted, 202, (("Location", location),))
+
+
+async def init(context: Context, request: Request) -> Response:
+    """Optional and idempotent: the agent is there since create, and running turns are not
+    disturbed. What it records is whether a person sits at that client."""
+    workspace = context.workspace(request)
+    wanted = optional_body(AgentInit, request)
+    client = optional_client(request)
+    context.backend.claims.say_interactive(workspace.id, client, wanted.interactive)
+    return EMPTY
+
+
+async def update(context: Context, request: Request) -> Response:
+    """Nothing to re-read yet: the agent's configuration does not change while it is open."""
+    context.workspace(request)
+    return EMPTY
+
+
+async def agent_session(context: Context, request: Request) -> Response:
+    session = await context.workspace(request).session(request.params["sid"])
+    return answer(AgentSession(id=session.id, title=session.title, is_busy=session.is_busy))
+
+
+async def cancel(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    wait = seconds(request)
+    receipt, endings = workspace.runs.cancel(request.params["sid"])
+    if wait and endings:
+        await within(workspace.clock, asyncio.gather(*endings), wait)
+    return answer(receipt)
+
+
+# The queue ------------------------------------------------------------------------------------
+
+
+async def queue(context: Context, request: Request) -> Response:
+    return answer(context.workspace(request).runs.queue(request.params["sid"]))
+
+
+async def queued(context: Context, request: Request) -> Response:
+    return answer(len(context.workspace(request).runs.queue(request.params["sid"])))
+
+
+async def list_queue(context: Context, request: Request) -> Response:
+    waiting = context.workspace(request).runs.queue(request.params["sid"])
+    return answer([prompt.text for prompt in waiting])
+
+
+async def clear_queue(context: Context, request: Request) -> Response:
+    context.workspace(request).runs.clear(request.params["sid"])
+    return EMPTY
+
+
+async def remove_queued(context: Context, request: Request) -> Response:
+    await context.workspace(request).runs.remove(request.params["sid"], request.params["run_id"])
+    return EMPTY
+
+
+# Runs -----------------------------------------------------------------------------------------
+
+
+async def list_runs(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    state = request.query_one("state") or None
+    if state is not None and state not in RUN_STATES:
+        raise BadRequest(f"state {state!r}: use one of {', '.join(RUN_STATES)}")
+    return answer(await workspace.runs.list_runs(request.query_one("session_id") or None, state))
+
+
+async def run(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    wait = seconds(request)
+    return answer(await workspace.runs.run_info(request.params["run_id"], wait))

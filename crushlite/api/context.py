@@ -1,0 +1,98 @@
+"""What every route function shares: the backend, and the small readers of requests."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from crushlite.errors import BadRequest, CrushliteError
+from crushlite.http.messages import HTTPError, Response
+from crushlite.protocol.codec import decode, dumps, encode, loads
+
+if TYPE_CHECKING:
+    from crushlite.backend import Backend
+    from crushlite.http.messages import Request
+    from crushlite.workspace import Workspace
+
+__all__ = [
+    "EMPTY",
+    "Context",
+    "answer",
+    "body",
+    "canonical_client",
+    "client_of",
+    "optional_body",
+    "optional_client",
+    "seconds",
+    "translate",
+]
+
+T = TypeVar("T")
+
+EMPTY = Response(200)
+MAX_WAIT = 600.0  # seconds a request may wait for a run
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    backend: Backend
+
+    def workspace(self, request: Request) -> Workspace:
+        return self.backend.get(request.params["id"])
+
+
+def answer(value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    return Response(status, dumps(encode(value)) + b"\n", headers=headers)
+
+
+def body(cls: type[T], request: Request) -> T:
+    """The JSON body, whatever its content type says: the Crush client sends some as text/plain."""
+    return decode(cls, loads(request.body))
+
+
+def optional_body(cls: type[T], request: Request) -> T:
+    return body(cls, request) if request.body.strip() else cls()
+
+
+def client_of(request: Request) -> str:
+    """The client id of the query, required."""
+    value = request.query_one("client_id")
+    if not value:
+        raise BadRequest("client_id is required")
+    return canonical_client(value)
+
+
+def optional_client(request: Request) -> str | None:
+    value = request.query_one("client_id")
+    return canonical_client(value) if value else None
+
+
+def canonical_client(value: str) -> str:
+    try:
+        return str(uuid.UUID(value))
+    except ValueError:
+        raise BadRequest(f"client_id is not a valid UUID: {value[:80]!r}") from None
+
+
+def seconds(request: Request, name: str = "wait") -> float:
+    """A duration in the query: 0 if absent, at most ten minutes."""
+    text = request.query_one(name)
+    if text is None:
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= MAX_WAIT:
+        raise BadRequest(f"{name} must be a number of seconds from 0 to {MAX_WAIT:.0f}")
+    return value
+
+
+def translate(error: Exception) -> HTTPError | None:
+    """Errors that were raised on purpose carry their own status."""
+    if not isinstance(error, CrushliteError):
+        return None
+    headers = (("Retry-After", "1"),) if error.status == 503 else ()
+    return HTTPError(error.status, error.code, error.message, headers)

@@ -1,0 +1,89 @@
+"""What waits for a person: permissions and questions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crushlite.api.context import EMPTY, answer, body, optional_client
+from crushlite.errors import BadRequest
+from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
+from crushlite.protocol.questions import QuestionAnswer, QuestionReply
+
+if TYPE_CHECKING:
+    from crushlite.api.context import Context
+    from crushlite.http.messages import Request, Response
+
+__all__ = [
+    "answer_permission",
+    "answer_question",
+    "answer_questions",
+    "cancel_questions",
+    "get_skip",
+    "grant",
+    "list_permissions",
+    "list_questions",
+    "set_skip",
+]
+
+
+async def get_skip(context: Context, request: Request) -> Response:
+    return answer(PermissionSkip(context.workspace(request).permissions.skip))
+
+
+async def set_skip(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    workspace.permissions.skip = body(PermissionSkip, request).skip
+    return EMPTY
+
+
+async def list_permissions(context: Context, request: Request) -> Response:
+    return answer(context.workspace(request).permissions.listed())
+
+
+async def grant(context: Context, request: Request) -> Response:
+    """The base route: of the request that the client sends back only the id is read."""
+    workspace = context.workspace(request)
+    wanted = body(Grant, request)
+    request_id = wanted.permission.get("id")
+    if not isinstance(request_id, str):
+        raise BadRequest("permission.id must be a string")
+    by = optional_client(request) or ""
+    return answer(workspace.permissions.resolve(request_id, wanted.action, by))
+
+
+async def answer_permission(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    wanted = body(PermissionAnswer, request)
+    by = optional_client(request) or ""
+    request_id = request.params["request_id"]
+    workspace.permissions.require_known(request_id)
+    return answer(workspace.permissions.resolve(request_id, wanted.action, by, wanted.reason))
+
+
+async def list_questions(context: Context, request: Request) -> Response:
+    return answer(context.workspace(request).questions.listed())
+
+
+async def answer_questions(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    wanted = body(QuestionAnswer, request)
+    by = optional_client(request) or ""
+    return answer(workspace.questions.answer(wanted.batch_request_id, wanted.responses, by))
+
+
+async def cancel_questions(context: Context, request: Request) -> Response:
+    by = optional_client(request) or ""
+    return answer(context.workspace(request).questions.cancel(by=by))
+
+
+async def answer_question(context: Context, request: Request) -> Response:
+    questions = context.workspace(request).questions
+    wanted = body(QuestionReply, request)
+    by = optional_client(request) or ""
+    batch_id = request.params["batch_id"]
+    questions.require_known(batch_id)
+    if wanted.action == "cancel":
+        return answer(questions.cancel(batch_id, by))
+    if wanted.action:
+        raise BadRequest(f"action {wanted.action!r}: send responses, or the action cancel")
+    return answer(questions.answer(batch_id, wanted.responses, by))

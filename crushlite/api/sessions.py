@@ -1,0 +1,70 @@
+"""Sessions and their messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crushlite.api.context import EMPTY, answer, body
+from crushlite.protocol.sessions import Session
+
+if TYPE_CHECKING:
+    from crushlite.api.context import Context
+    from crushlite.http.messages import Request, Response
+
+__all__ = [
+    "all_user_messages",
+    "create",
+    "delete",
+    "get",
+    "list_sessions",
+    "messages",
+    "rename",
+    "user_messages",
+]
+
+
+def _with_viewers(context: Context, request: Request, session: Session) -> Session:
+    session.attached_clients = context.backend.claims.viewers(request.params["id"], session.id)
+    return session
+
+
+async def list_sessions(context: Context, request: Request) -> Response:
+    sessions = await context.workspace(request).sessions()
+    return answer([_with_viewers(context, request, session) for session in sessions])
+
+
+async def create(context: Context, request: Request) -> Response:
+    """Only the title of the object that clients send means anything: the rest is the server's."""
+    workspace = context.workspace(request)
+    return answer(await workspace.create_session(body(Session, request).title))
+
+
+async def get(context: Context, request: Request) -> Response:
+    session = await context.workspace(request).session(request.params["sid"])
+    return answer(_with_viewers(context, request, session))
+
+
+async def rename(context: Context, request: Request) -> Response:
+    """Clients send a whole session whose counters may be stale: only the title is taken."""
+    workspace = context.workspace(request)
+    session = await workspace.rename_session(request.params["sid"], body(Session, request).title)
+    return answer(_with_viewers(context, request, session))
+
+
+async def delete(context: Context, request: Request) -> Response:
+    await context.workspace(request).delete_session(request.params["sid"])
+    return EMPTY
+
+
+async def messages(context: Context, request: Request) -> Response:
+    """An unknown session has no messages: the Crush UI asks for child sessions before they are."""
+    return answer(await context.workspace(request).transcript.messages(request.params["sid"]))
+
+
+async def user_messages(context: Context, request: Request) -> Response:
+    transcript = context.workspace(request).transcript
+    return answer(await transcript.user_messages(request.params["sid"]))
+
+
+async def all_user_messages(context: Context, request: Request) -> Response:
+    return answer(await context.workspace(request).transcript.user_messages(None))

@@ -1,0 +1,90 @@
+"""Workspaces: create, look, leave, and the event stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crushlite.api.context import EMPTY, answer, body, canonical_client, client_of
+from crushlite.errors import BadRequest
+from crushlite.http.messages import Stream
+from crushlite.protocol.sessions import CurrentSession
+from crushlite.protocol.workspaces import CreateWorkspace
+
+if TYPE_CHECKING:
+    from crushlite.api.context import Context
+    from crushlite.events import Subscriber
+    from crushlite.http.messages import Request, Response, Sink
+
+__all__ = [
+    "config",
+    "create",
+    "current_session",
+    "events",
+    "get",
+    "list_workspaces",
+    "release",
+]
+
+
+async def create(context: Context, request: Request) -> Response:
+    wanted = body(CreateWorkspace, request)
+    if not wanted.client_id:
+        raise BadRequest("invalid client_id: a UUID is required")
+    wanted.client_id = canonical_client(wanted.client_id)
+    return answer(await context.backend.create(wanted))
+
+
+async def list_workspaces(context: Context, request: Request) -> Response:
+    backend = context.backend
+    return answer([backend.describe(hosted) for hosted in backend.everything()])
+
+
+async def get(context: Context, request: Request) -> Response:
+    backend = context.backend
+    return answer(backend.describe(backend.hosted(request.params["id"])))
+
+
+async def config(context: Context, request: Request) -> Response:
+    backend = context.backend
+    return answer(backend.config(backend.hosted(request.params["id"])))
+
+
+async def release(context: Context, request: Request) -> Response:
+    """Give the workspace back. Unknown workspaces are fine: a goodbye is never too late."""
+    context.backend.release(request.params["id"], client_of(request))
+    return EMPTY
+
+
+async def current_session(context: Context, request: Request) -> Response:
+    client = client_of(request)
+    wanted = body(CurrentSession, request)
+    context.backend.claims.look(request.params["id"], client, wanted.session_id)
+    return EMPTY
+
+
+async def events(context: Context, request: Request) -> Stream:
+    client = client_of(request)
+    last_id = request.headers.get("Last-Event-ID")
+    resume = last_id is not None or request.query_one("resume") in ("1", "true")
+    subscriber = context.backend.attach(
+        request.params["id"], client, resume=resume, last_id=last_id
+    )
+    return _EventStream(subscriber)
+
+
+class _EventStream(Stream):
+    """A subscriber as an HTTP answer: the two were made for each other, hence no logic here."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self.status = subscriber.status
+        self.headers = subscriber.headers
+        self._subscriber = subscriber
+
+    def opened(self, sink: Sink) -> None:
+        self._subscriber.opened(sink)
+
+    def resumed(self) -> None:
+        self._subscriber.resumed()
+
+    def closed(self) -> None:
+        self._subscriber.closed()

@@ -1,0 +1,315 @@
+"""The registry of workspaces: by id for requests, by resolved path for creates.
+
+claims.py decides who keeps a workspace and the server alive; this file performs it: timers,
+openings, teardowns, and the latch. Opening a workspace is slow (a database, recovery), so it is a
+task of the backend, shared by all creates at that path and bound to no request. From the moment a
+teardown begins the id is unknown; a create at that path waits for it and opens a new workspace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.claims import Arm, Claims, Disarm, Shutdown, Teardown
+from crushlite.errors import BadRequest, ChannelMismatch, WorkspaceNotFound
+from crushlite.jobs import within
+from crushlite.protocol.config import AgentInfo, wire_config
+from crushlite.protocol.workspaces import Workspace as WireWorkspace
+from crushlite.store import Stores
+from crushlite.version import __version__
+from crushlite.workspace import Home, Ties, Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from crushlite.agent.base import AgentFactory
+    from crushlite.claims import Effect, Timer
+    from crushlite.clock import Clock, Timer as ClockTimer
+    from crushlite.events import Subscriber
+    from crushlite.protocol.workspaces import CreateWorkspace
+    from crushlite.settings import Settings
+
+__all__ = ["Backend", "Hosted"]
+
+log = logging.getLogger(__name__)
+
+OWN_DATA_DIR = ".crushlite"
+
+
+@dataclass(eq=False, slots=True)
+class Hosted:
+    """A workspace and what its first creator asked for: later creates get the same back."""
+
+    workspace: Workspace
+    key: Path
+    path: str  # as the first creator wrote it, made absolute
+    data_dir: Path
+    yolo: bool
+    debug: bool
+    channels: list[str]
+    envs: dict[str, list[str]] = field(default_factory=dict)  # by client: shown to nobody else
+    closing: bool = False
+
+
+class Backend:
+    def __init__(
+        self,
+        *,
+        agents: AgentFactory,
+        clock: Clock,
+        settings: Settings,
+        stores: Stores | None = None,
+    ) -> None:
+        self.claims = Claims(settings.graces)
+        self.leaving = asyncio.Event()  # the decision to leave has been made
+        self._agents = agents
+        self._clock = clock
+        self._settings = settings
+        self._stores = stores or Stores(clock=clock, boot_id=str(uuid.uuid4()))
+        self._hosted: dict[str, Hosted] = {}  # live workspaces by id
+        self._joining: Counter[Path] = Counter()  # creates under way at a path
+        self._opening: dict[Path, asyncio.Task[Hosted]] = {}
+        self._closing: dict[Path, asyncio.Task[None]] = {}
+        self._timers: dict[Timer, ClockTimer] = {}
+
+    def begin(self) -> None:
+        """Start the idle timer: a server nobody ever uses leaves too."""
+        self._perform(self.claims.begin())
+
+    # Workspaces ----------------------------------------------------------------------------------
+
+    def get(self, workspace_id: str) -> Workspace:
+        return self.hosted(workspace_id).workspace
+
+    def hosted(self, workspace_id: str) -> Hosted:
+        found = self._hosted.get(workspace_id)
+        if found is None:
+            raise WorkspaceNotFound(f"workspace {workspace_id} not found: create it again")
+        return found
+
+    def everything(self) -> list[Hosted]:
+        return list(self._hosted.values())
+
+    async def create(self, request: CreateWorkspace) -> WireWorkspace:
+        """Open the workspace at a path, or join it, and give the client a hold on it."""
+        if not request.path:
+            raise BadRequest("path is required")
+        if "\0" in request.path or "\0" in request.data_dir:
+            raise BadRequest("path and data_dir must not contain NUL")
+        self._perform(self.claims.admit(request.client_id))
+        try:
+            hosted = await self._join(request)
+        except BaseException:
+            self._perform(self.claims.failed())
+            raise
+        if request.env:
+            hosted.envs[request.client_id] = list(request.env)
+        return self.describe(hosted, request.client_id)
+
+    async def _join(self, request: CreateWorkspace) -> Hosted:
+        """Find or open, then claim, without a gap between the two in which it could go away."""
+        path = _absolute(request)
+        key = _resolved(path)
+        self._joining[key] += 1
+        hosted: Hosted | None = None
+        try:
+            while True:
+                hosted = next((h for h in self._hosted.values() if h.key == key), None)
+                if hosted is None:
+                    hosted = await self._open(key, path, request)
+                if hosted.channels != request.channels:
+                    raise ChannelMismatch(
+                        f"the workspace is open with channels {hosted.channels}: ask for the same"
+                    )
+                if not hosted.closing:
+                    self._perform(self.claims.create(hosted.workspace.id, request.client_id))
+                    self._hosted[hosted.workspace.id] = hosted
+                    return hosted
+        finally:
+            self._joining[key] -= 1
+            if not self._joining[key]:
+                del self._joining[key]
+                self._discard_unclaimed(hosted)
+
+    def _discard_unclaimed(self, hosted: Hosted | None) -> None:
+        """The last create at a path is through: a workspace that none of them could claim (their
+        clients retired meanwhile, or the server is leaving) must not stay open."""
+        if hosted is not None and not hosted.closing and hosted.workspace.id not in self._hosted:
+            self._begin_teardown(hosted)
+
+    async def _open(self, key: Path, path: Path, request: CreateWorkspace) -> Hosted:
+        closing = self._closing.get(key)
+        if closing is not None:
+            await within(self._clock, closing, self._settings.drain + self._settings.cancel_grace)
+        task = self._opening.get(key)
+        if task is None:
+            task = self._opening[key] = asyncio.create_task(self._build(key, path, request))
+            task.add_done_callback(lambda _: self._opening.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _build(self, key: Path, path: Path, request: CreateWorkspace) -> Hosted:
+        own = key / OWN_DATA_DIR
+        wanted = request.data_dir or self._settings.data_dir
+        data_dir = _resolved(path / wanted) if wanted else own
+        # A database inside the project moves with it; in a shared one rows must say whose they are.
+        scope = "" if data_dir.parent == key else str(key)
+        store = await self._stores.open(data_dir)
+        try:
+            workspace_id = str(uuid.uuid4())
+            env = _environment(request.env)
+            home = Home(path=key, env=env, store=store, scope=scope)
+            agent = self._agents(key, env, {})
+            ties = Ties(
+                interactive=lambda: self.claims.interactive(workspace_id),
+                claim=lambda run_id, began: self._detached(workspace_id, run_id, began),
+            )
+            workspace = Workspace(workspace_id, home, agent, self._clock, self._settings, ties)
+        except BaseException:
+            await self._stores.release(store)
+            raise
+        workspace.permissions.skip = request.yolo or self._settings.yolo
+        return Hosted(
+            workspace=workspace,
+            key=key,
+            path=str(path),
+            data_dir=data_dir,
+            yolo=request.yolo,
+            debug=request.debug,
+            channels=list(request.channels),
+        )
+
+    def _detached(self, workspace_id: str, run_id: str, began: bool) -> None:
+        change = self.claims.run_began if began else self.claims.run_ended
+        self._perform(change(workspace_id, run_id))
+
+    # Clients -------------------------------------------------------------------------------------
+
+    def attach(
+        self, workspace_id: str, client: str, *, resume: bool, last_id: str | None
+    ) -> Subscriber:
+        """Open an event stream: subscribed first, so that nothing after the attach is missed."""
+        workspace = self.get(workspace_id)
+        subscriber = workspace.hub.subscribe(
+            resume=resume, last_id=last_id, pending=workspace.pending
+        )
+        try:
+            self._perform(self.claims.attach(workspace_id, client))
+        except BaseException:
+            subscriber.close()
+            raise
+        subscriber.when_closed = lambda: self._perform(self.claims.detach(workspace_id, client))
+        return subscriber
+
+    def release(self, workspace_id: str, client: str) -> None:
+        self._perform(self.claims.release(workspace_id, client))
+
+    def retire(self, client: str) -> None:
+        self._perform(self.claims.retire(client))
+
+    def shutdown_if_idle(self) -> None:
+        self._perform(self.claims.shutdown_if_idle())
+
+    # The end -------------------------------------------------------------------------------------
+
+    async def shutdown(self) -> None:
+        """Latch, tear everything down, and return when the last teardown is over."""
+        self._perform(self.claims.latch())
+        self.leaving.set()
+        while self._opening or self._closing or self._joining:
+            waiting = [*self._opening.values(), *self._closing.values()]
+            if waiting:
+                await asyncio.wait(waiting)
+            await asyncio.sleep(0)  # whoever waited for the same goes first
+
+    async def _tear_down(self, hosted: Hosted) -> None:
+        try:
+            await hosted.workspace.close()
+        except Exception:
+            log.exception("workspace %s did not close cleanly", hosted.key)
+        finally:
+            await self._stores.release(hosted.workspace.home.store)
+
+    # Effects -------------------------------------------------------------------------------------
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Arm):
+                timer = effect.timer
+                self._timers[timer] = self._clock.call_later(
+                    effect.seconds,
+                    lambda timer=timer: self._expired(timer),  # type: ignore[misc]
+                )
+            elif isinstance(effect, Disarm):
+                handle = self._timers.pop(effect.timer, None)
+                if handle is not None:
+                    handle.cancel()
+            elif isinstance(effect, Teardown):
+                self._begin_teardown(self._hosted.pop(effect.workspace))
+            elif isinstance(effect, Shutdown):
+                self.leaving.set()
+
+    def _expired(self, timer: Timer) -> None:
+        self._timers.pop(timer, None)
+        self._perform(self.claims.expired(timer))
+
+    def _begin_teardown(self, hosted: Hosted) -> None:
+        """From this very call on nothing new is accepted; the rest takes its time in a task."""
+        hosted.closing = True
+        hosted.workspace.runs.shut()
+        task = asyncio.create_task(self._tear_down(hosted))
+        self._closing[hosted.key] = task
+        task.add_done_callback(lambda _: self._closing.pop(hosted.key, None))
+
+    # Views ---------------------------------------------------------------------------------------
+
+    def describe(self, hosted: Hosted, client: str | None = None) -> WireWorkspace:
+        """A workspace on the wire. A client sees the environment it sent itself, and no other."""
+        return WireWorkspace(
+            id=hosted.workspace.id,
+            path=hosted.path,
+            yolo=hosted.yolo,
+            debug=hosted.debug,
+            data_dir=str(hosted.data_dir),
+            version=__version__,
+            config=self.config(hosted),
+            env=hosted.envs.get(client, []) if client is not None else [],
+            channels=hosted.channels,
+        )
+
+    def config(self, hosted: Hosted) -> dict[str, Any]:
+        agent = hosted.workspace.agent
+        info = agent.info() if agent is not None else None
+        selected = info.selected if info is not None else None
+        return wire_config(str(hosted.data_dir), info.model if info is not None else None, selected)
+
+    def agent_info(self, workspace: Workspace) -> AgentInfo:
+        if workspace.agent is None:
+            return AgentInfo()
+        info = workspace.agent.info()
+        return AgentInfo(workspace.runs.busy(), True, info.model, info.selected)
+
+
+def _absolute(request: CreateWorkspace) -> Path:
+    """The path as an absolute one. The shell's directory is the best anchor for a relative one:
+    the daemon's own has nothing to do with the client."""
+    anchor = next((e[4:] for e in request.env or () if e.startswith("PWD=/")), os.getcwd())
+    return Path(os.path.normpath(os.path.join(anchor, request.path)))
+
+
+def _resolved(path: Path) -> Path:
+    """Symlinks resolved as far as the path exists: two ways to one directory are one workspace."""
+    return Path(os.path.realpath(path))
+
+
+def _environment(env: list[str] | None) -> Mapping[str, str]:
+    if not env:
+        return dict(os.environ)
+    pairs = (entry.partition("=") for entry in env)
+    return {name: value for name, found, value in pairs if name and found}

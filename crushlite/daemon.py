@@ -1,0 +1,190 @@
+"""The composition root: listeners, backend, signals. Everything is put together here and nowhere
+else, so a tool that vendors crushlite can put it together differently.
+
+    from crushlite import Daemon
+
+    async def agent(turn):
+        await turn.say("You said: ")
+        await turn.say(turn.prompt)
+
+    Daemon(agent=agent).run()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.agent.base import agent_factory
+from crushlite.api.auth import Guard
+from crushlite.api.context import translate
+from crushlite.api.routes import build_router
+from crushlite.backend import Backend
+from crushlite.clock import SystemClock
+from crushlite.errors import UsageError
+from crushlite.http.server import HTTPServer
+from crushlite.listen import (
+    Address,
+    Listener,
+    TokenFile,
+    default_socket,
+    listen,
+    parse_address,
+    private_directory,
+)
+from crushlite.settings import Settings
+from crushlite.store import Stores
+from crushlite.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from crushlite.agent.base import AgentFactory
+    from crushlite.clock import Clock
+    from crushlite.store import Store
+
+__all__ = ["Daemon"]
+
+log = logging.getLogger(__name__)
+
+OPEN_FILES = 8192  # wanted soft limit: every client costs a descriptor
+DRAIN_SECONDS = 2.0  # for answers still on their way when everything else has ended
+
+
+class Daemon:
+    """`hosts` are URLs (`unix:///path`, `tcp://127.0.0.1:PORT`); none means the default socket.
+    `auth` is "token" or "none" and concerns TCP only. `agent` is anything agent.base accepts;
+    `agents` a ready factory instead."""
+
+    def __init__(  # noqa: PLR0913 - the root of everything takes everything, by keyword
+        self,
+        *,
+        agent: Any = None,
+        agents: AgentFactory | None = None,
+        hosts: Sequence[str] = (),
+        auth: str = "token",
+        allow_hosts: Sequence[str] = (),
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        stores: Stores | None = None,
+    ) -> None:
+        if (agent is None) == (agents is None):
+            raise UsageError("give either agent or agents")
+        if auth not in ("token", "none"):
+            raise UsageError(f"auth {auth!r}: use token or none")
+        self.settings = settings or Settings()
+        self.clock = clock or SystemClock()
+        self.addresses: list[Address] = []  # where it listens, once started
+        self.tokens: dict[int, TokenFile] = {}  # by port
+        self._agents = agents or agent_factory(agent)
+        self._hosts = [parse_address(url) for url in hosts]
+        self._auth = auth
+        self._guard = Guard(allowed_hosts=frozenset(allow_hosts))
+        self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
+        self._shared_store: Store | None = None
+        self._listeners: list[Listener] = []
+        self._stopping: asyncio.Task[None] | None = None
+        self.watchdog = Watchdog()
+
+    def run(self) -> None:
+        """Serve until told to leave: by a signal, by a client, or by being idle."""
+        asyncio.run(self.serve())
+
+    async def serve(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
+        await self.start()
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in signals:
+            loop.add_signal_handler(number, self._signaled, number)
+        try:
+            started(self)
+            await self.backend.leaving.wait()
+            await self.stop()
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def start(self) -> None:
+        """Open the shared store, bind, listen. On failure nothing is left behind."""
+        _raise_file_limit()
+        self.backend = Backend(
+            agents=self._agents, clock=self.clock, settings=self.settings, stores=self._stores
+        )
+        self.server = HTTPServer(
+            build_router(self.backend, self._guard), clock=self.clock, translate=translate
+        )
+        try:
+            if self.settings.data_dir:
+                self._shared_store = await self._stores.open(Path(self.settings.data_dir))
+            for listener in self._bind():
+                await self.server.listen(listener.sock)
+                log.info("listening on %s", listener.address.url)
+        except BaseException:
+            await self._release()
+            raise
+        self.watchdog.start()
+        self.backend.begin()
+
+    async def stop(self) -> None:
+        """End runs and streams, then leave. Calling it twice waits for the same end."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        # Sockets first: a client that finds none starts or finds another daemon, while one that
+        # finds us would be told 503 for as long as the last runs take to end.
+        self.server.stop_listening()
+        await self.backend.shutdown()
+        await self.server.drain(DRAIN_SECONDS)
+        await self._release()
+        self.watchdog.stop()
+        log.info("left")
+
+    def _bind(self) -> list[Listener]:
+        default = default_socket()
+        addresses = self._hosts or [Address(path=str(default))]
+        for address in addresses:
+            if address.path == str(default) or (address.host and self._auth == "token"):
+                private_directory(default.parent)
+            listener = listen(address)
+            self._listeners.append(listener)
+            self.addresses.append(listener.address)
+            port = listener.address.port
+            if port:
+                # Written before anybody can connect: whoever sees the port can find the token.
+                if self._auth == "token":
+                    self.tokens[port] = TokenFile(default.parent, port)
+                self._guard.add_port(port, self.tokens[port].token if port in self.tokens else None)
+        return self._listeners
+
+    async def _release(self) -> None:
+        for listener in self._listeners:
+            listener.release()
+        for token in self.tokens.values():
+            token.remove()
+        if self._shared_store is not None:
+            await self._stores.release(self._shared_store)
+            self._shared_store = None
+
+    def _signaled(self, number: int) -> None:
+        if self.backend.leaving.is_set():
+            log.warning("second signal: leaving at once")
+            for listener in self._listeners:
+                listener.release()
+            os._exit(130)
+        log.info("%s: leaving", signal.Signals(number).name)
+        self.backend.leaving.set()
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,559 @@
+"""The one HTTP client of the package: keep-alive, streaming, explicit failures.
+
+A request runs as an *exchange* on a connection; the connection goes back to the pool only if the
+exchange ended exactly where HTTP says it ends. Failures are told apart because callers act on
+them differently:
+
+    ClientError
+    ├── ConnectFailed     nobody listens there (the OSError is the cause)
+    ├── PeerMismatch      the socket belongs to another user; nothing was sent
+    ├── ConnectionLost    it broke before the answer was complete; the request may have run
+    ├── ResponseTimeout   the time given was not enough; the request may have run
+    └── ProtocolError     what came back is not HTTP, or more than was asked for
+
+A request that fails on a REUSED connection before a byte of the answer came is sent again, once,
+on a fresh one, but only if running it twice is harmless: the server may have closed the idle
+connection at the very moment it was chosen, and nobody can tell that from a crash after the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import h11
+
+from crushlite.http.messages import Headers
+from crushlite.http.peercred import peer_uid
+
+if TYPE_CHECKING:
+    import ssl as ssl_module
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from types import TracebackType
+
+    from crushlite.clock import Clock, Timer
+
+__all__ = [
+    "ClientError",
+    "ClientResponse",
+    "ConnectFailed",
+    "ConnectionLost",
+    "Connector",
+    "HTTPClient",
+    "PeerMismatch",
+    "ProtocolError",
+    "ResponseTimeout",
+    "StreamResponse",
+    "TCPConnector",
+    "UnixConnector",
+]
+
+Pairs = tuple[tuple[str, str], ...]
+
+_IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+# Reading stops above this and goes on below half of it: a slow consumer costs its own stream.
+_UNREAD_LIMIT = 1 << 20
+_BODY_LIMIT = 64 << 20
+_HEAD_LIMIT = 64 * 1024
+_IDLE_CONNECTIONS = 4
+# Below the server's own idle limit, so that the client is the one who closes.
+_IDLE_SECONDS = 60.0
+
+
+class ClientError(Exception):
+    """Base of everything this module raises about the other end."""
+
+
+class ConnectFailed(ClientError):
+    """No connection came about; the cause is the OSError."""
+
+
+class PeerMismatch(ClientError):
+    """The server's process belongs to another user. Not one byte was sent to it."""
+
+
+class ConnectionLost(ClientError):
+    """The connection ended before the answer did."""
+
+
+class ResponseTimeout(ClientError):
+    """The answer did not come in the time given."""
+
+
+class ProtocolError(ClientError):
+    """The answer breaks HTTP, or a limit of ours."""
+
+
+class Connector(Protocol):
+    """How a connection comes about; tests use one that makes memory transports."""
+
+    async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """Raises ConnectFailed or PeerMismatch."""
+
+
+class UnixConnector:
+    def __init__(self, path: str, *, expect_uid: int | None) -> None:
+        self.path = path
+        self.expect_uid = expect_uid  # None: whoever listens there
+
+    async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_unix_connection(factory, self.path)
+        except OSError as error:
+            raise ConnectFailed(f"cannot connect to {self.path}: {error}") from error
+        if self.expect_uid is not None:
+            uid = peer_uid(transport.get_extra_info("socket"))
+            if uid != self.expect_uid:
+                transport.abort()
+                raise PeerMismatch(f"{self.path} is served by user {uid}, not {self.expect_uid}")
+        return transport
+
+
+class TCPConnector:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._ssl = ssl
+        self._server_hostname = server_hostname
+
+    async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_connection(
+                factory, self.host, self.port, ssl=self._ssl, server_hostname=self._server_hostname
+            )
+        except OSError as error:  # includes ssl.SSLError
+            raise ConnectFailed(f"cannot connect to {self.host}:{self.port}: {error}") from error
+        return transport
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResponse:
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class _Exchange:
+    """One request's answer, as far as it has come. Written by the connection, read by one task."""
+
+    def __init__(self, parser: h11.Connection, transport: asyncio.Transport) -> None:
+        self._parser = parser
+        self._transport = transport
+        self.head: h11.Response | None = None
+        self.received = 0  # bytes of any kind: zero means that a retry cannot show twice
+        self.complete = False
+        self._chunks: deque[bytes] = deque()
+        self._unread = 0
+        self._paused = False
+        self._error: ClientError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # The connection's side.
+
+    def feed(self, data: bytes) -> None:
+        """Bytes from the server; empty means EOF, which ends a close-delimited body."""
+        self.received += len(data)
+        if self.complete or self._error is not None:
+            return
+        try:
+            self._parser.receive_data(data)
+            self._parse()
+        except h11.RemoteProtocolError as error:
+            if data:
+                self.fail(ProtocolError(f"the answer is not HTTP: {error}"))
+            else:
+                self.fail(ConnectionLost("the connection ended before the answer did"))
+        self._wake()
+
+    def _parse(self) -> None:
+        while True:
+            event = self._parser.next_event()
+            if isinstance(event, h11.Data):
+                self._chunks.append(bytes(event.data))
+                self._unread += len(event.data)
+            elif isinstance(event, h11.Response):
+                self.head = event
+            elif isinstance(event, h11.EndOfMessage):
+                self.complete = True
+                return
+            elif not isinstance(event, h11.InformationalResponse):
+                break
+        if event is h11.PAUSED:
+            self.fail(ProtocolError("the server switched protocols"))
+        if self._unread > _UNREAD_LIMIT and not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def fail(self, error: ClientError) -> None:
+        """The first failure counts; one after the end is none."""
+        if not self.complete and self._error is None:
+            self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # The reader's side.
+
+    async def wait_head(self) -> h11.Response:
+        while self.head is None:
+            await self._more()
+        return self.head
+
+    async def next_chunk(self) -> bytes:
+        """The next bytes of the body; empty at its end. What came before a failure comes first."""
+        while not self._chunks:
+            if self.complete:
+                return b""
+            await self._more()
+        chunk = self._chunks.popleft()
+        self._unread -= len(chunk)
+        if self._paused and self._unread <= _UNREAD_LIMIT // 2:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+        return chunk
+
+    async def _more(self) -> None:
+        if self._error is not None:
+            # Raised afresh: two readers of one exception object would share its traceback.
+            raise type(self._error)(*self._error.args)
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the next request can follow: both sides at the end, and nothing beyond it."""
+        parser = self._parser
+        return (
+            self.complete
+            and not self._chunks
+            and parser.our_state is h11.DONE
+            and parser.their_state is h11.DONE
+            and not parser.trailing_data[0]
+            and not self._transport.get_write_buffer_size()
+        )
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of the pool: at most one exchange at a time."""
+
+    def __init__(self, forget: Callable[[_Connection], None]) -> None:
+        self._forget = forget
+        self._transport: asyncio.Transport | None = None
+        self._exchange: _Exchange | None = None
+        self.gone = asyncio.get_running_loop().create_future()
+        self.idle_timer: Timer | None = None
+        self.reused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.feed(data)
+        else:
+            self.abort()  # bytes nobody asked for: whose answer would they be?
+
+    def eof_received(self) -> bool:
+        if self._exchange is not None:
+            self._exchange.feed(b"")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._exchange is not None:
+            self._exchange.fail(ConnectionLost(f"the connection was lost: {exc or 'closed'}"))
+        self._exchange = self._transport = None
+        self.stop_idling()
+        self._forget(self)
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, parser: h11.Connection, data: bytes) -> _Exchange:
+        assert self._transport is not None
+        exchange = self._exchange = _Exchange(parser, self._transport)
+        self._transport.write(data)
+        return exchange
+
+    def finish(self, exchange: _Exchange) -> bool:
+        """Detach the exchange; whether the connection can serve another."""
+        reusable = self.alive and exchange.reusable
+        self._exchange = None
+        return reusable
+
+    def stop_idling(self) -> None:
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class StreamResponse:
+    """An answer whose body is read as it comes."""
+
+    def __init__(
+        self, exchange: _Exchange, head: h11.Response, clock: Clock, idle_timeout: float | None
+    ) -> None:
+        self.status = head.status_code
+        self.headers = Headers((n.decode("ascii"), v.decode("latin-1")) for n, v in head.headers)
+        self._exchange = exchange
+        self._clock = clock
+        self._idle_timeout = idle_timeout
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        async with _Deadline(self._clock, self._idle_timeout):
+            chunk = await self._exchange.next_chunk()
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+    async def read(self, limit: int = _BODY_LIMIT) -> bytes:
+        """The rest of the body. More than `limit` bytes are a ProtocolError, never a cut."""
+        body = bytearray()
+        async for chunk in self:
+            body += chunk
+            if len(body) > limit:
+                raise ProtocolError(f"the answer is longer than {limit} bytes")
+        return bytes(body)
+
+
+class HTTPClient:
+    """Requests to one server. Safe to use from many tasks of one loop."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        host_header: str,
+        headers: Iterable[tuple[str, str]] = (),
+        clock: Clock,
+        idle_connections: int = _IDLE_CONNECTIONS,
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
+        self._connector = connector
+        self._headers: Pairs = (("Host", host_header), *headers)
+        self._clock = clock
+        self._idle_connections = idle_connections
+        self._idle_seconds = idle_seconds
+        self._idle: list[_Connection] = []  # the most recently used last, and taken first
+        self._all: set[_Connection] = set()
+        self._closed = False
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        headers: Iterable[tuple[str, str]] = (),
+        timeout: float | None = 30.0,
+        limit: int = _BODY_LIMIT,
+    ) -> ClientResponse:
+        """The whole exchange within `timeout` seconds."""
+        async with (
+            _Deadline(self._clock, timeout),
+            self.stream(method, target, body=body, headers=headers, timeout=None) as response,
+        ):
+            content = await response.read(limit)
+        return ClientResponse(response.status, response.headers, content)
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        headers: Iterable[tuple[str, str]] = (),
+        timeout: float | None = 30.0,
+        idle_timeout: float | None = None,
+    ) -> AsyncIterator[StreamResponse]:
+        """An answer as it comes. `timeout` bounds the time to its head, `idle_timeout` the silence
+        before each piece of the body. Leaving the block early closes the connection at once."""
+        parts = (method, target, body, (*self._headers, *headers))
+        async with _Deadline(self._clock, timeout):
+            connection, exchange = await self._open(*parts)
+        try:
+            assert exchange.head is not None
+            yield StreamResponse(exchange, exchange.head, self._clock, idle_timeout)
+        except BaseException:
+            connection.finish(exchange)
+            connection.abort()
+            raise
+        if connection.finish(exchange):
+            self._release(connection)
+        else:
+            connection.abort()
+
+    async def aclose(self) -> None:
+        """Close every connection, those in use too, and wait until their sockets are closed."""
+        self._closed = True
+        gone = [connection.gone for connection in self._all]
+        for connection in tuple(self._all):
+            connection.abort()
+        if gone:
+            await asyncio.wait(gone)
+
+    async def __aenter__(self) -> HTTPClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    # Exchanges.
+
+    async def _open(
+        self, method: str, target: str, body: bytes, headers: Pairs
+    ) -> tuple[_Connection, _Exchange]:
+        """Send a request and wait for the head of its answer."""
+        connection = await self._acquire(method)
+        while True:
+            parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
+            exchange = connection.send(parser, _framed(parser, method, target, body, headers))
+            try:
+                await exchange.wait_head()
+            except ConnectionLost:
+                twice_is_harmless = method in _IDEMPOTENT and not exchange.received
+                if not connection.reused or not twice_is_harmless:
+                    raise
+            except BaseException:
+                connection.finish(exchange)
+                connection.abort()
+                raise
+            else:
+                return connection, exchange
+            connection = await self._connect()
+
+    async def _acquire(self, method: str) -> _Connection:
+        if self._idle and method not in _IDEMPOTENT:
+            # Such a request cannot be retried once sent, so let the loop deliver first the FIN of
+            # connections that the server has closed already: one turn to see it, one to act.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        while self._idle:
+            connection = self._idle.pop()
+            connection.stop_idling()
+            if connection.alive:
+                connection.reused = True
+                return connection
+        return await self._connect()
+
+    async def _connect(self) -> _Connection:
+        if self._closed:
+            raise ClientError("the client is closed")
+        made: list[_Connection] = []
+
+        def factory() -> _Connection:
+            connection = _Connection(self._forget)
+            made.append(connection)
+            self._all.add(connection)
+            return connection
+
+        try:
+            await self._connector.connect(factory)
+        except BaseException:
+            for connection in made:
+                connection.abort()
+                # One that never got a transport will never be told that it is lost.
+                if not connection.connected:
+                    self._all.discard(connection)
+            raise
+        return made[-1]
+
+    def _release(self, connection: _Connection) -> None:
+        if self._closed or len(self._idle) >= self._idle_connections:
+            connection.abort()
+            return
+        connection.idle_timer = self._clock.call_later(self._idle_seconds, connection.abort)
+        self._idle.append(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+def _framed(parser: h11.Connection, method: str, target: str, body: bytes, headers: Pairs) -> bytes:
+    """The request as bytes. What h11 refuses here is the caller's mistake."""
+    if body or method in _WITH_BODY:
+        headers = (*headers, ("Content-Length", str(len(body))))
+    encoded = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
+    try:
+        head = parser.send(h11.Request(method=method, target=target, headers=encoded)) or b""
+        content = parser.send(h11.Data(data=body)) if body else b""
+        parser.send(h11.EndOfMessage())
+    except h11.LocalProtocolError as error:
+        raise ValueError(f"not a request: {error}") from None
+    return head + (content or b"")
+
+
+class _Deadline:
+    """`asyncio.timeout` driven by a Clock, raising ResponseTimeout. None means no limit."""
+
+    __slots__ = ("_clock", "_scope", "_seconds", "_timer")
+
+    def __init__(self, clock: Clock, seconds: float | None) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._scope = asyncio.timeout(None)
+        self._timer: Timer | None = None
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+        if self._seconds is not None:
+            self._timer = self._clock.call_later(self._seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._scope.reschedule(-math.inf)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._scope.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise ResponseTimeout(f"no answer within {self._seconds:g} s") from None

@@ -1,0 +1,581 @@
+"""One server connection: bytes in, requests out, answers back in order.
+
+The life of a connection, in `State`:
+
+    HEAD -> BODY -> BUSY -> HEAD ...        a keep-alive cycle; HEAD with an empty buffer is idle
+    BUSY -> STREAM -> CLOSED                the answer is a stream; input is discarded from then on
+    HEAD | BODY | BUSY -> LINGER -> CLOSED  refused, or no next request: half-closed, draining
+    any -> CLOSED                           connection lost
+
+Invariants:
+
+- One request at a time: while one is BUSY at most one further read waits in the buffer and
+  reading is paused, so a later request can neither overtake nor pile up.
+- A request that is complete is handed to the owner in the same call that received its last byte,
+  and the connection never takes it back: losing the connection only loses the answer.
+- After a refusal of a head or body nothing that follows is ever parsed.
+- Nothing is written to a closing transport.
+- `Stream.closed` is called once: `_end_stream` takes the stream out before it calls.
+
+h11's objects live for one request: only `parsing` uses them, answers are framed by hand, and so
+Connection, HEAD, HTTP/1.0 and Expect are honoured here. Knows nothing of routes' meaning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from crushlite.http.framing import CONTINUE, frame_response, frame_stream
+from crushlite.http.messages import HTTPError, Peer, Request, RequestHead, Response, Stream
+from crushlite.http.parsing import find_head, too_large
+from crushlite.http.peercred import peer_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crushlite.clock import Clock, Timer
+    from crushlite.http.limits import Limits
+    from crushlite.http.parsing import HeadParser, ParsedHead
+    from crushlite.http.router import Admission, Router
+
+__all__ = ["Connection", "Owner", "State"]
+
+Kind = Literal["unix", "tcp", "memory"]
+
+# Timers may fire a hair early in floating point.
+_EPSILON = 1e-3
+
+
+class State(enum.Enum):
+    HEAD = "head"
+    BODY = "body"
+    BUSY = "busy"
+    STREAM = "stream"
+    LINGER = "linger"
+    CLOSED = "closed"
+
+
+class Owner(Protocol):
+    """What a connection needs of the server."""
+
+    router: Router
+    limits: Limits
+    parser: HeadParser
+    clock: Clock
+    expected_uid: int
+    draining: bool
+
+    def joined(self, connection: Connection) -> int:
+        """Register; returns how many connections there are now."""
+
+    def left(self, connection: Connection) -> None: ...
+
+    @property
+    def crowded(self) -> bool:
+        """Whether only the reserved connections are left."""
+
+    def launch(self, connection: Connection, request: Request, admission: Admission) -> None:
+        """Carry the request out in a task of the owner's, which ends with `answer`."""
+
+    def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
+        """The answer for an exception; logs what it does not know."""
+
+    def date(self) -> bytes:
+        """The current `Date` line."""
+
+
+class _StreamSink:
+    """The hottest object of the server: one `write` per event and client.
+
+    `writable` is a plain attribute kept by the connection. The check of `is_closing` is needed on
+    each write because a failed send closes the transport before anyone is told.
+    """
+
+    __slots__ = ("_connection", "_is_closing", "_size", "_write", "writable")
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._write = transport.write
+        self._is_closing = transport.is_closing
+        self._size = transport.get_write_buffer_size
+        self.writable = True
+
+    def write(self, data: bytes) -> None:
+        if not self._is_closing():
+            self._write(data)
+
+    @property
+    def buffered(self) -> int:
+        return self._size()
+
+    def close(self) -> None:
+        self.writable = False
+        self._connection.close_gracefully()
+
+    def abort(self) -> None:
+        self.writable = False
+        self._connection.abort()
+
+
+class Connection(asyncio.Protocol):
+    """See the module's docstring. Made by `HTTPServer.protocol_factory`."""
+
+    __slots__ = (
+        "_admission",
+        "_answered_bytes",
+        "_buffer",
+        "_deadline",
+        "_discarded",
+        "_eof",
+        "_flushed",
+        "_kind",
+        "_owner",
+        "_parsed",
+        "_peer",
+        "_port",
+        "_reading_paused",
+        "_scanned",
+        "_sink",
+        "_stream",
+        "_surplus",
+        "_timer",
+        "_timer_due",
+        "_transport",
+        "_write_paused",
+        "_write_timer",
+        "state",
+    )
+
+    def __init__(self, owner: Owner, kind: Kind, port: int | None = None) -> None:
+        self._owner = owner
+        self._kind = kind
+        self._port = port
+        self._peer = Peer(kind, None, port)
+        self._transport: asyncio.Transport | None = None  # None before and after the connection
+        self.state = State.HEAD
+
+        # Input: what was read and not yet consumed, and how much of it has no end of head.
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._discarded = 0
+        self._eof = False
+        self._reading_paused = False
+
+        # The request being read or carried out.
+        self._parsed: ParsedHead | None = None
+        self._admission: Admission | None = None
+        self._surplus = False  # accepted when only reserved places were left
+
+        # The stream being answered with; both or none.
+        self._stream: Stream | None = None
+        self._sink: _StreamSink | None = None
+
+        # Output: all bytes of answers, and how many of them the kernel had taken at the last look.
+        self._answered_bytes = 0
+        self._flushed = 0
+        self._write_paused = False
+        self._write_timer: Timer | None = None
+
+        # One timer serves idle, head, body and linger limits; see `_expect_within`.
+        self._deadline = math.inf
+        self._timer: Timer | None = None
+        self._timer_due = math.inf
+
+    def __repr__(self) -> str:
+        return f"<Connection {self._kind} {self.state.value} buffered={len(self._buffer)}>"
+
+    @property
+    def streaming(self) -> bool:
+        return self.state is State.STREAM
+
+    # Transport callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        limits = self._owner.limits
+        count = self._owner.joined(self)
+        if not self._identify(transport) or count > limits.connections + limits.surplus:
+            self.state = State.CLOSED
+            transport.abort()
+            return
+        self._surplus = count > limits.connections - limits.reserved
+        self._expect_within(limits.first_byte_timeout)
+        if count > limits.connections:
+            self._refuse(_overloaded())
+
+    def _identify(self, transport: asyncio.Transport) -> bool:
+        """Fill in the peer; False for another user, who gets not one byte."""
+        uid = None
+        if self._kind == "unix":
+            sock = transport.get_extra_info("socket")
+            uid = peer_uid(sock) if sock is not None else None
+            if uid != self._owner.expected_uid:
+                return False
+        name = transport.get_extra_info("peername")
+        address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
+        self._peer = Peer(self._kind, uid, self._port, address)
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        state = self.state
+        if state is State.BUSY or (self._write_paused and state in (State.HEAD, State.BODY)):
+            # Not this one's turn yet, or its peer does not even read the answers it has.
+            self._buffer += data
+            self._pause_reading()
+        elif state is State.HEAD or state is State.BODY:
+            self._buffer += data
+            self._advance()
+        else:
+            self._discard(len(data))
+
+    def eof_received(self) -> bool:
+        """A half-close ends a stream; elsewhere it means "answer, then close"."""
+        self._eof = True
+        if self.state is State.HEAD or self.state is State.BODY:
+            if not self._write_paused:
+                self._end_of_input()
+        elif self.state is not State.BUSY:
+            self._end_stream()
+            self.close_gracefully()
+        return True  # closing is never left to the transport: it would drop a pending answer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.state = State.CLOSED
+        self._transport = None
+        self._buffer.clear()
+        self._parsed = self._admission = None
+        self._cancel_timers()
+        self._end_stream()
+        self._owner.left(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        if self._sink is not None:
+            self._sink.writable = False
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._stream is not None and self._sink is not None:
+            if self._transport is not None and not self._transport.is_closing():
+                self._sink.writable = True
+                self._guarded(self._stream.resumed)
+        else:
+            self._advance()
+
+    # Reading.
+
+    def _advance(self) -> None:
+        """Take requests out of the buffer until one is BUSY or more bytes are needed."""
+        while self._buffer and not self._write_paused:
+            try:
+                if self.state is State.HEAD:
+                    progress = self._read_head()
+                elif self.state is State.BODY:
+                    progress = self._read_body()
+                else:
+                    return
+            except HTTPError as error:
+                self._refuse(error)
+                return
+            except Exception as error:  # noqa: BLE001 - a guard's bug must not kill the server
+                self._refuse(self._owner.failed(error, self._parsed.head if self._parsed else None))
+                return
+            if not progress:
+                break
+        if self.state in (State.HEAD, State.BODY) and not self._write_paused:
+            if self._eof:
+                self._end_of_input()
+            else:
+                self._resume_reading()
+
+    def _read_head(self) -> bool:
+        owner = self._owner
+        buffer = self._buffer
+        length = find_head(buffer, self._scanned, owner.limits)
+        if not length:
+            if not self._scanned:
+                # From the first byte, or from the turn of a pipelined request.
+                self._expect_within(owner.limits.head_timeout)
+            self._scanned = len(buffer)
+            return False
+        self._scanned = 0
+        raw = bytes(memoryview(buffer)[:length])
+        del buffer[:length]
+        parsed = self._parsed = owner.parser.parse(raw, self._peer)
+        try:
+            admission = owner.router.admit(parsed.head)
+            if self._surplus and not admission.urgent and owner.crowded:
+                raise _overloaded()
+            if parsed.length > admission.body_limit:
+                raise too_large(admission.body_limit)
+        except HTTPError as error:
+            return self._refuse_whole(error, parsed)
+        self._admission = admission
+        if not parsed.length and parsed.chunked is None:
+            self._complete(b"")
+            return True
+        self.state = State.BODY
+        if parsed.expects_continue and not buffer:
+            self._write(CONTINUE)
+        if not buffer:
+            self._expect_within(owner.limits.body_timeout)
+        return True
+
+    def _refuse_whole(self, error: HTTPError, parsed: ParsedHead) -> bool:
+        """Refuse a well-formed request. The connection survives if its body is known to be here:
+        then the next request's place is certain. Refusals for size or load always close."""
+        body_is_here = parsed.chunked is None and parsed.length <= len(self._buffer)
+        if not body_is_here or error.status in (413, 503):
+            raise error
+        del self._buffer[: parsed.length]
+        self.state = State.BUSY
+        self._respond(error.response())
+        return True
+
+    def _read_body(self) -> bool:
+        parsed, admission = self._parsed, self._admission
+        assert parsed is not None
+        assert admission is not None
+        buffer = self._buffer
+        if parsed.chunked is not None:
+            body = parsed.chunked.feed(buffer, admission.body_limit)
+        elif len(buffer) >= parsed.length:
+            body = bytes(memoryview(buffer)[: parsed.length])
+            del buffer[: parsed.length]
+        else:
+            body = None
+        if body is None:
+            self._expect_within(self._owner.limits.body_timeout)
+            return False
+        self._complete(body)
+        return True
+
+    def _complete(self, body: bytes) -> None:
+        parsed, admission = self._parsed, self._admission
+        assert parsed is not None
+        assert admission is not None
+        self.state = State.BUSY
+        self._deadline = math.inf
+        if self._buffer:
+            self._pause_reading()
+        self._owner.launch(self, Request(parsed.head, body, admission.params), admission)
+
+    def _end_of_input(self) -> None:
+        """The peer half-closed where a request, or the rest of one, could have been."""
+        if self.state is State.BODY or self._buffer:
+            self._refuse(HTTPError(400, "bad_request", "the request is incomplete"))
+        else:
+            self.close_gracefully()
+
+    def _discard(self, count: int) -> None:
+        self._discarded += count
+        limits = self._owner.limits
+        if self.state is State.STREAM and self._discarded > limits.stream_input:
+            self.abort()
+        elif self.state is State.LINGER and self._discarded > limits.linger_bytes:
+            self.close_gracefully()
+
+    def _pause_reading(self) -> None:
+        transport = self._transport
+        if transport is not None and not self._reading_paused and not transport.is_closing():
+            self._reading_paused = True
+            transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        transport = self._transport
+        if transport is not None and self._reading_paused and not transport.is_closing():
+            self._reading_paused = False
+            transport.resume_reading()
+
+    # Answering.
+
+    def answer(self, answer: Response | Stream) -> None:
+        """The owner's task has the answer. Raises, with nothing written, if it cannot be framed."""
+        if isinstance(answer, Stream):
+            self._begin_stream(answer)
+            return
+        if self.state is State.BUSY:
+            self._respond(answer)
+            self._advance()
+
+    def _respond(self, response: Response) -> None:
+        """Write an answer and move on to the next request, or to the end."""
+        parsed = self._parsed
+        assert parsed is not None
+        keep = parsed.keep_alive and not self._owner.draining
+        bodiless = parsed.head.method == "HEAD"
+        data = frame_response(response, self._owner.date(), keep=keep, bodiless=bodiless)
+        self._parsed = self._admission = None
+        self._write(data)
+        if keep:
+            self.state = State.HEAD
+            self._expect_within(self._owner.limits.idle_timeout)
+        elif self._buffer or self._reading_paused:
+            self._linger()
+        else:
+            self.close_gracefully()
+
+    def _refuse(self, error: HTTPError) -> None:
+        """Answer a request that will not be read to its end, and stop parsing for good."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        bodiless = self._parsed is not None and self._parsed.head.method == "HEAD"
+        self._parsed = self._admission = None
+        response = error.response()
+        self._write(frame_response(response, self._owner.date(), keep=False, bodiless=bodiless))
+        self._linger()
+
+    def _begin_stream(self, stream: Stream) -> None:
+        transport, parsed = self._transport, self._parsed
+        self._stream = stream
+        if transport is None or transport.is_closing() or parsed is None:
+            self._end_stream()
+            return
+        try:
+            head = frame_stream(stream, self._owner.date())
+        except ValueError:
+            self._end_stream()
+            raise
+        self._parsed = self._admission = None
+        self.state = State.STREAM
+        self._deadline = math.inf
+        self._write(head)
+        if parsed.head.method == "HEAD" or self._eof:
+            self._end_stream()
+            self.close_gracefully()
+            return
+        sink = self._sink = _StreamSink(self, transport)
+        sink.writable = not self._write_paused
+        rest = len(self._buffer)
+        self._buffer.clear()
+        self._resume_reading()
+        self._guarded(lambda: stream.opened(sink))
+        self._discard(rest)
+
+    def _guarded(self, callback: Callable[[], None]) -> None:
+        """Run a stream's callback; its bug ends that stream and nothing else."""
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001 - the owner logs it, the others live on
+            self._owner.failed(error, None)
+            self.close_gracefully()
+
+    def _end_stream(self) -> None:
+        stream, sink = self._stream, self._sink
+        self._stream = self._sink = None
+        if sink is not None:
+            sink.writable = False
+        if stream is not None:
+            self._guarded(stream.closed)
+
+    # Writing and ending.
+
+    def _write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._answered_bytes += len(data)
+        transport.write(data)
+        if self._write_timer is None and transport.get_write_buffer_size():
+            self._watch_writes(transport)
+
+    def _linger(self) -> None:
+        """Say that the answer is complete and let the peer read it before the socket goes."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.state = State.LINGER
+        self._buffer.clear()
+        if self._eof:
+            self.close_gracefully()
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._resume_reading()
+        self._expect_within(self._owner.limits.linger_timeout)
+
+    def close_gracefully(self) -> None:
+        """Flush, then FIN; a peer that does not take its bytes is cut off by the write limit."""
+        self.state = State.CLOSED
+        self._deadline = math.inf
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.close()
+        if transport.get_write_buffer_size():
+            self._watch_writes(transport)
+
+    def abort(self) -> None:
+        self.state = State.CLOSED
+        if self._transport is not None:
+            self._transport.abort()
+
+    def wind_down(self, *, streams: bool) -> None:
+        """The server is leaving: end what is idle, and streams when told so."""
+        if self.state is State.HEAD or (streams and self.state is State.STREAM):
+            self.close_gracefully()
+
+    # Time.
+
+    def _expect_within(self, seconds: float) -> None:
+        """Set the deadline of the current state.
+
+        A timer that fires too early re-arms itself, so that a cycle of requests that each arrive
+        whole moves a number and touches no timer.
+        """
+        clock = self._owner.clock
+        deadline = self._deadline = clock.time() + seconds
+        if self._timer is not None:
+            if self._timer_due <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_due = deadline
+        self._timer = clock.call_later(seconds, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        remaining = self._deadline - self._owner.clock.time()
+        if remaining == math.inf:
+            return
+        if remaining > _EPSILON:
+            self._expect_within(remaining)
+        elif self.state is State.BODY or (self.state is State.HEAD and self._scanned):
+            self._refuse(HTTPError(408, "request_timeout", "the request took too long to arrive"))
+        else:
+            self.close_gracefully()
+
+    def _watch_writes(self, transport: asyncio.Transport) -> None:
+        """Look again after the write limit; what counts is progress, not completion."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._flushed = self._answered_bytes - transport.get_write_buffer_size()
+        timeout = self._owner.limits.write_timeout
+        self._write_timer = self._owner.clock.call_later(timeout, self._check_writes)
+
+    def _check_writes(self) -> None:
+        self._write_timer = None
+        transport = self._transport
+        # An open stream has its own bound, in the queue that feeds it.
+        if transport is None or self.state is State.STREAM:
+            return
+        pending = transport.get_write_buffer_size()
+        if not pending:
+            return
+        if self._answered_bytes - pending > self._flushed:
+            self._watch_writes(transport)
+        else:
+            transport.abort()
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._write_timer = None
+
+
+def _overloaded() -> HTTPError:
+    return HTTPError(503, "overloaded", "too many connections", (("Retry-After", "1"),))

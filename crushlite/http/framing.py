@@ -1,0 +1,92 @@
+"""Answers as bytes.
+
+Everything that repeats (status lines, content types) is encoded once and kept. A header that
+could break out of its line raises ValueError before a single byte is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from crushlite.http.messages import Response, Stream
+
+__all__ = ["CONTINUE", "date_line", "frame_response", "frame_stream", "header_lines"]
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_CLOSE = b"Connection: close\r\n"
+_BODILESS = frozenset({204, 304})
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = (
+    *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
+    *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
+)
+
+
+def frame_response(response: Response, date: bytes, *, keep: bool, bodiless: bool) -> bytes:
+    """`bodiless` is for HEAD: the length that GET would have, and nothing after the head."""
+    status = response.status
+    lines = header_lines(response.headers) if response.headers else b""
+    close = b"" if keep else _CLOSE
+    if status in _BODILESS:
+        return b"%b%b%b%b\r\n" % (_status_line(status), date, lines, close)
+    body = response.body
+    head = b"%b%b%b%b%bContent-Length: %d\r\n\r\n" % (
+        _status_line(status),
+        date,
+        _content_type(response.content_type),
+        lines,
+        close,
+        len(body),
+    )
+    return head if bodiless else head + body
+
+
+def frame_stream(stream: Stream, date: bytes) -> bytes:
+    """Close-delimited on purpose: then even a killed process ends the stream cleanly, where a
+    chunked body cut short is an error that some clients never recover from."""
+    return b"%b%b%b%b\r\n" % (
+        _status_line(stream.status),
+        date,
+        header_lines(stream.headers),
+        _CLOSE,
+    )
+
+
+def header_lines(pairs: Iterable[tuple[str, str]]) -> bytes:
+    for name, value in pairs:
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise ValueError(f"not a header field: {name!r}")
+    return "".join(f"{name}: {value}\r\n" for name, value in pairs).encode("latin-1")
+
+
+def date_line(now: float) -> bytes:
+    """A `Date` line. By hand because strftime follows the locale."""
+    t = time.gmtime(now)
+    return (
+        f"Date: {_DAYS[t.tm_wday]}, {t.tm_mday:02d} {_MONTHS[t.tm_mon - 1]} {t.tm_year:04d} "
+        f"{t.tm_hour:02d}:{t.tm_min:02d}:{t.tm_sec:02d} GMT\r\n"
+    ).encode("ascii")
+
+
+@functools.cache
+def _status_line(status: int) -> bytes:
+    try:
+        reason = HTTPStatus(status).phrase
+    except ValueError:
+        reason = "Unknown"
+    return f"HTTP/1.1 {status} {reason}\r\n".encode("ascii")
+
+
+@functools.lru_cache(maxsize=64)
+def _content_type(value: str) -> bytes:
+    return header_lines((("Content-Type", value),))

@@ -1,0 +1,51 @@
+"""Every bound of the HTTP server in one place, with the reason for its size.
+
+A bound is a promise to the process ("no peer can cost you more than this"), so tests hit each of
+them at n-1, n and n+1 through the same dataclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Limits"]
+
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    # Request heads. Common servers allow 8-32 KiB and about 100 fields; editors and browsers
+    # send well under 4 KiB.
+    head: int = 32 * _KIB
+    header_count: int = 100
+    target: int = 8 * _KIB
+
+    # Chunked bodies: one-byte chunks cost a parser event each, so a flood of them is refused once
+    # it can no longer be an accident of a small upload.
+    chunk_overhead: int = 4 * _KIB
+    tiny_chunk_count: int = 4096
+    tiny_chunk_mean: int = 64
+    tiny_chunk_grace: int = 64 * _KIB
+
+    # Seconds. The idle limit must stay above the 90 s for which Go clients keep a connection:
+    # they do not retry a POST that raced with our close.
+    first_byte_timeout: float = 10.0
+    head_timeout: float = 10.0
+    body_timeout: float = 15.0
+    write_timeout: float = 10.0
+    idle_timeout: float = 120.0
+
+    # After an early refusal the peer may still be sending; closing at once would reset the
+    # connection and destroy the answer before it was read.
+    linger_bytes: int = 256 * _KIB
+    linger_timeout: float = 2.0
+
+    # What a peer may send on a connection whose answer is a stream.
+    stream_input: int = 64 * _KIB
+
+    # Connections: the last `reserved` serve only urgent routes (cancel, answers, health), so a
+    # full house can still be calmed down. `surplus` more are told 503 rather than just cut.
+    connections: int = 1024
+    reserved: int = 16
+    surplus: int = 64

@@ -1,0 +1,185 @@
+"""What passes between a connection and the code that answers: plain values, and two seams.
+
+Requests and answers are frozen dataclasses. The two seams are `Sink` (what a stream writes to) and
+`Stream` (what a connection tells a stream). Knows nothing of sockets, h11 or routing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = [
+    "HTTPError",
+    "Headers",
+    "Pairs",
+    "Peer",
+    "Request",
+    "RequestHead",
+    "Response",
+    "Sink",
+    "Stream",
+]
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Headers:
+    """Immutable, ordered, case-insensitive multi-map of header fields."""
+
+    __slots__ = ("_first", "_pairs")
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._pairs: Pairs = tuple(pairs)
+        first: dict[str, str] = {}
+        for name, value in self._pairs:
+            first.setdefault(name.lower(), value)
+        self._first = first
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """The first value of the field."""
+        return self._first.get(name.lower(), default)
+
+    def get_all(self, name: str) -> list[str]:
+        wanted = name.lower()
+        return [value for field, value in self._pairs if field.lower() == wanted]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._first
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Headers) and self._pairs == other._pairs
+
+    def __hash__(self) -> int:
+        return hash(self._pairs)
+
+    def __repr__(self) -> str:
+        # Names only: values may hold a token, and reprs end up in logs.
+        return f"<Headers {', '.join(name for name, _ in self._pairs)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, as far as the kernel says."""
+
+    kind: Literal["unix", "tcp", "memory"]
+    uid: int | None = None  # of the connected process; unix sockets only
+    port: int | None = None  # the LISTENER's own port: what a Host header must name
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request before its body: all that a guard and the router may look at."""
+
+    method: str
+    target: str
+    segments: tuple[str, ...]  # split on raw "/", each decoded once: "%2F" is data, not structure
+    query: dict[str, list[str]]
+    headers: Headers
+    peer: Peer
+
+    def query_one(self, name: str) -> str | None:
+        """The first value of a query parameter."""
+        values = self.query.get(name)
+        return values[0] if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that has arrived completely."""
+
+    head: RequestHead
+    body: bytes
+    params: dict[str, str]
+
+    @property
+    def method(self) -> str:
+        return self.head.method
+
+    @property
+    def headers(self) -> Headers:
+        return self.head.headers
+
+    @property
+    def peer(self) -> Peer:
+        return self.head.peer
+
+    def query_one(self, name: str) -> str | None:
+        return self.head.query_one(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A complete answer. Content-Length, Date and Connection belong to the connection."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: Pairs = ()
+
+
+class HTTPError(Exception):
+    """A refusal with a status; its answer is JSON with a stable `code`."""
+
+    def __init__(self, status: int, code: str, message: str, headers: Pairs = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.headers = headers
+
+    def response(self) -> Response:
+        body = json.dumps({"message": self.message, "code": self.code}).encode("ascii")
+        return Response(self.status, body, headers=self.headers)
+
+
+class Sink(Protocol):
+    """Where a stream writes. Every method is harmless once the connection has gone."""
+
+    def write(self, data: bytes) -> None: ...
+
+    @property
+    def writable(self) -> bool:
+        """False while the peer lags (wait for `resumed`) and after the end."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes the peer's kernel has not taken yet."""
+
+    def close(self) -> None:
+        """Flush what was written, then FIN."""
+
+    def abort(self) -> None:
+        """End now; unflushed bytes are lost."""
+
+
+class Stream:
+    """An answer without an end known in advance. Subclass and override.
+
+    The calls come in the order `opened`, any number of `resumed`, `closed`. `closed` comes exactly
+    once on every path, and alone if the peer had left before the answer began; it is never made
+    from inside a call to the sink, so a stream may close its sink while it walks its own state.
+    """
+
+    status: int = 200
+    headers: Pairs = ()
+
+    def opened(self, sink: Sink) -> None:
+        """The head is on its way; the sink takes data from now on."""
+
+    def resumed(self) -> None:
+        """The sink is writable again."""
+
+    def closed(self) -> None:
+        """The connection has ended, whoever ended it."""

@@ -1,0 +1,207 @@
+"""The server: listeners, the set of connections, and the tasks that carry requests out.
+
+A handler's task belongs to the server, not to the connection that brought the request: a request
+that arrived completely is carried out even if its sender has gone. Tasks are created in the order
+in which requests became complete, so their first steps run in that order too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crushlite.http.connection import Connection, Kind
+from crushlite.http.framing import date_line
+from crushlite.http.limits import Limits
+from crushlite.http.messages import HTTPError, Request, RequestHead, Response, Stream
+from crushlite.http.parsing import HeadParser
+
+if TYPE_CHECKING:
+    from crushlite.clock import Clock
+    from crushlite.http.router import Admission, Handler, Router
+
+__all__ = ["HTTPServer", "Statistics"]
+
+_BACKLOG = 1024
+_CANCEL_GRACE = 1.0
+
+Translate = Callable[[Exception], "HTTPError | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    connections: int  # open now
+    streams: int  # of these, answered with a stream
+    in_flight: int  # requests being carried out, with or without their connection
+    requests: int  # carried out since the start
+
+
+class HTTPServer:
+    def __init__(
+        self,
+        router: Router,
+        *,
+        clock: Clock,
+        limits: Limits | None = None,
+        translate: Translate | None = None,
+        logger: logging.Logger | None = None,
+        expected_uid: int | None = None,
+    ) -> None:
+        self.router = router
+        self.clock = clock
+        self.limits = limits or Limits()
+        self.parser = HeadParser(self.limits)
+        self.expected_uid = os.geteuid() if expected_uid is None else expected_uid
+        self.draining = False
+        self._translate = translate
+        self._logger = logger or logging.getLogger(__name__)
+        self._listeners: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests = 0
+        self._date = b""
+        self._date_second = -1
+        # Set while `drain` waits; resolved when something that it waits for has ended.
+        self._changed: asyncio.Future[None] | None = None
+
+    # Listening.
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Serve on a bound stream socket, unix or TCP. The server closes it; it never unlinks.
+
+        `create_server` is used for both families because `create_unix_server` may remove the
+        socket's file, which is the business of whoever made it.
+        """
+        kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
+        port = None if kind == "unix" else sock.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        factory = self.protocol_factory(kind, port)
+        self._listeners.append(await loop.create_server(factory, sock=sock, backlog=_BACKLOG))
+
+    def protocol_factory(
+        self, kind: Kind = "memory", port: int | None = None
+    ) -> Callable[[], Connection]:
+        """What makes a connection for a listener of this kind; tests drive it with a memory
+        transport."""
+        return lambda: Connection(self, kind, port)
+
+    def stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    async def drain(self, timeout: float) -> None:
+        """Finish what has begun, then leave.
+
+        Idle connections close now, requests in flight are answered and told to close, then streams
+        end; whatever is left after `timeout` is aborted, and its tasks are cancelled. Stops
+        listening first, so that nothing new arrives.
+        """
+        self.stop_listening()
+        self.draining = True
+        deadline = self.clock.time() + timeout
+        for connection in tuple(self._connections):
+            connection.wind_down(streams=False)
+        await self._until(lambda: not self._tasks, deadline)
+        for connection in tuple(self._connections):
+            connection.wind_down(streams=True)
+        await self._until(lambda: not self._tasks and not self._connections, deadline)
+        for connection in tuple(self._connections):
+            connection.abort()
+        for task in tuple(self._tasks):
+            task.cancel()
+        grace = self.clock.time() + _CANCEL_GRACE
+        await self._until(lambda: not self._tasks and not self._connections, grace)
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        while not condition() and self.clock.time() < deadline:
+            changed = self._changed = asyncio.get_running_loop().create_future()
+            timer = self.clock.call_later(deadline - self.clock.time(), self._notify)
+            try:
+                await changed
+            finally:
+                timer.cancel()
+                self._changed = None
+
+    def _notify(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    @property
+    def statistics(self) -> Statistics:
+        streams = sum(connection.streaming for connection in self._connections)
+        return Statistics(len(self._connections), streams, len(self._tasks), self._requests)
+
+    # What connections ask for (`connection.Owner`).
+
+    def joined(self, connection: Connection) -> int:
+        self._connections.add(connection)
+        return len(self._connections)
+
+    def left(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if self._changed is not None:
+            self._notify()
+
+    @property
+    def crowded(self) -> bool:
+        return len(self._connections) > self.limits.connections - self.limits.reserved
+
+    def launch(self, connection: Connection, request: Request, admission: Admission) -> None:
+        self._requests += 1
+        coroutine = self._carry_out(connection, request, admission.route.handler)
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
+        answer: Response | Stream
+        try:
+            answer = await handler(request)
+        except asyncio.CancelledError:
+            # Either `drain` lost its patience, or the handler awaited something cancelled; in
+            # both cases the peer is still owed an answer.
+            connection.answer(HTTPError(503, "cancelled", "the request was cancelled").response())
+            raise
+        except Exception as error:  # noqa: BLE001 - every exception becomes an answer
+            answer = self.failed(error, request.head).response()
+        try:
+            connection.answer(answer)
+        except Exception as error:  # noqa: BLE001 - an answer that cannot be framed
+            connection.answer(self.failed(error, request.head).response())
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._changed is not None:
+            self._notify()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._logger.error("a request's task failed", exc_info=error)
+
+    def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
+        if isinstance(error, HTTPError):
+            return error
+        if self._translate is not None:
+            try:
+                known = self._translate(error)
+            except Exception:  # a bug there must not cost the peer its answer
+                self._logger.exception("the translation of an error failed")
+            else:
+                if known is not None:
+                    return known
+        id_ = os.urandom(6).hex()
+        what = f"{head.method} {'/'.join(head.segments[:2])}" if head else "stream"
+        self._logger.error("internal error %s in %s", id_, what, exc_info=error)
+        return HTTPError(500, "internal", f"internal server error (id {id_})")
+
+    def date(self) -> bytes:
+        now = self.clock.now()
+        second = int(now)
+        if second != self._date_second:
+            self._date_second = second
+            self._date = date_line(now)
+        return self._date

@@ -1,0 +1,193 @@
+"""What a workspace keeps about one run beyond its state, and the lanes effects are performed in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from crushlite.protocol.codec import dumps, encode
+from crushlite.protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
+from crushlite.protocol.runs import RunInfo
+from crushlite.store.runs import RunRow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from crushlite.clock import Clock, Timer
+    from crushlite.runs import Run
+    from crushlite.transcript import Live
+    from crushlite.turn import Failure, LiveTurn, Order
+
+__all__ = ["Job", "Lanes", "digest_of", "info_of_row", "settled", "within"]
+
+T = TypeVar("T")
+
+
+def digest_of(order: Order) -> str:
+    """What makes two prompts with one run_id the same prompt."""
+    value = [order.session_id, order.prompt, encode(list(order.attachments))]
+    return hashlib.sha256(dumps(value)).hexdigest()
+
+
+class Job:
+    """From acceptance until its `run_complete` is out. Only the workspace writes these."""
+
+    def __init__(self, run: Run, order: Order, *, digest: str, detach: bool, now: float) -> None:
+        loop = asyncio.get_running_loop()
+        # acceptance
+        self.run = run
+        self.order = order
+        self.digest = digest
+        self.detach = detach
+        self.accepted_at = now
+        self.committed: asyncio.Future[RunRow | None] = loop.create_future()
+        # the turn
+        self.user: Live | None = None  # its user message, once that is in the transcript
+        self.turn: LiveTurn | None = None
+        self.agent_task: asyncio.Task[None] | None = None
+        self.over: asyncio.Future[None] = loop.create_future()  # agent gone, or given up
+        self.grace: Timer | None = None
+        self.carrier: Job | None = None
+        self.started_at = 0.0
+        # the ending
+        self.failure: Failure | None = None
+        self.outcome = ""
+        self.message_id = ""
+        self.text = ""
+        self.error = ""
+        self.ended_at = 0.0
+        self.published: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def denied(self) -> int:
+        return self.turn.denied if self.turn is not None else 0
+
+    def user_message(self, now: float) -> Message:
+        files = [
+            BinaryPart(file.file_path or file.file_name, file.mime_type, file.content)
+            for file in self.order.attachments
+        ]
+        parts: list[Part] = [TextPart(self.order.prompt), *files, FinishPart("stop")]
+        at = int(now)
+        return Message(
+            str(uuid.uuid4()), "user", self.run.session_id, parts, created_at=at, updated_at=at
+        )
+
+    def row(self, boot_id: str) -> RunRow:
+        files = self.order.attachments
+        return RunRow(
+            run_id=self.run.run_id,
+            session_id=self.run.session_id,
+            digest=self.digest,
+            prompt=self.order.prompt,
+            attachments=dumps(encode(list(files))).decode("ascii") if files else None,
+            kind=self.run.kind,
+            when_busy=self.run.when_busy.value,
+            detach=self.detach,
+            max_cost=self.order.max_cost,
+            max_steps=self.order.max_steps,
+            boot_id=boot_id,
+            accepted_at=self.accepted_at,
+        )
+
+    def info(self, state: str) -> RunInfo:
+        return RunInfo(
+            run_id=self.run.run_id,
+            session_id=self.run.session_id,
+            kind=self.run.kind,
+            state=state,
+            outcome=self.outcome,
+            message_id=self.message_id,
+            text=self.text,
+            error=self.error,
+            folded_into=self.carrier.run.run_id if self.carrier is not None else "",
+            accepted_at=self.accepted_at,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            denied=self.denied,
+        )
+
+
+def info_of_row(row: RunRow, text: str) -> RunInfo:
+    """An ended run, as its row tells it."""
+    return RunInfo(
+        run_id=row.run_id,
+        session_id=row.session_id,
+        kind=row.kind,
+        state="ended" if row.outcome is not None else "accepted",
+        outcome=row.outcome or "",
+        message_id=row.message_id,
+        text=text,
+        error=row.error,
+        folded_into=row.carrier,
+        accepted_at=row.accepted_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        denied=row.denied,
+    )
+
+
+class Lanes:
+    """One ordered lane of work per key. A lane exists only while it has something to do."""
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        self._spawn = spawn
+        self._lanes: dict[str, deque[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]]] = {}
+        self._idle: asyncio.Future[None] | None = None
+
+    def push(self, key: str, work: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        """Do this after everything pushed to the key before it; the future holds the result."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = deque()
+            self._spawn(self._work(key, lane))
+        lane.append((work, done))
+        return done
+
+    async def _work(self, key: str, lane: deque[tuple[Any, asyncio.Future[Any]]]) -> None:
+        while lane:
+            work, done = lane.popleft()
+            try:
+                result = await work()
+            except Exception as error:  # noqa: BLE001 - delivered to whoever waits
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+        del self._lanes[key]
+        if not self._lanes and self._idle is not None:
+            settled(self._idle)
+            self._idle = None
+
+    async def idle(self) -> None:
+        """Return when no lane has anything to do."""
+        if self._lanes:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+
+def settled(future: asyncio.Future[None]) -> None:
+    """Resolve a future that may be resolved already."""
+    if not future.done():
+        future.set_result(None)
+
+
+async def within(clock: Clock, future: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for a future without owning it; False when the time was up first."""
+    if future.done():
+        return True
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_later(seconds, lambda: settled(waiter))
+    future.add_done_callback(_wake := lambda _: settled(waiter))
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        future.remove_done_callback(_wake)
+    return future.done()

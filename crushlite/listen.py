@@ -1,0 +1,226 @@
+"""Sockets to listen on, made safely: private from birth, never stolen from a living daemon.
+
+asyncio's own `create_unix_server(path=...)` removes whatever socket it finds, a living one too, so
+sockets are bound here and handed over. Everything that can go wrong is a UsageError (exit 2) that
+says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crushlite.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "Address",
+    "Listener",
+    "TokenFile",
+    "default_socket",
+    "is_stale",
+    "listen",
+    "parse_address",
+    "private_directory",
+]
+
+PATH_LIMIT = 104  # bytes: what sockaddr_un takes on every platform we know
+PROBE_SECONDS = (
+    0.2  # a living daemon accepts at once; one that is merely slow must not be unplugged
+)
+LOCK_SECONDS = 5.0
+LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "[::1]": "::1", "::1": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Either a path, or a loopback host and port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        if self.path:
+            return f"unix://{self.path}"
+        return f"tcp://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def parse_address(url: str) -> Address:
+    """Read `unix:///path` or `tcp://127.0.0.1:PORT`."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme not in ("unix", "tcp"):
+        raise UsageError(f"host {url!r}: use unix:///path/to.sock or tcp://127.0.0.1:PORT")
+    if scheme == "unix":
+        if not rest.startswith("/") or "\0" in rest:
+            raise UsageError(f"host {url!r}: a unix socket needs an absolute path")
+        return Address(path=rest)
+    host, _, port = rest.rpartition(":")
+    if host not in LOOPBACK:
+        raise UsageError(
+            f"host {url!r}: only loopback is served (127.0.0.1, localhost or [::1]); "
+            "use an ssh tunnel to reach it from elsewhere"
+        )
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"host {url!r}: a port from 0 to 65535 is needed")
+    return Address(host=LOOPBACK[host], port=int(port))
+
+
+def default_socket(env: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """Our own name, never Crush's: two daemons on one path would fight for its clients."""
+    if env.get("XDG_RUNTIME_DIR"):
+        path = Path(env["XDG_RUNTIME_DIR"]) / "crushlite" / "crushlite.sock"
+    else:
+        owner = os.getuid() if uid is None else uid
+        path = Path(env.get("TMPDIR") or "/tmp") / f"crushlite-{owner}" / "crushlite.sock"
+    if len(os.fsencode(path)) > PATH_LIMIT:
+        path = Path("/tmp") / f"crushlite-{os.getuid() if uid is None else uid}" / path.name
+    return path
+
+
+def private_directory(path: Path) -> None:
+    """Make sure that nobody else can put a socket or a token where we look for ours."""
+    with contextlib.suppress(FileExistsError):
+        try:
+            path.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            if error.errno != errno.EEXIST:
+                raise UsageError(f"cannot create {path}: {error.strerror}") from None
+            raise FileExistsError from None
+    info = os.lstat(path)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise UsageError(f"{path} is not a directory of ours: remove it or use --host")
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        raise UsageError(f"{path} is open to others: chmod 700 it or use --host")
+
+
+class Listener:
+    """A bound socket; `release` takes its file away if it is still ours."""
+
+    def __init__(self, sock: socket.socket, address: Address) -> None:
+        self.sock = sock
+        self.address = address
+        info = os.stat(address.path) if address.path else None
+        self._inode = (info.st_dev, info.st_ino) if info is not None else None
+
+    def release(self) -> None:
+        self.sock.close()
+        if self._inode is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            info = os.lstat(self.address.path)
+            if (info.st_dev, info.st_ino) == self._inode:
+                os.unlink(self.address.path)
+
+
+def listen(address: Address) -> Listener:
+    """Bind and listen, or raise UsageError."""
+    return _listen_unix(address) if address.path else _listen_tcp(address)
+
+
+def _listen_unix(address: Address) -> Listener:
+    if len(os.fsencode(address.path)) > PATH_LIMIT:
+        raise UsageError(f"{address.path}: longer than {PATH_LIMIT} bytes; use a shorter path")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _directory_lock(os.path.dirname(address.path)):
+            _remove_stale(address.path)
+            before = os.umask(0o177)  # 0600 from birth: a chmod afterwards would leave a gap
+            try:
+                sock.bind(address.path)
+            finally:
+                os.umask(before)
+            sock.listen(1024)
+            return Listener(sock, address)
+    except OSError as error:
+        sock.close()
+        raise UsageError(f"cannot listen on {address.path}: {error.strerror or error}") from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+@contextlib.contextmanager
+def _directory_lock(directory: str) -> Iterator[None]:
+    """Probe, unlink and bind are three steps: without a lock, of two daemons that start together
+    the second could unlink the first one's fresh socket."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UsageError(f"{directory} stays locked by another process") from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(f"{path} exists and is not a socket: remove it or use another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_SECONDS)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            if not is_stale(error):
+                raise UsageError(f"{path} is in use and does not answer: {error}") from None
+        else:
+            raise UsageError(f"{path} is in use: another daemon listens there")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def is_stale(error: OSError) -> bool:
+    """Only a refusal proves that nobody listens; a slow daemon is a living one."""
+    return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+
+
+def _listen_tcp(address: Address) -> Listener:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+    except OSError as error:
+        sock.close()
+        raise UsageError(f"cannot listen on {address.url}: {error.strerror or error}") from None
+    return Listener(sock, Address(host=address.host, port=sock.getsockname()[1]))
+
+
+class TokenFile:
+    """The token of one TCP port, readable by its owner only, gone when the daemon is."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.path = directory / f"tcp-{port}.token"
+        self.token = secrets.token_urlsafe(32)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()  # of a daemon that was killed; the port is ours now
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self.path, flags, 0o600), "w") as file:
+            file.write(self.token + "\n")
+
+    def remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()

@@ -1,0 +1,587 @@
+"""Performs what runs.py decides, around agents that may do anything.
+
+    accept -> insert run row (COMMIT) -> durable -> 202
+           -> Start: user message -> agent.run(turn) -> close the turn -> COMMIT -> run_complete
+
+A run has two tasks. The *agent task* runs the agent and nothing else; it is the only thing a
+cancel touches. The *turn task*, which nobody cancels, waits for the agent task or for the cancel
+grace, and calls `finish`. So an ending is never written by code that may itself be cancelled: a
+task that is cancelled before its first step runs neither its body nor its `finally`.
+
+Effects are performed in one ordered *lane* per session, except Stop, which acts at once. An ending
+in a lane is awaited to its commit before the next effect begins.
+
+Inside, a run ends in `Runs.finish`. For outsiders it ends when its `run_complete` goes out, after
+the commit: until then the Runner keeps its Job, and busy, W/runs and waiting go by that.
+
+Who decides: runs.py about runs, pending.py about requests. This file holds no rule of its own
+about the state of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from crushlite.errors import (
+    BadRequest,
+    CrushliteError,
+    NoAgent,
+    NotQueued,
+    RunIdReused,
+    RunNotFound,
+    SessionBusy,
+    SessionNotFound,
+)
+from crushlite.jobs import Job, Lanes, digest_of, info_of_row, settled, within
+from crushlite.protocol.runs import (
+    AgentEvent,
+    CanceledRun,
+    CancelReceipt,
+    QueuedPrompt,
+    RunComplete,
+)
+from crushlite.runs import Drained, End, Fold, Outcome, Runs, RunState, Start, Stop, WhenBusy
+from crushlite.store import messages as message_rows, runs as run_rows, sessions as session_rows
+from crushlite.turn import Failure, LiveTurn, Order, Services, run_blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from crushlite.agent.base import Agent
+    from crushlite.protocol.messages import Message, Prompt
+    from crushlite.protocol.runs import RunInfo
+    from crushlite.protocol.sessions import Session
+    from crushlite.runs import Effect
+    from crushlite.settings import Settings
+    from crushlite.store import Connection
+    from crushlite.store.runs import RunRow
+    from crushlite.transcript import Live
+
+__all__ = ["Runner"]
+
+log = logging.getLogger(__name__)
+
+RUN_ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
+
+
+class Runner:
+    """The runs of one workspace. `claim(run_id, began)` tells the owner about detached runs, each
+    of which keeps the workspace alive by itself."""
+
+    def __init__(
+        self,
+        services: Services,
+        agent: Agent | None,
+        settings: Settings,
+        claim: Callable[[str, bool], None],
+    ) -> None:
+        self.agent = agent
+        self.abandoned = 0  # agents that did not return within the cancel grace
+        self._services = services
+        self._settings = settings
+        self._claim = claim
+        self._store = services.store
+        self._scope = services.scope
+        self._clock = services.clock
+        self._transcript = services.transcript
+        self._runs = Runs()
+        self._jobs: dict[str, Job] = {}  # by run_id, until published or withdrawn
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lanes = Lanes(self._spawn)
+        self._drained: dict[str | None, asyncio.Future[None]] = {}
+        self._ready: asyncio.Task[None] | None = None
+
+    # Prompts -------------------------------------------------------------------------------------
+
+    def accept(self, prompt: Prompt) -> Job:
+        """Take a prompt into the line. Synchronous: the order of calls is the order of the line.
+
+        Await `promised` for the 202. The insert goes on whoever waits for it.
+        """
+        order, when_busy = self._check(prompt)
+        digest = digest_of(order)
+        known = self._jobs.get(order.run_id)
+        if known is None:
+            run, _ = self._runs.accept(order.session_id, order.run_id, when_busy)
+            now = self._clock.now()
+            job = Job(run, order, digest=digest, detach=prompt.detach, now=now)
+            self._jobs[order.run_id] = job
+            if job.detach:
+                self._claim(run.run_id, True)
+            row, scope = job.row(self._store.boot_id), self._scope
+            inserted = self._store.submit(
+                lambda conn: run_rows.insert_run(conn, scope, row), promise=True
+            )
+            inserted.add_done_callback(lambda done: self._inserted(job, done))
+            return job
+        if known.digest != digest:
+            raise RunIdReused(f"run_id {order.run_id!r} was used for another prompt")
+        return known
+
+    def _check(self, prompt: Prompt) -> tuple[Order, WhenBusy]:
+        if self.agent is None:
+            raise NoAgent("no agent is configured: name a model in crush.json or use offline")
+        if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
+            raise BadRequest("prompt is empty: give a text or a text/* attachment")
+        if not prompt.session_id:
+            raise BadRequest("session_id is missing: create a session first")
+        for name, value in (("session_id", prompt.session_id), ("run_id", prompt.run_id)):
+            if "\0" in value or len(value) > RUN_ID_LENGTH:
+                raise BadRequest(f"{name} must be at most {RUN_ID_LENGTH} characters without NUL")
+        if prompt.max_steps is not None and prompt.max_steps < 1:
+            raise BadRequest("max_steps must be at least 1")
+        if prompt.max_cost is not None and prompt.max_cost < 0:
+            raise BadRequest("max_cost must not be negative")
+        default = "queue" if prompt.run_id else "steer"
+        try:
+            when_busy = WhenBusy(prompt.when_busy or default)
+        except ValueError:
+            known = ", ".join(mode.value for mode in WhenBusy)
+            raise BadRequest(f"when_busy {prompt.when_busy!r}: use one of {known}") from None
+        for file in prompt.attachments:
+            file.decoded()
+        order = Order(
+            run_id=prompt.run_id or str(uuid.uuid4()),
+            session_id=prompt.session_id,
+            prompt=prompt.prompt,
+            attachments=tuple(prompt.attachments),
+            max_cost=prompt.max_cost,
+            max_steps=prompt.max_steps,
+        )
+        return order, when_busy
+
+    async def prompt(self, prompt: Prompt) -> RunInfo:
+        """Accept a prompt and return when it is promised: committed, or found to be a repeat."""
+        try:
+            job = self.accept(prompt)
+        except SessionBusy:
+            # A repeat of a prompt that has ended is no new prompt, however busy the session is.
+            known = await self._repeated(prompt)
+            if known is None:
+                raise
+            return known
+        known_row = await asyncio.shield(job.committed)
+        if known_row is not None:
+            return await self.run_info(job.run.run_id)
+        return job.info(self._describe(job))
+
+    async def _repeated(self, prompt: Prompt) -> RunInfo | None:
+        if not prompt.run_id:
+            return None
+        order, _ = self._check(prompt)
+        try:
+            row = await self._store.read(
+                lambda conn: run_rows.get_run(conn, self._scope, prompt.run_id)
+            )
+        except RunNotFound:
+            return None
+        if row.digest != digest_of(order):
+            raise RunIdReused(f"run_id {prompt.run_id!r} was used for another prompt")
+        return await self.run_info(prompt.run_id)
+
+    def _inserted(self, job: Job, done: asyncio.Future[RunRow | None]) -> None:
+        error = done.exception()
+        if error is None and done.result() is None:
+            effects = self._runs.durable(job.run)
+            job.committed.set_result(None)
+            self._perform(effects)
+            return
+        # Not promised: the session is unknown, the store refused, or it is a repeat of a run that
+        # has ended. Whoever waits for this commit learns the same.
+        del self._jobs[job.run.run_id]
+        effects = self._runs.withdraw(job.run)
+        if job.detach:
+            self._claim(job.run.run_id, False)
+        if error is None:
+            job.committed.set_result(done.result())
+        else:
+            job.committed.set_exception(error)
+            job.committed.exception()  # the poster may be gone; then nobody else reads it
+        settled(job.published)
+        self._perform(effects)
+
+    # Cancel and the queue ------------------------------------------------------------------------
+
+    def cancel(self, session_id: str) -> tuple[CancelReceipt, list[asyncio.Future[None]]]:
+        """Cancel a session; returns the receipt, and what to wait for if the caller wants to."""
+        canceled = self._runs.cancel(session_id)
+        jobs = [self._jobs[run.run_id] for run, _ in canceled.receipt]
+        self._perform(canceled.effects)
+        receipt = CancelReceipt([CanceledRun(run.run_id, was) for run, was in canceled.receipt])
+        return receipt, [job.published for job in jobs]
+
+    def queue(self, session_id: str) -> list[QueuedPrompt]:
+        return [
+            QueuedPrompt(
+                run.run_id,
+                self._jobs[run.run_id].order.prompt,
+                run.when_busy.value,
+                self._jobs[run.run_id].accepted_at,
+            )
+            for run in self._runs.queued(session_id)
+        ]
+
+    def clear(self, session_id: str) -> None:
+        self._perform(self._runs.clear(session_id))
+
+    async def remove(self, session_id: str, run_id: str) -> None:
+        run = self._runs.find(run_id)
+        if run is None or run.session_id != session_id:
+            info = await self.run_info(run_id)
+            if info.session_id != session_id:
+                raise RunNotFound(f"session {session_id} has no run {run_id}")
+            raise NotQueued(f"run {run_id} is {info.state}, not queued")
+        self._perform(self._runs.remove(run))
+
+    def busy(self, session_id: str | None = None) -> bool:
+        """Accepted counts, and so does an ending that is not published yet."""
+        if session_id is None:
+            return bool(self._jobs)
+        return any(job.run.session_id == session_id for job in self._jobs.values())
+
+    # Effects -------------------------------------------------------------------------------------
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Stop):
+                self._stop(self._jobs[effect.run.run_id])
+            elif isinstance(effect, Start):
+                self._push(self._start, self._jobs[effect.run.run_id])
+            elif isinstance(effect, End):
+                self._push(self._end, self._jobs[effect.run.run_id], effect.outcome)
+            elif isinstance(effect, Drained):
+                self._note_drained(effect.session_id)
+
+    def _push(self, work: Callable[..., Coroutine[Any, Any, None]], job: Job, *args: Any) -> None:
+        done = self._lanes.push(job.run.session_id, lambda: work(job, *args))
+        done.add_done_callback(_log_crash)
+
+    def _note_drained(self, session_id: str | None) -> None:
+        if session_id in self._drained:
+            settled(self._drained[session_id])
+
+    def _stop(self, job: Job) -> None:
+        """Cancel the agent; if Start is still waiting in its lane, it will make no agent task."""
+        if job.agent_task is not None:
+            job.agent_task.cancel()
+            job.grace = self._clock.call_later(
+                self._settings.cancel_grace, lambda: settled(job.over)
+            )
+
+    async def _start(self, job: Job) -> None:
+        self._spawn(self._take_turn(job))
+
+    async def _take_turn(self, job: Job) -> None:
+        """The turn task: nobody cancels it, and every way out of it leads through `finish`."""
+        outcome = Outcome.FAILED
+        try:
+            outcome = await self._converse(job)
+        except Exception as error:
+            log.exception("run %s: the turn broke", job.run.run_id)
+            job.failure = Failure("Internal error", f"{type(error).__name__}: {error}")
+        self._close_requests(job)
+        self._perform(self._runs.finish(job.run, outcome))
+
+    async def _converse(self, job: Job) -> Outcome:
+        assert self.agent is not None
+        job.started_at = self._clock.now()
+        selected = self.agent.info().selected
+        turn = job.turn = LiveTurn(self._services, job.order, selected, lambda: self._fold(job))
+        self._user_message(job, turn)
+        if job.run.doom is not None:
+            return Outcome.CANCELED
+        task = job.agent_task = asyncio.create_task(self._call_agent(self.agent, turn))
+        self._own(task)
+        task.add_done_callback(lambda _: settled(job.over))
+        await job.over
+        if job.grace is not None:
+            job.grace.cancel()
+        if not task.done():
+            self.abandoned += 1
+            log.error("run %s: the agent ignored its cancellation; abandoned", job.run.run_id)
+            return Outcome.CANCELED
+        if task.cancelled():
+            return Outcome.CANCELED
+        error = task.exception()
+        if error is None:
+            return Outcome.COMPLETED
+        job.failure = _explain(error)
+        return Outcome.FAILED
+
+    async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
+        """The agent task. An agent that tries to exit the process only fails its own turn."""
+        try:
+            await self._agent_ready(agent)
+            if agent.is_async:
+                await agent.run(turn)
+            else:
+                await run_blocking(agent.run, turn)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise RuntimeError(f"the agent raised {type(error).__name__}") from error
+        finally:
+            turn.fence()
+
+    async def _agent_ready(self, agent: Agent) -> None:
+        """Once per workspace, shared by all runs that wait for it, owned by none of them. A
+        failure fails those runs only: the next one tries again."""
+        if self._ready is None:
+            self._ready = self._spawn(agent.ready())
+        ready = self._ready
+        try:
+            await asyncio.shield(ready)
+        finally:
+            if ready.done() and (ready.cancelled() or ready.exception() is not None):
+                self._ready = None
+
+    def _close_requests(self, job: Job) -> None:
+        if job.turn is not None:
+            job.turn.fence()
+        self._services.permissions.close_run(job.run.run_id)
+        self._services.questions.close_run(job.run.run_id)
+
+    # Messages of a run ---------------------------------------------------------------------------
+
+    def _user_message(self, job: Job, turn: LiveTurn | None, carrier: str = "") -> Live:
+        """Put a run's prompt into the transcript; the row follows in start_run's transaction."""
+        now, scope, run_id = self._clock.now(), self._scope, job.run.run_id
+        message = job.user_message(now)
+        live = self._transcript.create(
+            message,
+            lambda conn: run_rows.start_run(conn, scope, run_id, message, now, carrier),
+        )
+        job.user = live
+        if turn is not None:
+            turn.adopt(live)
+        return live
+
+    async def _fold(self, job: Job) -> list[Message]:
+        """Store the prompts that were typed to steer this turn, then hand them to the agent."""
+        effects = self._runs.fold(job.run)
+        riders = [self._jobs[r.run_id] for e in effects if isinstance(e, Fold) for r in e.riders]
+        for rider in riders:
+            rider.carrier = job
+            rider.started_at = self._clock.now()
+        if not riders:
+            return []
+        return await self._lanes.push(job.run.session_id, lambda: self._store_riders(job, riders))
+
+    async def _store_riders(self, job: Job, riders: list[Job]) -> list[Message]:
+        lives = [self._user_message(rider, None, job.run.run_id) for rider in riders]
+        await self._store.submit(self._transcript.unsaved(lives), promise=True)
+        self._transcript.saved(lives)
+        return [live.snapshot() for live in lives]
+
+    # Endings -------------------------------------------------------------------------------------
+
+    async def _end(self, job: Job, outcome: Outcome) -> None:
+        """Record an ending and publish it: the only place where a run ends for outsiders."""
+        job.outcome = outcome.value
+        job.ended_at = self._clock.now()
+        lives = self._close_messages(job, outcome)
+        if outcome is Outcome.FAILED and job.failure is not None:
+            job.error = job.failure.detail or job.failure.title
+        session: Session | None = None
+        try:
+            session = await self._store.submit(self._ending(job, lives), promise=True)
+            self._transcript.saved(lives)
+        except SessionNotFound:
+            log.info("run %s ended after its session was deleted", job.run.run_id)
+        except Exception as error:
+            log.exception("run %s: its ending could not be stored", job.run.run_id)
+            job.error = f"not saved: {error}"
+        self._publish_ending(job, outcome, session)
+
+    def _close_messages(self, job: Job, outcome: Outcome) -> list[Live]:
+        """Give the run the messages its outcome calls for; returns what the ending must store."""
+        if outcome is Outcome.CLEARED:
+            return []
+        if job.carrier is not None:
+            job.message_id, job.text = job.carrier.message_id, job.carrier.text
+            job.failure = job.carrier.failure
+            return [job.user or self._user_message(job, None, job.carrier.run.run_id)]
+        if job.turn is None:
+            # Canceled before it could start: what a person typed is never lost.
+            assert self.agent is not None
+            selected = self.agent.info().selected
+            job.turn = LiveTurn(self._services, job.order, selected, lambda: self._fold(job))
+            self._user_message(job, job.turn)
+        job.turn.close(outcome, job.failure)
+        job.message_id, job.text = job.turn.last.message.id, job.turn.last.message.text
+        return job.turn.lives
+
+    def _ending(self, job: Job, lives: list[Live]) -> Callable[[Connection], Session]:
+        save, scope, run = self._transcript.unsaved(lives), self._scope, job.run
+        carrier = job.carrier.run.run_id if job.carrier is not None else ""
+        values = (job.outcome, job.message_id, job.error, job.denied, carrier, job.ended_at)
+
+        def end(conn: Connection) -> Session:
+            session_rows.require_session(conn, scope, run.session_id)
+            save(conn)
+            run_rows.end_run(conn, scope, run.run_id, *values)
+            return session_rows.get_session(conn, scope, run.session_id)
+
+        return end
+
+    def _publish_ending(self, job: Job, outcome: Outcome, session: Session | None) -> None:
+        run = job.run
+        del self._jobs[run.run_id]  # from here on the session is not busy with this run
+        if session is not None and outcome is not Outcome.CLEARED:
+            self._services.hub.publish("updated", session)
+        if job.carrier is None and outcome is Outcome.COMPLETED:
+            title = session.title if session is not None else ""
+            self._services.hub.publish(
+                "created", AgentEvent("agent_finished", run.session_id, title)
+            )
+        elif job.carrier is None and outcome is Outcome.FAILED:
+            event = AgentEvent("error", run.session_id, run_id=run.run_id, error=job.error)
+            self._services.hub.publish("created", event)
+        self._services.hub.publish(
+            "updated",
+            RunComplete(
+                session_id=run.session_id,
+                message_id=job.message_id,
+                run_id=run.run_id,
+                text=job.text,
+                error=job.error,
+                cancelled=outcome in (Outcome.CANCELED, Outcome.CLEARED),
+                folded_into=job.carrier.run.run_id if job.carrier is not None else "",
+            ),
+        )
+        settled(job.published)
+        if job.detach:
+            self._claim(run.run_id, False)
+
+    # Views of runs -------------------------------------------------------------------------------
+
+    def _describe(self, job: Job) -> str:
+        """A run's state for outsiders. One that the machine has started but whose lane is still
+        busy with the ending before it is not active yet; an unpublished ending still is."""
+        if job.run.state is RunState.ACTIVE and not job.started_at:
+            return "accepted"
+        if job.run.state is RunState.ENDED:
+            return "folded" if job.carrier is not None else "active" if job.turn else "accepted"
+        return self._runs.describe(job.run)
+
+    async def run_info(self, run_id: str, wait: float = 0.0) -> RunInfo:
+        """One run; with `wait`, its state when it has ended or the time is up."""
+        job = self._jobs.get(run_id)
+        if job is not None and wait > 0:
+            await within(self._clock, job.published, wait)
+        if job is not None:
+            return job.info("ended" if job.published.done() else self._describe(job))
+        scope = self._scope
+
+        def read(conn: Connection) -> RunInfo:
+            return _row_info(conn, scope, run_rows.get_run(conn, scope, run_id))
+
+        return await self._store.read(read)
+
+    async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
+        """Runs, oldest first. References are taken before the read, as in the transcript: a run
+        that ends meanwhile is then told by its job, not by a row that was not written yet."""
+        jobs = dict(self._jobs)
+        scope = self._scope
+
+        def read(conn: Connection) -> list[RunInfo]:
+            rows = run_rows.list_runs(conn, scope, session_id, None)
+            return [_row_info(conn, scope, row) for row in rows]
+
+        infos = []
+        for info in await self._store.read(read):
+            job = jobs.pop(info.run_id, None)
+            infos.append(info if job is None else self._job_info(job))
+        infos += [
+            self._job_info(job)
+            for job in jobs.values()
+            if session_id in (None, job.run.session_id) and job.run.state is not RunState.WITHDRAWN
+        ]
+        return [info for info in infos if state in (None, info.state)]
+
+    def _job_info(self, job: Job) -> RunInfo:
+        return job.info("ended" if job.published.done() else self._describe(job))
+
+    # The end -------------------------------------------------------------------------------------
+
+    async def drop(self, session_id: str) -> None:
+        """Cancel a session that is being deleted and wait until its last ending is out."""
+        waiter = asyncio.get_running_loop().create_future()
+        waiter = self._drained.setdefault(session_id, waiter)
+        self._perform(self._runs.drop(session_id).effects)
+        bound = self._settings.cancel_grace + self._settings.drain
+        if not await within(self._clock, waiter, bound):
+            log.error("session %s did not drain in %s s; deleted all the same", session_id, bound)
+        self._drained.pop(session_id, None)
+        # The last ending may still be on its way through the lane.
+        await self._lanes.push(session_id, _nothing)
+
+    def readmit(self, session_id: str) -> None:
+        """The deletion failed: the session is still there and takes prompts again."""
+        self._runs.readmit(session_id)
+
+    def shut(self) -> None:
+        """Accept nothing more and cancel everything, from this call on."""
+        if None not in self._drained:
+            self._drained[None] = asyncio.get_running_loop().create_future()
+        self._perform(self._runs.close())
+
+    async def close(self) -> None:
+        """End every run and publish the endings, or abandon what does not end in time."""
+        self.shut()
+        drained = asyncio.ensure_future(self._drain(self._drained[None]))
+        if not await within(self._clock, drained, self._settings.drain):
+            log.error("workspace %s did not drain; abandoning it", self._services.path)
+            drained.cancel()
+
+    async def aclose(self) -> None:
+        """Let go of the agent and of whatever it left running."""
+        if self.agent is not None:
+            try:
+                async with asyncio.timeout(self._settings.drain):
+                    await self.agent.aclose()
+            except Exception:
+                log.exception("workspace %s: the agent did not close", self._services.path)
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def _drain(self, waiter: asyncio.Future[None]) -> None:
+        await waiter
+        await self._lanes.idle()
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._own(task)
+        return task
+
+    def _own(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _nothing() -> None:
+    """Pushed to a lane to learn when everything before it is done."""
+
+
+def _row_info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
+    text = ""
+    if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
+        text = message_rows.get_message(conn, scope, row.message_id).text
+    return info_of_row(row, text)
+
+
+def _explain(error: BaseException) -> Failure:
+    """An agent's exception as its user reads it: the words of the error, not a traceback."""
+    log.warning("an agent failed", exc_info=error)
+    text = str(error) or type(error).__name__
+    if isinstance(error, CrushliteError):
+        return Failure(error.code.replace("_", " ").capitalize(), text)
+    return Failure("The agent failed", f"{type(error).__name__}: {text}")
+
+
+def _log_crash(done: asyncio.Future[None]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        log.error("an effect could not be performed", exc_info=done.exception())

@@ -1,0 +1,24 @@
+"""The knobs of a daemon, in seconds unless said otherwise: constructor arguments, flags and
+`CRUSHLITE_*` variables all end up here. Tests shorten them; nothing in the package has a time
+limit that is not a knob or a named constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crushlite.claims import Graces
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    graces: Graces = field(default_factory=Graces)  # create, detach, idle
+    cancel_grace: float = 5.0  # how long a cancelled agent may take before it is abandoned
+    drain: float = 10.0  # how long a teardown may take before what is left is abandoned
+    keepalive: float = 15.0  # comments on streams that asked to resume
+    coalesce: float = 0.033  # at most one event per growing message in this time
+    unattended: float | None = 60.0  # permissions nobody can answer are denied after this; or never
+    yolo: bool = False  # every workspace starts with permissions skipped
+    data_dir: str = ""  # one database for all workspaces instead of one in each

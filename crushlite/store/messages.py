@@ -1,0 +1,158 @@
+"""Queries over messages.
+
+The parts are one JSON column in the shape of the wire. `finished` repeats whether they hold a
+finish part, so that recovery finds the open messages without reading all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from crushlite.errors import BadRequest, CorruptDatabase, NotFound
+from crushlite.protocol.codec import decode, dumps, encode
+from crushlite.protocol.messages import Message, Part
+from crushlite.store.sessions import require_session
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = [
+    "MESSAGE_COLUMNS",
+    "delete_message",
+    "get_message",
+    "insert_message",
+    "list_messages",
+    "list_user_messages",
+    "message_from_row",
+    "position_of",
+    "save_message",
+]
+
+MESSAGE_COLUMNS = (
+    "id, role, session_id, parts, model, provider, created_at, updated_at, is_summary_message"
+)
+_NEXT_POSITION = (
+    "(SELECT coalesce(max(position), 0) + 1 FROM messages "
+    "WHERE scope = :scope AND session_id = :session_id)"
+)
+
+
+def insert_message(
+    conn: sqlite3.Connection, scope: str, message: Message, position: int | None = None
+) -> None:
+    """Add a message at the end of its session, or right behind those at `position`."""
+    require_session(conn, scope, message.session_id)
+    place = _NEXT_POSITION if position is None else ":position"
+    conn.execute(
+        f"""
+        INSERT INTO messages (
+            scope, {MESSAGE_COLUMNS}, finished, position
+        ) VALUES (
+            :scope, :id, :role, :session_id, :parts, :model, :provider, :created_at, :updated_at,
+            :is_summary, :finished, {place}
+        )
+        """,
+        {
+            **_values(scope, message),
+            "session_id": message.session_id,
+            "role": message.role,
+            "created_at": message.created_at,
+            "is_summary": message.is_summary_message,
+            "position": position,
+        },
+    )
+
+
+def save_message(conn: sqlite3.Connection, scope: str, message: Message) -> None:
+    """Write what of a message changes. Without effect if it is gone: a session may be deleted
+    while a turn still streams."""
+    conn.execute(
+        """
+        UPDATE messages SET parts = :parts, finished = :finished, model = :model,
+            provider = :provider, updated_at = :updated_at
+        WHERE scope = :scope AND id = :id
+        """,
+        _values(scope, message),
+    )
+
+
+def get_message(conn: sqlite3.Connection, scope: str, mid: str) -> Message:
+    row = conn.execute(
+        f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = ? AND id = ?", (scope, mid)
+    ).fetchone()
+    if row is None:
+        raise NotFound(f"message {mid} not found")
+    return message_from_row(row)
+
+
+def position_of(conn: sqlite3.Connection, scope: str, mid: str) -> int | None:
+    """Where in its session a message stands; None if there is no such message."""
+    row = conn.execute(
+        "SELECT position FROM messages WHERE scope = ? AND id = ?", (scope, mid)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def list_messages(conn: sqlite3.Connection, scope: str, sid: str) -> list[Message]:
+    """The messages of a session in the order of their creation."""
+    rows = conn.execute(
+        f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = ? AND session_id = ? "
+        "ORDER BY position, seq",
+        (scope, sid),
+    )
+    return [message_from_row(row) for row in rows]
+
+
+def list_user_messages(conn: sqlite3.Connection, scope: str, sid: str | None) -> list[Message]:
+    """What users wrote, in one session or in all of the scope, newest first."""
+    of_session = "" if sid is None else "AND session_id = :sid"
+    rows = conn.execute(
+        f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = :scope AND role = 'user' "
+        f"{of_session} ORDER BY seq DESC",
+        {"scope": scope, "sid": sid},
+    )
+    return [message_from_row(row) for row in rows]
+
+
+def delete_message(conn: sqlite3.Connection, scope: str, mid: str) -> None:
+    conn.execute("DELETE FROM messages WHERE scope = ? AND id = ?", (scope, mid))
+
+
+def message_from_row(row: tuple[Any, ...]) -> Message:
+    """Build a message from the values of MESSAGE_COLUMNS."""
+    mid, role, sid, parts, model, provider, created_at, updated_at, is_summary = row
+    try:
+        message = decode(
+            Message, {"id": mid, "role": role, "session_id": sid, "parts": json.loads(parts)}
+        )
+    except (BadRequest, ValueError) as error:
+        raise CorruptDatabase(f"message {mid} cannot be read: {error}") from None
+    message.model, message.provider = model, provider
+    message.created_at, message.updated_at = created_at, updated_at
+    message.is_summary_message = bool(is_summary)
+    return message
+
+
+def _values(scope: str, message: Message) -> dict[str, object]:
+    for part in message.parts:
+        _check_integers(part)
+    parts = [{"type": part.tag, "data": encode(part)} for part in message.parts]
+    return {
+        "scope": scope,
+        "id": message.id,
+        "parts": dumps(parts).decode("ascii"),
+        "finished": message.finish is not None,
+        "model": message.model,
+        "provider": message.provider,
+        "updated_at": message.updated_at,
+    }
+
+
+def _check_integers(part: Part) -> None:
+    # JSON would take any, but the codec would refuse to read it back: the session would be lost.
+    for field in dataclasses.fields(part):  # type: ignore[arg-type]  # every Part is a dataclass
+        value = getattr(part, field.name)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise BadRequest(f"{part.tag}.{field.name} does not fit in 64 bits")

@@ -1,0 +1,243 @@
+"""What the death of a daemon left behind is brought to an end when the store is next opened.
+
+`recover` runs in one transaction, before anything else can write. Whatever is open then was
+interrupted, as only one process owns the database. Afterwards every promised prompt is a user
+message with a terminal marker behind it, every tool call has a result, and no run is without an
+outcome. A second `recover` finds nothing to do. Nothing is ever run again.
+
+Runs of this very boot are left alone: their ending may still be on its way.
+
+A run's turn is what stands between its user message and the user message of the next run; the runs
+it carried (riders) have their user messages inside it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crushlite.errors import BadRequest, RunNotFound
+from crushlite.protocol.codec import decode
+from crushlite.protocol.messages import (
+    Attachment,
+    BinaryPart,
+    FinishPart,
+    Message,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from crushlite.store.messages import (
+    MESSAGE_COLUMNS,
+    insert_message,
+    message_from_row,
+    position_of,
+    save_message,
+)
+from crushlite.store.runs import RUN_COLUMNS, RunRow, end_run, get_run, run_from_row, start_run
+from crushlite.store.sessions import child_ids
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["INTERRUPTED", "recover"]
+
+INTERRUPTED = "interrupted: the daemon stopped"
+_END = 2**63 - 1  # a position behind all others
+
+
+@dataclass(slots=True)
+class _Placed:
+    position: int
+    message: Message
+
+
+def recover(conn: sqlite3.Connection, boot_id: str, now: float) -> list[str]:
+    """End the unfinished runs of other boots, oldest first; return their ids."""
+    # First, so that a half-written summary is not taken for the answer of the run it served.
+    conn.execute("DELETE FROM messages WHERE finished = 0 AND is_summary_message")
+    found = conn.execute(
+        f"SELECT scope, {RUN_COLUMNS} FROM runs WHERE outcome IS NULL AND boot_id <> ? "
+        "ORDER BY seq",
+        (boot_id,),
+    ).fetchall()
+    rows = [(scope, run_from_row(tuple(values))) for scope, *values in found]
+    for scope, row in rows:
+        _recover_run(conn, scope, row, now)
+    for scope, sid in _other_sessions(conn, rows):
+        _mend(conn, scope, _messages(conn, scope, sid, 0, _END), now)
+    return [row.run_id for _, row in rows]
+
+
+def _recover_run(conn: sqlite3.Connection, scope: str, row: RunRow, now: float) -> None:
+    carrier = _carrier(conn, scope, row)
+    start = _restore_prompt(conn, scope, row, now)
+    if carrier is not None:
+        # Carriers are accepted before their riders, so this one has its outcome by now.
+        outcome, message_id = carrier.outcome or "failed", carrier.message_id
+        error = carrier.error if carrier.outcome else INTERRUPTED
+    else:
+        outcome, error = "failed", INTERRUPTED
+        message_id = _close_turn(conn, scope, row, start, now)
+    end_run(conn, scope, row.run_id, outcome, message_id, error, row.denied, row.carrier, now)
+
+
+def _carrier(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None:
+    if not row.carrier:
+        return None
+    try:
+        return get_run(conn, scope, row.carrier)
+    except RunNotFound:
+        return None
+
+
+# The prompt -------------------------------------------------------------------------------------
+
+
+def _restore_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, now: float) -> int:
+    """Write the user message if it is missing; return its position."""
+    position = position_of(conn, scope, row.user_message_id)
+    if position is None:
+        message = _message(row.session_id, "user", int(row.accepted_at or now))
+        message.parts = [TextPart(row.prompt), *_binaries(row.attachments), FinishPart("stop")]
+        message.id = row.user_message_id or message.id
+        start_run(conn, scope, row.run_id, message, now)
+        position = position_of(conn, scope, message.id)
+    assert position is not None
+    return position
+
+
+def _binaries(attachments: str | None) -> list[Part]:
+    try:
+        files = [decode(Attachment, item) for item in json.loads(attachments or "[]")]
+    except (BadRequest, ValueError):
+        return []  # unreadable: better the prompt alone than a store that cannot be opened
+    return [BinaryPart(file.file_path, file.mime_type, file.content) for file in files]
+
+
+# The turn ---------------------------------------------------------------------------------------
+
+
+def _close_turn(conn: sqlite3.Connection, scope: str, row: RunRow, start: int, now: float) -> str:
+    """Bring the turn to an end; return the id of its last assistant message."""
+    end = _next_prompt(conn, scope, row, start)
+    turn = _messages(conn, scope, row.session_id, start + 1, end)
+    last = _mend(conn, scope, turn, now)
+    if last is not None:
+        return last.id
+    message = _message(row.session_id, "assistant", int(now))
+    message.parts = [_finish(now)]
+    insert_message(conn, scope, message, turn[-1].position if turn else start)
+    return message.id
+
+
+def _next_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, start: int) -> int:
+    (position,) = conn.execute(
+        """
+        SELECT min(messages.position) FROM runs JOIN messages
+        ON messages.scope = runs.scope AND messages.id = runs.user_message_id
+        WHERE runs.scope = ? AND runs.session_id = ? AND runs.carrier <> ?
+            AND messages.position > ?
+        """,
+        (scope, row.session_id, row.run_id, start),
+    ).fetchone()
+    return _END if position is None else int(position)
+
+
+def _messages(
+    conn: sqlite3.Connection, scope: str, sid: str, first: int, end: int
+) -> list[_Placed]:
+    rows = conn.execute(
+        f"""
+        SELECT position, {MESSAGE_COLUMNS} FROM messages
+        WHERE scope = ? AND session_id = ? AND position >= ? AND position < ?
+        ORDER BY position, seq
+        """,
+        (scope, sid, first, end),
+    )
+    return [_Placed(position, message_from_row(tuple(values))) for position, *values in rows]
+
+
+def _mend(conn: sqlite3.Connection, scope: str, turn: list[_Placed], now: float) -> Message | None:
+    """Finish the open messages, answer the open tool calls; return the last assistant message."""
+    steps = [p.message for p in turn if _is_step(p.message)]
+    last = steps[-1] if steps else None
+    unanswered = _unanswered(turn)
+    for message in steps:
+        if _close_message(message, message is last, now):
+            message.updated_at = int(now)
+            save_message(conn, scope, message)
+    for place, call in unanswered:
+        result = ToolResultPart(call.id, call.name, INTERRUPTED, is_error=True)
+        answer = _message(place.message.session_id, "tool", int(now))
+        answer.parts = [result, FinishPart("stop")]
+        insert_message(conn, scope, answer, place.position)
+    return last
+
+
+def _unanswered(turn: list[_Placed]) -> list[tuple[_Placed, ToolCallPart]]:
+    # By place, not by a set of ids: some providers start their ids anew in every step.
+    waiting: list[tuple[_Placed, ToolCallPart]] = []
+    for place in turn:
+        waiting.extend((place, call) for call in place.message.tool_calls)
+        for result in place.message.tool_results:
+            match = next((w for w in waiting if w[1].id == result.tool_call_id), None)
+            if match is not None:
+                waiting.remove(match)
+    return waiting
+
+
+def _close_message(message: Message, is_last: bool, now: float) -> bool:
+    """Returns whether anything had to change."""
+    changed = False
+    for call in message.tool_calls:
+        if not call.finished:
+            call.finished, call.input = True, "{}"  # half of a JSON text is of no use to anybody
+            changed = True
+    finish = message.finish
+    # A last step that ends in `tool_use` was to be followed by another: the run has no end yet.
+    if finish is None or (is_last and finish.reason == "tool_use"):
+        for part in message.parts:
+            if isinstance(part, ReasoningPart) and part.started_at and not part.finished_at:
+                part.finished_at = int(now)
+        message.parts = [part for part in message.parts if part is not finish]
+        message.parts.append(_finish(now))
+        changed = True
+    return changed
+
+
+def _is_step(message: Message) -> bool:
+    return message.role == "assistant" and not message.is_summary_message
+
+
+def _finish(now: float) -> FinishPart:
+    return FinishPart("error", int(now), "Interrupted", INTERRUPTED)
+
+
+def _message(sid: str, role: str, at: int) -> Message:
+    return Message(str(uuid.uuid4()), role, sid, created_at=at, updated_at=at)
+
+
+# Sessions without runs --------------------------------------------------------------------------
+
+
+def _other_sessions(
+    conn: sqlite3.Connection, rows: list[tuple[str, RunRow]]
+) -> list[tuple[str, str]]:
+    """Sessions that may hold something open although no run of theirs does: those of sub-agents
+    that worked for a run, and any with an open message. The latter only if all runs have ended:
+    else the message may belong to a run of this boot."""
+    found: dict[tuple[str, str], None] = {}  # a set in the order of insertion
+    for scope, row in rows:
+        found.update(((scope, child), None) for child in child_ids(conn, scope, row.session_id))
+    if conn.execute("SELECT 1 FROM runs WHERE outcome IS NULL").fetchone() is None:
+        sessions = conn.execute(
+            "SELECT scope, session_id FROM messages "
+            "WHERE finished = 0 AND role = 'assistant' ORDER BY seq"
+        )
+        found.update(((scope, sid), None) for scope, sid in sessions)
+    return list(found)

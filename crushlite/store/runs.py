@@ -1,0 +1,161 @@
+"""The journal of runs: what was promised, and how it ended.
+
+A row is inserted before the prompt is acknowledged, and its outcome is set once, in the transaction
+that writes the ending's messages. Attachments are held only until they are part of the stored user
+message. Rows live as long as their session, so a repeated run id is recognised that long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crushlite.errors import RunIdReused, RunNotFound
+from crushlite.store.messages import insert_message, position_of
+from crushlite.store.sessions import require_session
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from crushlite.protocol.messages import Message
+
+__all__ = [
+    "RUN_COLUMNS",
+    "RunRow",
+    "end_run",
+    "get_run",
+    "insert_run",
+    "list_runs",
+    "run_from_row",
+    "start_run",
+]
+
+
+@dataclass(slots=True)
+class RunRow:
+    """`attachments` is the JSON array of the prompt's attachments; `outcome` is None until the run
+    has ended; `carrier` is the run that took this one along, if it was folded."""
+
+    run_id: str
+    session_id: str
+    digest: str
+    prompt: str
+    attachments: str | None = None
+    user_message_id: str = ""
+    kind: str = "prompt"
+    when_busy: str = ""
+    detach: bool = False
+    max_cost: float | None = None
+    max_steps: int | None = None
+    carrier: str = ""
+    boot_id: str = ""
+    outcome: str | None = None
+    message_id: str = ""
+    error: str = ""
+    denied: int = 0
+    accepted_at: float = 0.0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(RunRow))
+RUN_COLUMNS = ", ".join(_FIELDS)
+_INSERT = (
+    f"INSERT INTO runs (scope, {RUN_COLUMNS}) VALUES (?{', ?' * len(_FIELDS)})"  # one for scope
+)
+_ENDED = {None: "", True: "AND outcome IS NOT NULL", False: "AND outcome IS NULL"}
+
+
+def insert_run(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None:
+    """Promise a run. None: inserted. A row: this very prompt was promised before, and that is how
+    it stands now. The same run id with another digest is refused."""
+    known = _find(conn, scope, row.run_id)
+    if known is not None:
+        if known.digest != row.digest:
+            raise RunIdReused(f"run {row.run_id} was given with another prompt")
+        return known
+    require_session(conn, scope, row.session_id)
+    conn.execute(_INSERT, (scope, *(getattr(row, name) for name in _FIELDS)))
+    return None
+
+
+def start_run(
+    conn: sqlite3.Connection,
+    scope: str,
+    run_id: str,
+    user_message: Message,
+    now: float,
+    carrier: str = "",
+) -> None:
+    """Store the run's user message, and with it the carrier if the run is being folded. A second
+    call changes nothing: there is one user message per run."""
+    row = get_run(conn, scope, run_id)
+    if row.user_message_id and position_of(conn, scope, row.user_message_id) is not None:
+        return
+    insert_message(conn, scope, user_message)
+    conn.execute(
+        """
+        UPDATE runs SET user_message_id = ?, attachments = NULL, started_at = ?,
+            carrier = CASE WHEN ? = '' THEN carrier ELSE ? END
+        WHERE scope = ? AND run_id = ?
+        """,
+        (user_message.id, now, carrier, carrier, scope, run_id),
+    )
+
+
+def end_run(  # noqa: PLR0913 - the columns of an ending
+    conn: sqlite3.Connection,
+    scope: str,
+    run_id: str,
+    outcome: str,
+    message_id: str,
+    error: str,
+    denied: int,
+    carrier: str,
+    now: float,
+) -> bool:
+    """Set the outcome, unless there is one: a run ends once. Returns whether it was set."""
+    changed = conn.execute(
+        """
+        UPDATE runs SET outcome = ?, message_id = ?, error = ?, denied = ?, ended_at = ?,
+            carrier = CASE WHEN ? = '' THEN carrier ELSE ? END, attachments = NULL
+        WHERE scope = ? AND run_id = ? AND outcome IS NULL
+        """,
+        (outcome, message_id, error, denied, now, carrier, carrier, scope, run_id),
+    )
+    return changed.rowcount == 1
+
+
+def get_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow:
+    row = _find(conn, scope, run_id)
+    if row is None:
+        raise RunNotFound(f"run {run_id} not found")
+    return row
+
+
+def list_runs(
+    conn: sqlite3.Connection, scope: str, session_id: str | None, ended: bool | None
+) -> list[RunRow]:
+    """Runs in the order of their acceptance; None asks for all sessions, or for both kinds."""
+    of_session = "" if session_id is None else "AND session_id = :session_id"
+    rows = conn.execute(
+        f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = :scope {of_session} {_ENDED[ended]} "
+        "ORDER BY seq",
+        {"scope": scope, "session_id": session_id},
+    )
+    return [run_from_row(row) for row in rows]
+
+
+def run_from_row(row: tuple[Any, ...]) -> RunRow:
+    """Build a row from the values of RUN_COLUMNS."""
+    answer = RunRow(*row)
+    answer.detach = bool(answer.detach)
+    return answer
+
+
+def _find(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow | None:
+    row = conn.execute(
+        f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
+    ).fetchone()
+    return None if row is None else run_from_row(row)

@@ -1,0 +1,247 @@
+"""Queries over sessions.
+
+`message_count`, and the bump of `updated_at` and `touched` on a new message, are the work of
+triggers: no caller can forget them. `updated_at` never goes back, whatever the clock does. Children
+are sessions of their own with a parent; they are kept out of the list and die with the parent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+from crushlite.errors import BadRequest, SessionNotFound
+from crushlite.protocol.codec import decode, dumps, encode
+from crushlite.protocol.sessions import Session, Todo
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = [
+    "child_ids",
+    "delete_session",
+    "get_session",
+    "insert_session",
+    "list_sessions",
+    "rename_session",
+    "require_session",
+    "save_usage",
+    "set_summary",
+    "set_title",
+    "set_todos",
+]
+
+_COLUMNS = (
+    "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "
+    "summary_message_id, cost, todos, created_at, updated_at"
+)
+_NEXT_TOUCH = "(SELECT coalesce(max(touched), 0) + 1 FROM sessions WHERE scope = :scope)"
+_TOUCH = f"updated_at = max(updated_at, :now), touched = {_NEXT_TOUCH}"
+_MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
+_DESCENDANTS = """
+    WITH RECURSIVE family (id, level) AS (
+        SELECT :id, 0
+        UNION ALL
+        SELECT sessions.id, level + 1 FROM sessions JOIN family
+        ON sessions.scope = :scope AND sessions.parent_session_id = family.id
+    )
+    SELECT id FROM family WHERE level > 0 ORDER BY level
+"""
+
+
+def require_session(conn: sqlite3.Connection, scope: str, sid: str) -> None:
+    """Asked before every insert that hangs on a session: a foreign key that fails says nothing
+    about which."""
+    found = conn.execute("SELECT 1 FROM sessions WHERE scope = ? AND id = ?", (scope, sid))
+    if found.fetchone() is None:
+        raise SessionNotFound(f"session {sid} not found")
+
+
+def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> None:
+    """`message_count` of the argument is not believed: a new session has no messages."""
+    if session.parent_session_id:
+        require_session(conn, scope, session.parent_session_id)
+    _check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
+    conn.execute(
+        f"""
+        INSERT INTO sessions (
+            scope, id, parent_session_id, title, prompt_tokens, completion_tokens,
+            summary_message_id, cost, todos, created_at, updated_at, touched
+        ) VALUES (
+            :scope, :id, :parent, :title, :prompt_tokens, :completion_tokens,
+            :summary, :cost, :todos, :created_at, :updated_at, {_NEXT_TOUCH}
+        )
+        """,
+        {
+            "scope": scope,
+            "id": session.id,
+            "parent": session.parent_session_id or None,
+            "title": session.title,
+            "prompt_tokens": session.prompt_tokens,
+            "completion_tokens": session.completion_tokens,
+            "summary": session.summary_message_id,
+            "cost": session.cost,
+            "todos": _todos(session.todos),
+            "created_at": session.created_at,
+            "updated_at": session.updated_at,
+        },
+    )
+
+
+def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
+    row = conn.execute(
+        f"SELECT {_COLUMNS} FROM sessions WHERE scope = ? AND id = ?", (scope, sid)
+    ).fetchone()
+    if row is None:
+        raise SessionNotFound(f"session {sid} not found")
+    return _session(row)
+
+
+def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
+    """Top-level sessions, the one changed last first."""
+    rows = conn.execute(
+        f"SELECT {_COLUMNS} FROM sessions WHERE scope = ? AND parent_session_id IS NULL "
+        "ORDER BY touched DESC",
+        (scope,),
+    )
+    return [_session(row) for row in rows]
+
+
+def rename_session(
+    conn: sqlite3.Connection, scope: str, sid: str, title: str, now: float
+) -> Session:
+    """A title given by a person: no generated title replaces it, ever."""
+    return _update(conn, scope, sid, "title = :title, title_by_user = 1", now=now, title=title)
+
+
+def set_title(  # noqa: PLR0913 - the counters are three and belong to the title's one statement
+    conn: sqlite3.Connection,
+    scope: str,
+    sid: str,
+    title: str,
+    now: float,
+    prompt_tokens: int,
+    completion_tokens: int,
+    cost: float,
+) -> Session | None:
+    """A generated title and what it cost; None if the session is gone. The usage is added even
+    where a rename keeps the title, and added in SQL: a running turn saves its own meanwhile."""
+    _check_usage(prompt_tokens, completion_tokens, cost)
+    try:
+        return _update(
+            conn,
+            scope,
+            sid,
+            "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
+            f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
+            f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), "
+            "cost = cost + :cost",
+            now=now,
+            title=title,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost=cost,
+        )
+    except SessionNotFound:
+        return None
+
+
+def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
+    conn: sqlite3.Connection,
+    scope: str,
+    sid: str,
+    prompt_tokens: int,
+    completion_tokens: int,
+    cost_delta: float,
+    now: float,
+) -> Session:
+    """After a step: the token counters hold that step's values (they show how full the context
+    is), the cost adds up."""
+    _check_usage(prompt_tokens, completion_tokens, cost_delta)
+    return _update(
+        conn,
+        scope,
+        sid,
+        "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, "
+        "cost = cost + :cost",
+        now=now,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cost=cost_delta,
+    )
+
+
+def set_todos(
+    conn: sqlite3.Connection, scope: str, sid: str, todos: list[Todo], now: float
+) -> Session:
+    return _update(conn, scope, sid, "todos = :todos", now=now, todos=_todos(todos))
+
+
+def set_summary(
+    conn: sqlite3.Connection,
+    scope: str,
+    sid: str,
+    message_id: str,
+    completion_tokens: int,
+    now: float,
+) -> Session:
+    """From now on the summary stands for all before it: it is what fills the context."""
+    _check_usage(0, completion_tokens, 0.0)
+    return _update(
+        conn,
+        scope,
+        sid,
+        "summary_message_id = :message_id, prompt_tokens = 0, "
+        "completion_tokens = :completion_tokens",
+        now=now,
+        message_id=message_id,
+        completion_tokens=completion_tokens,
+    )
+
+
+def child_ids(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
+    """Children, and theirs, level by level."""
+    rows = conn.execute(_DESCENDANTS, {"scope": scope, "id": sid})
+    return [child for (child,) in rows]
+
+
+def delete_session(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
+    """Delete the session with its children, messages, files, read marks and runs (they cascade);
+    return the ids of all sessions that went, the asked one first."""
+    require_session(conn, scope, sid)
+    gone = [sid, *child_ids(conn, scope, sid)]
+    conn.execute("DELETE FROM sessions WHERE scope = ? AND id = ?", (scope, sid))
+    return gone
+
+
+def _update(
+    conn: sqlite3.Connection,
+    scope: str,
+    sid: str,
+    assignments: str,
+    *,
+    now: float,
+    **values: str | float,
+) -> Session:
+    conn.execute(
+        f"UPDATE sessions SET {assignments}, {_TOUCH} WHERE scope = :scope AND id = :id",
+        {"scope": scope, "id": sid, "now": int(now), **values},
+    )
+    return get_session(conn, scope, sid)
+
+
+def _session(row: tuple[object, ...]) -> Session:
+    session = Session(*row)  # type: ignore[arg-type]  # _COLUMNS is in the order of the fields
+    session.todos = [decode(Todo, item) for item in json.loads(str(row[8]))]
+    return session
+
+
+def _todos(todos: list[Todo]) -> str:
+    return dumps(encode(todos)).decode("ascii")
+
+
+def _check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None:
+    counts = 0 <= prompt_tokens <= _MAX and 0 <= completion_tokens <= _MAX
+    if not counts or not math.isfinite(cost):
+        raise BadRequest("token counts must be 64-bit and not negative, and a cost finite")

@@ -1,0 +1,33 @@
+"""The public test harness: what crushlite tests itself with, for tools that build on it.
+
+LocalDaemon     an in-process daemon on a real socket, with a scripted agent
+Participant     one client of it: requests and an event stream
+EventReader     an event stream with `wait_for` and `never`
+ScriptedAgent   an agent whose every move the test decides
+FakeClock       time that moves when the test says so
+inline_stores   a store that runs in the calling thread
+MemoryTransport, connect_pair   HTTP without sockets
+"""
+
+from __future__ import annotations
+
+from crushlite.agent.scripted import ScriptedAgent, ScriptedRun
+from crushlite.clock import FakeClock
+from crushlite.store import InlineExecutor, Stores
+from crushlite.testing.harness import Answer, EventReader, LocalDaemon, Participant, Seen
+from crushlite.testing.memory import MemoryTransport, connect_pair
+
+__all__ = [
+    "Answer",
+    "EventReader",
+    "FakeClock",
+    "InlineExecutor",
+    "LocalDaemon",
+    "MemoryTransport",
+    "Participant",
+    "ScriptedAgent",
+    "ScriptedRun",
+    "Seen",
+    "Stores",
+    "connect_pair",
+]

@@ -1,0 +1,353 @@
+"""The live messages of a workspace: parts that grow, coalesced events, and the overlay reads see.
+
+A message is *live* from its creation until its last state is committed. While it is live this
+module, not the database, holds its newest state: streams are told at once or within the coalescing
+window, rows follow more lazily, and REST reads are overlaid with what streams saw.
+
+Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in) is published
+at most once per window, the first piece at once, and written at most once a second or per 64 KiB.
+Everything else is *structural*: published and written on the spot. Both end in the same rows.
+
+Writes go through the store's one ordered queue, so rows of one message never reorder. A write that
+fails leaves the message live, and `unsaved` hands it to the transaction that ends its turn.
+
+Knows nothing of: runs, turns, permissions, HTTP.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING
+
+from crushlite.protocol.messages import FinishPart, ReasoningPart, TextPart, ToolCallPart
+from crushlite.store import messages as message_rows
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from crushlite.clock import Clock, Timer
+    from crushlite.events import Hub
+    from crushlite.protocol.messages import Message
+    from crushlite.store import Connection, Store
+
+__all__ = ["Live", "Transcript"]
+
+log = logging.getLogger(__name__)
+
+ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
+ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
+
+
+class Live:
+    """A message that is still being written. Only Transcript writes these attributes."""
+
+    __slots__ = (
+        "deleted",
+        "grown",
+        "insert",
+        "message",
+        "only_growth",
+        "published",
+        "row_time",
+        "submitted",
+        "text_tail",
+        "thought_tail",
+        "timer",
+        "version",
+        "written",
+    )
+
+    def __init__(self, message: Message, insert: Callable[[Connection], None]) -> None:
+        self.message = message
+        self.insert = insert  # how the row comes to be, the first time it is written
+        self.text_tail: list[str] = []  # pieces not yet joined: joining each would be quadratic
+        self.thought_tail: list[str] = []
+        self.version = 1  # counts changes; the next three say how far each has followed
+        self.published = 1
+        self.submitted = 0
+        self.written = 0
+        self.only_growth = True
+        self.grown = 0  # characters since the row was last written
+        self.row_time = 0.0
+        self.timer: Timer | None = None
+        self.deleted = False
+
+    @property
+    def finished(self) -> bool:
+        return self.message.finish is not None
+
+    def fold(self) -> Message:
+        """Join the tails and return the message itself."""
+        if self.text_tail:
+            part = next(part for part in self.message.parts if isinstance(part, TextPart))
+            part.text += "".join(self.text_tail)
+            self.text_tail.clear()
+        if self.thought_tail:
+            thought = next(part for part in self.message.parts if isinstance(part, ReasoningPart))
+            thought.thinking += "".join(self.thought_tail)
+            self.thought_tail.clear()
+        return self.message
+
+    def snapshot(self) -> Message:
+        """A copy that later changes do not touch."""
+        message = copy.copy(self.fold())
+        message.parts = [copy.copy(part) for part in message.parts]
+        return message
+
+
+class Transcript:
+    def __init__(
+        self, *, store: Store, scope: str, hub: Hub, clock: Clock, coalesce: float = 0.033
+    ) -> None:
+        self._store = store
+        self._scope = scope
+        self._hub = hub
+        self._clock = clock
+        self._coalesce = coalesce
+        self._live: dict[str, Live] = {}  # by message id, in order of creation
+
+    # Writing -------------------------------------------------------------------------------------
+
+    def create(self, message: Message, insert: Callable[[Connection], None] | None = None) -> Live:
+        """Begin a message: published at once, its row submitted."""
+        live = self._begin(message, insert)
+        self._write(live)
+        return live
+
+    def begin(self, message: Message, insert: Callable[[Connection], None] | None = None) -> Live:
+        """Begin a message whose row the caller's own transaction will write (see `unsaved`)."""
+        return self._begin(message, insert)
+
+    def say(self, live: Live, text: str) -> None:
+        self._close_reasoning(live)
+        if not any(isinstance(part, TextPart) for part in live.message.parts):
+            # Models like to open with a line break, which shows as a blank first line in a pipe.
+            text = text.removeprefix("\n")
+            live.message.parts.append(TextPart())
+        live.text_tail.append(text)
+        self._grew(live, len(text))
+
+    def think(self, live: Live, text: str, signature: str = "") -> None:
+        part = next((p for p in live.message.parts if isinstance(p, ReasoningPart)), None)
+        if part is None:
+            part = ReasoningPart(started_at=int(self._clock.now()))
+            live.message.parts.append(part)
+        part.signature = signature or part.signature
+        live.thought_tail.append(text)
+        self._grew(live, len(text))
+
+    def tool_call(self, live: Live, call: ToolCallPart) -> None:
+        """Add a call, or replace the known one with its id."""
+        self._close_reasoning(live)
+        known = next((c for c in live.message.tool_calls if c.id == call.id), None)
+        if known is None:
+            live.message.parts.append(call)
+            self.changed(live)
+        elif call.finished != known.finished:
+            known.name, known.input, known.finished = call.name, call.input, call.finished
+            self.changed(live)
+        else:
+            known.input = call.input
+            live.only_growth = False  # growing input is debounced but is no growth of text
+            self._grew(live, len(call.input))
+
+    def finish(self, live: Live, finish: FinishPart, *, write: bool = True) -> None:
+        """Set the finish part: at most one, last. `write=False` leaves the row to `unsaved`."""
+        self._close_reasoning(live, flush=False)
+        parts = [part for part in live.message.parts if not isinstance(part, FinishPart)]
+        live.message.parts = [*parts, finish]
+        live.fold()
+        self.changed(live, write=write)
+
+    def erase(self, live: Live) -> None:
+        """Drop what was streamed into the message."""
+        live.text_tail.clear()
+        live.thought_tail.clear()
+        live.message.parts = []
+        self.changed(live)
+
+    def changed(self, live: Live, *, write: bool = True) -> None:
+        """A structural change: everybody is told now, and the row follows now."""
+        live.version += 1
+        live.only_growth = False
+        self.flush(live, write=write)
+
+    def flush(self, live: Live, *, write: bool = True) -> None:
+        """Publish and write what is not out yet; a second flush does nothing."""
+        if live.timer is not None:
+            live.timer.cancel()
+            live.timer = None
+        self._publish(live)
+        if write:
+            self._write(live)
+
+    def flush_all(self) -> None:
+        for live in list(self._live.values()):
+            self.flush(live)
+
+    def delete(self, live: Live) -> None:
+        """Remove a message for good; its buffered state must not bring the row back."""
+        self._discard(live)
+        message = live.fold()
+        done = self._store.submit(
+            lambda conn: message_rows.delete_message(conn, self._scope, message.id)
+        )
+        done.add_done_callback(_log_failure)
+        self._hub.publish("deleted", live.snapshot())
+
+    def forget(self, session_ids: Iterable[str]) -> None:
+        """Their sessions are gone: drop buffered state without a trace."""
+        gone = set(session_ids)
+        for live in list(self._live.values()):
+            if live.message.session_id in gone:
+                self._discard(live)
+
+    # The ending's transaction --------------------------------------------------------------------
+
+    def unsaved(self, lives: Iterable[Live]) -> Callable[[Connection], None]:
+        """What a transaction must do to store the newest state of these messages."""
+        work = [self._save(live) for live in lives if live.written < live.version]
+
+        def save(conn: Connection) -> None:
+            for step in work:
+                step(conn)
+
+        return save
+
+    def saved(self, lives: Iterable[Live]) -> None:
+        """That transaction is committed."""
+        for live in lives:
+            self._wrote(live, live.version)
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def messages(self, session_id: str) -> list[Message]:
+        """A session's messages, oldest first, as streams have seen them."""
+        return await self._overlaid(
+            lambda conn: message_rows.list_messages(conn, self._scope, session_id),
+            lambda message: message.session_id == session_id,
+        )
+
+    async def user_messages(self, session_id: str | None) -> list[Message]:
+        """What was typed, newest first: in one session, or in all."""
+        newest_first = await self._overlaid(
+            lambda conn: message_rows.list_user_messages(conn, self._scope, session_id)[::-1],
+            lambda message: message.role == "user" and session_id in (None, message.session_id),
+        )
+        return newest_first[::-1]
+
+    async def _overlaid(
+        self,
+        read: Callable[[Connection], list[Message]],
+        wanted: Callable[[Message], bool],
+    ) -> list[Message]:
+        # References are taken before the read: a message that commits and leaves the overlay
+        # while the reader still looks at an older snapshot would otherwise be in neither.
+        seen = {key: live for key, live in self._live.items() if wanted(live.message)}
+        rows = await self._store.read(read)
+        seen |= {key: live for key, live in self._live.items() if wanted(live.message)}
+        answer = []
+        for row in rows:
+            live = seen.pop(row.id, None)
+            if live is None:
+                answer.append(row)
+            elif not live.deleted:
+                answer.append(live.snapshot())
+        answer += [live.snapshot() for live in seen.values() if not live.deleted]
+        return answer
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _begin(self, message: Message, insert: Callable[[Connection], None] | None) -> Live:
+        first = copy.copy(message)
+        first.parts = [copy.copy(part) for part in message.parts]
+        scope = self._scope
+        live = Live(message, insert or (lambda c: message_rows.insert_message(c, scope, first)))
+        self._live[message.id] = live
+        self._hub.publish("created", live.snapshot())
+        return live
+
+    def _grew(self, live: Live, amount: int) -> None:
+        live.version += 1
+        live.grown += amount
+        if self._coalesce <= 0:
+            self._publish(live)
+            self._write(live)
+        elif live.timer is None:
+            self._tick(live)
+
+    def _tick(self, live: Live) -> None:
+        """Publish what came in and open the next window; an idle window is not followed by one."""
+        live.timer = None
+        if live.published == live.version:
+            return
+        self._publish(live)
+        stale = self._clock.time() - live.row_time >= ROW_SECONDS
+        if stale or live.grown >= ROW_CHARS:
+            self._write(live)
+        live.timer = self._clock.call_later(self._coalesce, lambda: self._tick(live))
+
+    def _publish(self, live: Live) -> None:
+        if live.published != live.version and not live.deleted:
+            live.published = live.version
+            self._hub.publish("updated", live.snapshot(), growth=live.only_growth)
+            live.only_growth = True
+
+    def _close_reasoning(self, live: Live, *, flush: bool = True) -> None:
+        part = next((p for p in live.message.parts if isinstance(p, ReasoningPart)), None)
+        if part is not None and not part.finished_at:
+            live.fold()
+            part.finished_at = int(self._clock.now())
+            if flush:
+                self.changed(live)
+
+    def _save(self, live: Live) -> Callable[[Connection], None]:
+        message = live.snapshot()
+        message.updated_at = int(self._clock.now())
+        insert = live.insert if live.written == 0 else None
+        scope = self._scope
+
+        def save(conn: Connection) -> None:
+            if insert is not None and message_rows.position_of(conn, scope, message.id) is None:
+                insert(conn)
+            message_rows.save_message(conn, scope, message)
+
+        return save
+
+    def _write(self, live: Live) -> None:
+        if live.submitted == live.version or live.deleted:
+            return
+        live.submitted = version = live.version
+        live.grown = 0
+        live.row_time = self._clock.time()
+        done: asyncio.Future[None] = self._store.submit(self._save(live))
+
+        def note(done: asyncio.Future[None]) -> None:
+            if _log_failure(done):
+                self._wrote(live, version)
+
+        done.add_done_callback(note)
+
+    def _wrote(self, live: Live, version: int) -> None:
+        live.written = max(live.written, version)
+        if live.finished and live.written == live.version:
+            self._live.pop(live.message.id, None)
+
+    def _discard(self, live: Live) -> None:
+        live.deleted = True
+        if live.timer is not None:
+            live.timer.cancel()
+            live.timer = None
+        self._live.pop(live.message.id, None)
+
+
+def _log_failure(done: asyncio.Future[None]) -> bool:
+    """Whether a write succeeded; a failed one is retried by the transaction that ends the turn."""
+    if done.cancelled():
+        return False
+    error = done.exception()
+    if error is not None:
+        log.warning("a message could not be written yet: %s", error)
+    return error is None

@@ -1,0 +1,525 @@
+"""What an agent's calls do: the transcript they grow, the people they ask, the fence behind them.
+
+A LiveTurn is made by the workspace for one run and handed to the agent. The agent can only add to
+the turn; how it ends is written by `close`, which the workspace calls once, after the agent is
+gone or was given up. From `fence` on every call raises TurnOver and publishes nothing, so an agent
+that was abandoned cannot reach back into a turn that clients have seen end.
+
+Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.agent.base import Verdict
+from crushlite.errors import BadRequest, LimitReached, TurnOver
+from crushlite.pending import Allowed
+from crushlite.protocol.messages import (
+    FINISH_REASONS,
+    FinishPart,
+    Message,
+    ToolCallPart,
+    ToolResultPart,
+)
+from crushlite.protocol.permissions import PermissionRequest
+from crushlite.protocol.questions import QuestionBatch
+from crushlite.runs import Outcome
+from crushlite.store import files as file_rows, sessions as session_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+
+    from crushlite.agent.base import Usage
+    from crushlite.clock import Clock
+    from crushlite.events import Hub
+    from crushlite.pending import Permissions, Questions
+    from crushlite.protocol.config import SelectedModel
+    from crushlite.protocol.messages import Attachment
+    from crushlite.protocol.questions import Question, QuestionResponse
+    from crushlite.protocol.sessions import Session, Todo
+    from crushlite.store import Connection, Store
+    from crushlite.transcript import Live, Transcript
+
+__all__ = ["Failure", "LiveTurn", "Order", "Services", "run_blocking"]
+
+BREATHS = 64  # says between two suspensions even if no time passes: see LiveTurn._breathe
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the turns of one workspace share."""
+
+    path: Path
+    env: Mapping[str, str]
+    store: Store
+    scope: str
+    hub: Hub
+    clock: Clock
+    transcript: Transcript
+    permissions: Permissions
+    questions: Questions
+    interactive: Callable[[], bool]
+    coalesce: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one run asks of its turn."""
+
+    run_id: str
+    session_id: str
+    prompt: str
+    attachments: tuple[Attachment, ...] = ()
+    max_cost: float | None = None
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a turn failed, as the user will read it."""
+
+    title: str
+    detail: str
+
+
+class LiveTurn:
+    """Implements agent.base.Turn."""
+
+    def __init__(
+        self,
+        services: Services,
+        order: Order,
+        selected: SelectedModel,
+        fold: Callable[[], Awaitable[list[Message]]],
+    ) -> None:
+        self.run_id = order.run_id
+        self.session_id = order.session_id
+        self.prompt = order.prompt
+        self.attachments = order.attachments
+        self.path = services.path
+        self.env = services.env
+        self.denied = 0
+        self._services = services
+        self._order = order
+        self._selected = selected
+        self._fold = fold
+        self._over = False
+        self._step: Live | None = None  # the assistant message of the current step
+        self._new_step = True  # the next piece begins a message of its own
+        self._steps = 0
+        self._cost = 0.0
+        self._finish = FinishPart("end_turn")
+        self._results: set[str] = set()  # tool calls that have one
+        self._calls: dict[str, ToolCallPart] = {}
+        self._lives: list[Live] = []  # every message of this turn, for the ending's transaction
+        self._said = 0
+        self._breathed = services.clock.time()
+
+    # For the workspace ---------------------------------------------------------------------------
+
+    @property
+    def lives(self) -> list[Live]:
+        return self._lives
+
+    @property
+    def last(self) -> Live:
+        """The turn's last assistant message; it exists once the turn is closed."""
+        assert self._step is not None
+        return self._step
+
+    def adopt(self, live: Live) -> None:
+        """A message the workspace wrote for this turn."""
+        self._lives.append(live)
+
+    def fence(self) -> None:
+        self._over = True
+
+    def close(self, outcome: Outcome, failure: Failure | None) -> None:
+        """Write how it ended, whatever state the agent left the turn in."""
+        self._over = True
+        if self._step is None:
+            self._create_step()
+        self._close_calls(outcome)
+        finish = self._finish
+        if outcome is Outcome.CANCELED:
+            finish = FinishPart("canceled", message="Canceled by the user")
+        elif outcome is Outcome.FAILED:
+            failure = failure or Failure("The agent failed", "no reason was given")
+            finish = FinishPart("error", message=failure.title, details=failure.detail)
+        finish.time = self._now()
+        self._services.transcript.finish(self.last, finish, write=False)
+
+    def _close_calls(self, outcome: Outcome) -> None:
+        """Providers refuse a history with a call that has no result, so none is left behind."""
+        reason = "Error: the agent ended without a result for this tool call"
+        if outcome is Outcome.CANCELED:
+            reason = "Error: the user cancelled this tool call"
+        elif outcome is Outcome.FAILED:
+            reason = "Error: the turn failed before this tool call had a result"
+        for call in list(self._calls.values()):
+            if not call.finished:
+                done = ToolCallPart(call.id, call.name, "{}", call.type, finished=True)
+                self._services.transcript.tool_call(self.last, done)
+            if call.id not in self._results:
+                self._result(ToolResultPart(call.id, call.name, reason, is_error=True))
+
+    # For the agent: reading ----------------------------------------------------------------------
+
+    @property
+    def interactive(self) -> bool:
+        return self._services.interactive()
+
+    async def session(self) -> Session:
+        self._check()
+        scope, session_id = self._services.scope, self.session_id
+        return await self._services.store.read(
+            lambda conn: session_rows.get_session(conn, scope, session_id)
+        )
+
+    async def history(self) -> list[Message]:
+        self._check()
+        return await self._services.transcript.messages(self.session_id)
+
+    # For the agent: the transcript ---------------------------------------------------------------
+
+    async def say(self, text: str) -> None:
+        live = self._piece(text)
+        if live is not None:
+            self._services.transcript.say(live, _clean(text))
+        await self._breathe()
+
+    async def think(self, text: str, signature: str = "") -> None:
+        live = self._piece(text or signature)
+        if live is not None:
+            self._services.transcript.think(live, _clean(text), _clean(signature))
+        await self._breathe()
+
+    async def tool_call(
+        self, name: str, input: str, id: str | None = None, finished: bool = True
+    ) -> str:
+        self._check()
+        call_id = id or f"call_{uuid.uuid4().hex}"
+        if call_id in self._results:
+            raise BadRequest(f"tool call {call_id} has its result already")
+        known = self._calls.get(call_id)
+        live = self._current() if known is None else self.last
+        call = ToolCallPart(call_id, name, _clean(input), finished=finished)
+        self._services.transcript.tool_call(live, call)
+        self._calls[call_id] = known or call
+        await self._breathe()
+        return call_id
+
+    async def tool_result(
+        self,
+        id: str,
+        content: str,
+        is_error: bool = False,
+        metadata: str = "",
+        data: str = "",
+        mime_type: str = "",
+    ) -> None:
+        self._check()
+        call = self._calls.get(id)
+        if call is None or id in self._results:
+            raise BadRequest(f"there is no open tool call {id!r} in this step")
+        self._result(
+            ToolResultPart(
+                id, call.name, _clean(content), _clean(metadata), is_error, data, mime_type
+            )
+        )
+        self._new_step = True
+        await self._breathe()
+
+    async def step(self) -> None:
+        self._check()
+        if self._order.max_steps is not None and self._steps >= self._order.max_steps:
+            raise LimitReached(f"stopped at max_steps = {self._order.max_steps}")
+        self._end_step()
+        self._new_step = True
+        await self._breathe()
+
+    async def erase(self) -> None:
+        self._check()
+        if self._step is not None and not self._new_step:
+            for call in self._step.message.tool_calls:
+                self._calls.pop(call.id, None)
+            self._services.transcript.erase(self._step)
+
+    async def finish(self, reason: str, message: str = "", details: str = "") -> None:
+        self._check()
+        if reason not in FINISH_REASONS:
+            raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(FINISH_REASONS)}")
+        self._finish = FinishPart(reason, message=_clean(message), details=_clean(details))
+
+    # For the agent: people -----------------------------------------------------------------------
+
+    async def permission(
+        self,
+        tool_name: str,
+        action: str,
+        *,
+        description: str = "",
+        params: Mapping[str, Any] | None = None,
+        path: str = "",
+        tool_call_id: str = "",
+    ) -> Verdict:
+        self._check()
+        request = PermissionRequest(
+            session_id=self.session_id,
+            tool_call_id=tool_call_id,
+            tool_name=tool_name,
+            description=_clean(description),
+            action=action,
+            params=dict(params or {}),
+            path=self._directory(path),
+        )
+        answer = await self._services.permissions.ask(request, self.run_id)
+        if isinstance(answer, Allowed):
+            return Verdict(True)
+        self.denied += 1
+        return Verdict(False, answer.reason)
+
+    async def ask(
+        self, questions: Sequence[Question], *, tool_call_id: str = "", confirm_title: str = ""
+    ) -> list[QuestionResponse] | None:
+        self._check()
+        batch = QuestionBatch(
+            session_id=self.session_id,
+            tool_call_id=tool_call_id,
+            questions=list(questions),
+            confirm_title=confirm_title,
+        )
+        return await self._services.questions.ask(batch, self.run_id)
+
+    async def followups(self) -> list[Message]:
+        self._check()
+        return await self._fold()
+
+    # For the agent: bookkeeping ------------------------------------------------------------------
+
+    async def usage(self, usage: Usage) -> None:
+        self._check()
+        cost = 0.0 if usage.estimated else usage.cost
+        self._cost += cost
+        session = await self._update(
+            lambda conn, scope, now: session_rows.save_usage(
+                conn,
+                scope,
+                self.session_id,
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                cost,
+                now,
+            )
+        )
+        self._services.hub.publish("updated", session)
+        if self._order.max_cost is not None and self._cost >= self._order.max_cost:
+            raise LimitReached(f"stopped at max_cost = {self._order.max_cost}")
+
+    async def todos(self, todos: Sequence[Todo]) -> None:
+        self._check()
+        session = await self._update(
+            lambda conn, scope, now: session_rows.set_todos(
+                conn, scope, self.session_id, list(todos), now
+            )
+        )
+        self._services.hub.publish("updated", session)
+
+    async def file_read(self, path: str) -> None:
+        self._check()
+        await self._update(
+            lambda conn, scope, now: file_rows.mark_read(conn, scope, self.session_id, path, now)
+        )
+
+    async def file_changed(self, path: str, before: str, after: str) -> None:
+        self._check()
+        files = await self._update(
+            lambda conn, scope, now: file_rows.record_change(
+                conn, scope, self.session_id, path, (before, after), now
+            )
+        )
+        for file in files:
+            self._services.hub.publish("created", file)
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._over:
+            raise TurnOver(f"the turn of run {self.run_id} has ended")
+
+    def _now(self) -> int:
+        return int(self._services.clock.now())
+
+    def _piece(self, text: str) -> Live | None:
+        self._check()
+        return self._current() if text else None
+
+    def _current(self) -> Live:
+        if self._new_step:
+            limit = self._order.max_steps
+            if limit is not None and self._steps >= limit:
+                raise LimitReached(f"stopped at max_steps = {limit}")
+            self._end_step()
+            self._create_step()
+        return self.last
+
+    def _create_step(self) -> None:
+        self._steps += 1
+        self._new_step = False
+        self._calls = {}
+        now = self._now()
+        message = Message(
+            str(uuid.uuid4()),
+            "assistant",
+            self.session_id,
+            model=self._selected.model,
+            provider=self._selected.provider,
+            created_at=now,
+            updated_at=now,
+        )
+        self._step = self._services.transcript.create(message)
+        self._lives.append(self._step)
+
+    def _end_step(self) -> None:
+        """Close the step before this one: its calls must all have results by now."""
+        if self._step is not None and not self._step.finished:
+            self._close_calls(Outcome.COMPLETED)
+            finish = FinishPart("tool_use", self._now())
+            self._services.transcript.finish(self._step, finish)
+
+    def _result(self, result: ToolResultPart) -> None:
+        self._results.add(result.tool_call_id)
+        now = self._now()
+        message = Message(
+            str(uuid.uuid4()),
+            "tool",
+            self.session_id,
+            [result, FinishPart("stop")],
+            created_at=now,
+            updated_at=now,
+        )
+        self._lives.append(self._services.transcript.create(message))
+
+    def _directory(self, path: str) -> str:
+        """Approving one file covers its folder: the key of a permission is a directory."""
+        if path in ("", "."):
+            return str(self.path)
+        target = Path(path)
+        return str(target.parent) if target.is_file() else path
+
+    async def _update(self, work: Callable[[Connection, str, float], Any]) -> Any:
+        scope, now = self._services.scope, self._services.clock.now()
+        return await self._services.store.submit(lambda conn: work(conn, scope, now))
+
+    async def _breathe(self) -> None:
+        """Suspend at least once per coalescing window.
+
+        An agent that streams without ever waiting would otherwise hold the event loop: nobody
+        could cancel it. The count bounds that also where time stands still, as in tests.
+        """
+        self._said += 1
+        now = self._services.clock.time()
+        if self._said >= BREATHS or now - self._breathed >= self._services.coalesce:
+            self._said = 0
+            await asyncio.sleep(0)
+            self._breathed = self._services.clock.time()
+            self._check()
+
+
+def _clean(text: str) -> str:
+    """Model output may hold lone surrogates, which neither JSON clients nor SQLite can take."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+# Plain functions as agents ----------------------------------------------------------------------
+
+
+class _BlockingTurn:
+    """A Turn for an agent in a thread of its own: the same calls, each waits for its answer."""
+
+    def __init__(self, turn: LiveTurn, loop: asyncio.AbstractEventLoop) -> None:
+        self._turn = turn
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._waiting: asyncio.Task[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._turn, name)
+        if name.startswith("_") or not asyncio.iscoroutinefunction(attribute):
+            return attribute
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            work = self._guarded(attribute(*args, **kwargs))
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+        return call
+
+    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._stopped:
+            work.close()
+            raise TurnOver(f"run {self._turn.run_id} was canceled")
+        self._waiting = asyncio.ensure_future(work)
+        try:
+            return await self._waiting
+        except asyncio.CancelledError:
+            raise TurnOver(f"run {self._turn.run_id} was canceled") from None
+        finally:
+            self._waiting = None
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+async def run_blocking(run: Callable[[Any], Any], turn: LiveTurn) -> None:
+    """Run a plain function as the agent; a cancel makes its next call, or the present one, raise.
+
+    A thread cannot be killed: one that makes no call any more is abandoned by the turn's grace.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    blocking = _BlockingTurn(turn, loop)
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(RuntimeError(repr(error)) if _is_exit(error) else error)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            run(blocking)
+        except BaseException as caught:  # noqa: BLE001 - handed to the turn task, which reports it
+            error = caught
+        try:
+            loop.call_soon_threadsafe(settle, error)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is left to tell
+
+    threading.Thread(target=work, name=f"agent-{turn.run_id}", daemon=True).start()
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError:
+        blocking.stop()
+        await asyncio.wait([done])
+        done.exception()
+        raise
+
+
+def _is_exit(error: BaseException) -> bool:
+    return not isinstance(error, Exception)

@@ -1,0 +1,191 @@
+"""A workspace: one directory, its sessions, its event hub, its open requests and its runs.
+
+The runs are performed by runner.py, the live messages kept by transcript.py, requests decided by
+pending.py. This file puts them together and holds what is left: sessions, and the order in which
+everything ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crushlite.errors import BadRequest, SessionNotFound
+from crushlite.events import Bounds, Hub
+from crushlite.pending import Permissions, Questions
+from crushlite.protocol.sessions import Session
+from crushlite.runner import Runner
+from crushlite.store import sessions as session_rows
+from crushlite.transcript import Transcript
+from crushlite.turn import Services
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from crushlite.agent.base import Agent
+    from crushlite.clock import Clock
+    from crushlite.settings import Settings
+    from crushlite.store import Store
+
+__all__ = ["Home", "Ties", "Workspace"]
+
+log = logging.getLogger(__name__)
+
+TITLE_LENGTH = 1000  # characters: a title is a line in a list, not a document
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a workspace lives: its directory, its environment, and its rows in the store."""
+
+    path: Path
+    env: Mapping[str, str]
+    store: Store
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What a workspace asks and tells its owner: is anybody watching, and a detached run began or
+    ended."""
+
+    interactive: Callable[[], bool] = lambda: True
+    claim: Callable[[str, bool], None] = lambda run_id, began: None
+
+
+class Workspace:
+    def __init__(
+        self,
+        workspace_id: str,
+        home: Home,
+        agent: Agent | None,
+        clock: Clock,
+        settings: Settings,
+        ties: Ties,
+    ) -> None:
+        self.id = workspace_id
+        self.home = home
+        self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
+        self.permissions = Permissions(
+            self.hub.publish,
+            clock=clock,
+            interactive=ties.interactive,
+            unattended=settings.unattended,
+        )
+        self.questions = Questions(self.hub.publish)
+        self.transcript = Transcript(
+            store=home.store,
+            scope=home.scope,
+            hub=self.hub,
+            clock=clock,
+            coalesce=settings.coalesce,
+        )
+        services = Services(
+            path=home.path,
+            env=home.env,
+            store=home.store,
+            scope=home.scope,
+            hub=self.hub,
+            clock=clock,
+            transcript=self.transcript,
+            permissions=self.permissions,
+            questions=self.questions,
+            interactive=ties.interactive,
+            coalesce=settings.coalesce,
+        )
+        self.runs = Runner(services, agent, settings, ties.claim)
+        self.clock = clock
+
+    @property
+    def agent(self) -> Agent | None:
+        return self.runs.agent
+
+    def pending(self) -> list[tuple[str, object]]:
+        """The open requests that the stream shows: re-sent to whoever joins late."""
+        shown = self.permissions.on_stream()
+        return [
+            *(("created", batch) for batch in self.questions.listed()),
+            *((("created", shown),) if shown is not None else ()),
+        ]
+
+    # Sessions ------------------------------------------------------------------------------------
+
+    async def create_session(self, title: str, parent: str = "") -> Session:
+        now = int(self.clock.now())
+        session = Session(
+            id=str(uuid.uuid4()),
+            parent_session_id=parent,
+            title=_title(title),
+            created_at=now,
+            updated_at=now,
+        )
+        await self._write(session_rows.insert_session, session)
+        self.hub.publish("created", session)
+        return session
+
+    async def session(self, session_id: str) -> Session:
+        return self._seen(await self._read(session_rows.get_session, session_id))
+
+    async def sessions(self) -> list[Session]:
+        """Top-level sessions, the one changed last first."""
+        return [self._seen(session) for session in await self._read(session_rows.list_sessions)]
+
+    async def rename_session(self, session_id: str, title: str) -> Session:
+        now = self.clock.now()
+        session: Session = await self._write(
+            session_rows.rename_session, session_id, _title(title), now
+        )
+        self.hub.publish("updated", session)
+        return self._seen(session)
+
+    async def delete_session(self, session_id: str) -> None:
+        """Cancel, wait until nothing of it runs, then remove it with all it owns."""
+        session: Session = await self._read(session_rows.get_session, session_id)
+        family = [session_id, *await self._read(session_rows.child_ids, session_id)]
+        for member in family:
+            await self.runs.drop(member)
+        try:
+            gone = await self._write(session_rows.delete_session, session_id, promise=True)
+        except SessionNotFound:
+            raise  # another client deleted it first
+        except Exception:
+            for member in family:
+                self.runs.readmit(member)
+            raise
+        self.transcript.forget(gone)
+        for member in gone:
+            self.permissions.forget_session(member)
+        self.hub.publish("deleted", session)
+
+    def _seen(self, session: Session) -> Session:
+        session.is_busy = self.runs.busy(session.id)
+        return session
+
+    # The end -------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Runs and their endings first, then the streams, then the agent: any other order would
+        lose the last words or write to a closed database."""
+        await self.runs.close()
+        self.transcript.flush_all()
+        self.hub.close()
+        await self.runs.aclose()
+
+    # Inside --------------------------------------------------------------------------------------
+
+    async def _read(self, query: Callable[..., Any], *args: Any) -> Any:
+        scope = self.home.scope
+        return await self.home.store.read(lambda conn: query(conn, scope, *args))
+
+    async def _write(self, query: Callable[..., Any], *args: Any, promise: bool = False) -> Any:
+        scope = self.home.scope
+        return await self.home.store.submit(lambda conn: query(conn, scope, *args), promise=promise)
+
+
+def _title(title: str) -> str:
+    if "\0" in title or len(title) > TITLE_LENGTH:
+        raise BadRequest(f"title must be at most {TITLE_LENGTH} characters without NUL")
+    return title
