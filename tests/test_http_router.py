@@ -72,7 +72,7 @@ class Routing(unittest.TestCase):
 
     def test_a_wrong_method_names_the_right_ones(self) -> None:
         for method, target, allow in (
-            ("PUT", "/v1/a", "GET, HEAD, POST"),
+            ("PUT", "/v1/a", "DELETE, GET, HEAD, POST"),
             ("get", "/v1/z", "DELETE, GET, HEAD"),
             ("OPTIONS", "/", "GET, HEAD"),
         ):
@@ -80,6 +80,11 @@ class Routing(unittest.TestCase):
                 self.admit(method, target)
             self.assertEqual(caught.exception.status, 405)
             self.assertEqual(caught.exception.headers, (("Allow", allow),))
+
+    def test_an_id_that_spells_a_literal_is_found_by_its_method(self) -> None:
+        admission = self.admit("DELETE", "/v1/a")
+        self.assertEqual(admission.route.pattern, "/v1/{other}")
+        self.assertEqual(admission.params, {"other": "a"})
 
     def test_head_is_not_allowed_where_get_is_not(self) -> None:
         router = Router([Route("POST", "/x", fail)])

@@ -7,7 +7,7 @@ parameter matches one non-empty segment.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from crushlite.http.messages import HTTPError, Request, RequestHead, Response, Stream
@@ -85,41 +85,39 @@ class Router:
         """Decide on a request before its body is read. Raises HTTPError."""
         if self._guard is not None:
             self._guard(head)
-        values: list[str] = []
-        node = _find(self._root, head.segments, 0, values)
-        if node is None:
+        allowed: set[str] = set()
+        for node, values in _matches(self._root, head.segments, 0, ()):
+            found = node.routes.get(head.method)
+            if found is None and head.method == "HEAD":
+                found = node.routes.get("GET")
+            if found is not None:
+                route, names = found
+                return Admission(route, dict(zip(names, values, strict=True)))
+            allowed |= set(node.routes)
+        if not allowed:
             raise HTTPError(404, "route_not_found", "no such route")
-        found = node.routes.get(head.method)
-        if found is None and head.method == "HEAD":
-            found = node.routes.get("GET")
-        if found is None:
-            allow = (("Allow", _allow(node.routes)),)
-            raise HTTPError(405, "method_not_allowed", "method not allowed here", allow)
-        route, names = found
-        return Admission(route, dict(zip(names, values, strict=True)))
+        allow = (("Allow", _allow(allowed)),)
+        raise HTTPError(405, "method_not_allowed", "method not allowed here", allow)
 
 
-def _find(node: _Node, segments: tuple[str, ...], at: int, values: list[str]) -> _Node | None:
-    """Depth first, literals before parameters; `values` holds the parameters of the way taken."""
+def _matches(
+    node: _Node, segments: tuple[str, ...], at: int, values: tuple[str, ...]
+) -> Iterator[tuple[_Node, tuple[str, ...]]]:
+    """Every place the path can mean, literals before parameters: an id may spell a literal, and
+    then the method decides which of the two was meant."""
     if at == len(segments):
-        return node if node.routes else None
+        if node.routes:
+            yield node, values
+        return
     segment = segments[at]
     literal = node.literals.get(segment)
     if literal is not None:
-        found = _find(literal, segments, at + 1, values)
-        if found is not None:
-            return found
+        yield from _matches(literal, segments, at + 1, values)
     if node.parameter is not None and segment:
-        values.append(segment)
-        found = _find(node.parameter, segments, at + 1, values)
-        if found is not None:
-            return found
-        values.pop()
-    return None
+        yield from _matches(node.parameter, segments, at + 1, (*values, segment))
 
 
-def _allow(routes: Mapping[str, object]) -> str:
-    methods = set(routes)
+def _allow(methods: set[str]) -> str:
     if "GET" in methods:
         methods.add("HEAD")
     return ", ".join(sorted(methods))
