@@ -7,6 +7,7 @@ everything ends.
 
 from __future__ import annotations
 
+import copy
 import logging
 import uuid
 from dataclasses import dataclass
@@ -75,7 +76,12 @@ class Workspace:
             interactive=ties.interactive,
             unattended=settings.unattended,
         )
-        self.questions = Questions(self.hub.publish)
+        self.questions = Questions(
+            self.hub.publish,
+            clock=clock,
+            interactive=ties.interactive,
+            unattended=settings.unattended,
+        )
         self.transcript = Transcript(
             store=home.store,
             scope=home.scope,
@@ -123,7 +129,7 @@ class Workspace:
             updated_at=now,
         )
         await self._write(session_rows.insert_session, session)
-        self.hub.publish("created", session)
+        self.hub.publish("created", copy.copy(session))
         return session
 
     async def session(self, session_id: str) -> Session:
@@ -138,7 +144,7 @@ class Workspace:
         session: Session = await self._write(
             session_rows.rename_session, session_id, _title(title), now
         )
-        self.hub.publish("updated", session)
+        self.hub.publish("updated", copy.copy(session))
         return self._seen(session)
 
     async def delete_session(self, session_id: str) -> None:

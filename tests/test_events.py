@@ -126,7 +126,7 @@ def bounded(
 ) -> Callable[[Any], Coroutine[Any, Any, None]]:
     @functools.wraps(test)
     async def run(self: Any) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await test(self)
 
     return run

@@ -19,7 +19,7 @@ from typing import Any
 import crushlite.protocol
 from crushlite.errors import BadRequest
 from crushlite.protocol import codec, events, permissions
-from crushlite.protocol.codec import MAX_DEPTH, decode, dumps, encode, loads, omitted
+from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
 from crushlite.protocol.config import AgentInfo, AgentInit, Model, SelectedModel, wire_config
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
 from crushlite.protocol.messages import (
@@ -712,6 +712,11 @@ class LoadsTests(unittest.TestCase):
             loads(body.encode())
         self.assertIn("[50000] is too large a number", caught.exception.message)
         self.assertLess(len(caught.exception.message), 3_000)
+
+    def test_too_many_values_are_refused_but_not_long_text_with_commas(self) -> None:
+        self.refused(b"[" + b"1," * (MAX_VALUES + 1) + b"1]", "more than 200000 values")
+        text = 'say \\"a, b\\", ' * 100_000
+        self.assertEqual(loads(f'{{"prompt":"{text}"}}'.encode())["prompt"].count(","), 200_000)
 
 
 class EventTests(unittest.TestCase):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import Turn
 
-__all__ = ["ScriptedAgent", "ScriptedRun"]
+__all__ = ["ScriptedAgent", "ScriptedFailure", "ScriptedRun"]
 
 
 class ScriptedRun:

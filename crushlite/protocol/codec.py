@@ -24,6 +24,7 @@ from crushlite.errors import BadRequest
 __all__ = [
     "JSON",
     "MAX_DEPTH",
+    "MAX_VALUES",
     "decode",
     "dumps",
     "encode",
@@ -43,6 +44,11 @@ _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1  # what a SQLite INTEGER and a Go int64
 _INT_LENGTH = len(str(_INT_MIN))  # no integer that fits is longer (JSON has no leading zeros)
 _SHOWN = 40
 _INFINITIES = (math.inf, -math.inf)  # what a literal like 1e400 is read as
+# The largest honest body is long text, not many values: millions of numbers would hold the event
+# loop for seconds. Only large bodies are worth the look.
+MAX_VALUES = 200_000
+_LARGE = 256 * 1024
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # Kept: json.dumps with separators builds a new encoder on every call.
@@ -117,6 +123,8 @@ def loads(body: bytes) -> JSON:
     """Parse a request body strictly; raise BadRequest with the reason."""
     if not body.strip():
         raise BadRequest("failed to decode request: the body is empty, JSON was expected")
+    if len(body) > _LARGE and _STRING.sub(b"", body).count(b",") > MAX_VALUES:
+        raise BadRequest(f"failed to decode request: more than {MAX_VALUES} values")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
