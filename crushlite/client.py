@@ -11,7 +11,7 @@
 
 What can go wrong, by what the caller can do about it: a refusal by the daemon is the class of
 `crushlite.errors` that belongs to its code; ConnectionFailed says whether anything was sent; a
-socket of another user is errors.WrongPeer, and nothing was sent to it.
+socket of another user is WrongPeer, and nothing was sent to it.
 
 The stream resumes by itself. Where it cannot know that nothing was missed, it yields an event of
 kind `resync`, the daemon's own or one made here: whoever shows state must then read it afresh.
@@ -22,12 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
+import re
 import uuid
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from crushlite import errors
 from crushlite.clock import SystemClock
@@ -43,11 +44,9 @@ from crushlite.protocol.questions import QuestionBatch, QuestionReply, QuestionR
 from crushlite.protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from crushlite.protocol.sessions import CurrentSession, Session
 from crushlite.protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
-from crushlite.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
-    from types import TracebackType
+    from collections.abc import Iterable, Iterator
 
     from crushlite.clock import Clock
 
@@ -60,11 +59,9 @@ log = logging.getLogger(__name__)
 # Seconds an answer may take, beyond what the request itself asks the daemon to wait. The longest
 # legitimate ones are a create that waits for a teardown and a delete that waits for a cancel.
 _ANSWER = 30.0
-_ERROR_BODY = 1 << 20
 
 # Before the first attempt to come back, doubled after each failed one.
-_BACKOFF_MIN = 0.25
-_BACKOFF_MAX = 10.0
+_BACKOFF_MIN, _BACKOFF_MAX = 0.25, 10.0
 
 
 class ConnectionFailed(CrushliteError):
@@ -82,42 +79,34 @@ class ConnectionFailed(CrushliteError):
 _BY_CODE: dict[str, type[CrushliteError]] = {
     cls.code: cls for cls in (getattr(errors, name) for name in errors.__all__)
 }
-_BY_STATUS: dict[int, type[CrushliteError]] = {
-    400: BadRequest,
-    404: NotFound,
-    409: errors.Conflict,
-    503: errors.Unavailable,
-}
+_BY_STATUS = {400: BadRequest, 404: NotFound, 409: errors.Conflict, 503: errors.Unavailable}
 # What a stream waits out although the status says that the request itself was at fault: a daemon
 # that leaves, and one that starts while its predecessor still holds the database.
 _PASSING = (errors.WorkspaceNotFound, errors.WorkspaceClosing, errors.DataDirectoryInUse)
 
 
+@dataclass(slots=True)
+class _Refused:
+    message: str = ""
+    code: str = ""
+
+
 def _refusal(what: str, status: int, body: bytes) -> CrushliteError:
     """The error of an answer: by its code, else by its status."""
-    code = message = None
     try:
-        value = loads(body)
+        told = decode(_Refused, loads(body))
     except BadRequest:
-        value = None
-    if isinstance(value, dict):
-        code, message = value.get("code"), value.get("message")
-    cls = _BY_CODE.get(code) if isinstance(code, str) else None
-    if cls is None:
-        cls = _BY_STATUS.get(status, CrushliteError)
-    text = message if isinstance(message, str) and message else f"{what} was answered {status}"
-    error = cls(text)
-    error.status = status
-    if isinstance(code, str) and code:
-        error.code = code
+        told = _Refused()  # not from the daemon, or cut off: the status is all there is
+    cls = _BY_CODE.get(told.code) or _BY_STATUS.get(status, CrushliteError)
+    error = cls(told.message or f"{what} was answered {status}")
+    error.status, error.code = status, told.code or cls.code
     return error
 
 
 def _passes(error: CrushliteError) -> bool:
     """Whether a stream should try again: not where the same request would get the same answer."""
-    if isinstance(error, errors.WrongPeer):
-        return False
-    return isinstance(error, _PASSING) or error.status >= 500
+    failing = error.status >= 500 and not isinstance(error, errors.WrongPeer)
+    return failing or isinstance(error, _PASSING)
 
 
 # The wire -------------------------------------------------------------------------------------
@@ -128,15 +117,13 @@ class _Wire:
 
     def __init__(self, address: str, token: str, clock: Clock) -> None:
         connector, host = _connector(address)
-        headers = (("Authorization", f"Bearer {token}"),) if token else ()
+        headers = (("Authorization", f"Bearer {token.strip()}"),) if token else ()
         self.address = address
         self.clock = clock
         self.closed = False
         self.http = http.HTTPClient(connector, host_header=host, headers=headers, clock=clock)
 
-    async def send(
-        self, method: str, target: str, body: object = None, *, wait: float = 0.0
-    ) -> bytes:
+    async def send(self, method: str, target: str, body: object = None, wait: float = 0) -> bytes:
         """The body of a good answer. `wait` is how long the request asks the daemon to wait."""
         content = b"" if body is None else dumps(encode(body))
         with self.translated():
@@ -148,7 +135,7 @@ class _Wire:
     async def ask(
         self, cls: type[T], method: str, target: str, body: object = None, *, wait: float = 0.0
     ) -> T:
-        answer = await self.send(method, target, body, wait=wait)
+        answer = await self.send(method, target, body, wait)
         with _readable(method, target):
             return decode(cls, loads(answer))
 
@@ -159,18 +146,6 @@ class _Wire:
             if not isinstance(value, list):
                 raise BadRequest("body must be an array")
             return [decode(cls, item, f"body[{index}]") for index, item in enumerate(value)]
-
-    @contextlib.asynccontextmanager
-    async def stream(
-        self, target: str, headers: Iterable[tuple[str, str]]
-    ) -> AsyncIterator[http.StreamResponse]:
-        with self.translated():
-            opening = self.http.stream("GET", target, headers=headers, timeout=_ANSWER)
-            async with opening as response:
-                if response.status != 200:
-                    content = await response.read(_ERROR_BODY)
-                    raise _refusal(f"GET {target}", response.status, content)
-                yield response
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
@@ -199,33 +174,28 @@ def _readable(method: str, target: str) -> Iterator[None]:
         raise CrushliteError(f"{method} {target}: the answer is unreadable: {reason}") from None
 
 
+_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})/?")
+
+
 def _connector(address: str) -> tuple[http.Connector, str]:
     """How to reach an address, and the Host header to send there."""
     scheme, _, rest = address.partition("://")
     if scheme == "unix" and rest:
         # Nobody checks Host on a unix socket; the uid of whoever listens is checked instead.
         return http.UnixConnector(rest, expect_uid=os.geteuid()), "localhost"
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if scheme != "tcp" or not host or not port or "@" in rest:
-        raise errors.UsageError(
-            f"address {address!r}: use unix:///path/to.sock or tcp://127.0.0.1:PORT"
-        )
-    shown = f"[{host}]" if ":" in host else host
-    return http.TCPConnector(host, port), f"{shown}:{port}"
+    match = _TCP.fullmatch(address)
+    if match is None or int(match[2]) not in range(1, 1 << 16):
+        raise errors.UsageError(f"{address!r}: use unix:///path/to.sock or tcp://127.0.0.1:PORT")
+    host, port = match[1], int(match[2])
+    return http.TCPConnector(host.strip("[]"), port), f"{host}:{port}"
 
 
 def _path(*segments: str, **query: str | float | None) -> str:
-    """A target of the API. Segments may hold anything: `/` and `$$` are legal in ids."""
-    try:
-        path = "/".join(("/v1", *(quote(segment, safe="") for segment in segments)))
-    except UnicodeEncodeError:
-        raise BadRequest(f"an id holds a lone surrogate: {segments!a}") from None
+    """A target of the API. Segments may hold anything: `/` and `$$` are legal in ids, and what is
+    not legal is the daemon's to refuse."""
+    quoted = (quote(segment, safe="", errors="surrogatepass") for segment in segments)
     given = {name: value for name, value in query.items() if value}
-    return f"{path}?{urlencode(given)}" if given else path
+    return "/".join(("/v1", *quoted)) + (f"?{urlencode(given)}" if given else "")
 
 
 # Clients and workspaces -----------------------------------------------------------------------
@@ -237,7 +207,6 @@ class Client:
     def __init__(
         self, address: str, *, token: str = "", client_id: str = "", clock: Clock | None = None
     ) -> None:
-        self.address = address
         self.client_id = client_id or str(uuid.uuid4())
         self.retired = False
         self._wire = _Wire(address, token, clock or SystemClock())
@@ -266,14 +235,8 @@ class Client:
     ) -> RemoteWorkspace:
         """Open the workspace at a path, or join it. A relative path is relative to this process,
         not to the daemon's."""
-        request = CreateWorkspace(
-            path=os.path.abspath(path),
-            client_id=self.client_id,
-            version=f"crushlite-{__version__}",
-            yolo=yolo,
-            data_dir=data_dir,
-            env=env,
-        )
+        request = CreateWorkspace(client_id=self.client_id, env=env, data_dir=data_dir, yolo=yolo)
+        request.path = os.path.join(os.getcwd(), path)
         info = await self._wire.ask(Workspace, "POST", _path("workspaces"), request)
         return RemoteWorkspace(self, request, info)
 
@@ -303,6 +266,7 @@ class RemoteWorkspace:
     def __init__(self, client: Client, request: CreateWorkspace, info: Workspace) -> None:
         self.client = client
         self.info = info
+        self.id = info.id
         self.released = False
         self._wire = client._wire
         self._request = request
@@ -310,10 +274,6 @@ class RemoteWorkspace:
         # after each return. None: never said.
         self._interactive: bool | None = None
         self._looking_at: str | None = None
-
-    @property
-    def id(self) -> str:
-        return self.info.id
 
     def events(
         self, *, resume: bool = True, reconnect: bool = True, last_id: str | None = None
@@ -378,28 +338,19 @@ class RemoteWorkspace:
     ) -> Accepted:
         """Returns when the daemon has promised the prompt. With a `run_id` it is safe to send
         again: the same prompt under the same id is the same run."""
-        request = Prompt(
-            session_id=session_id,
-            prompt=text,
-            run_id=run_id or "",
-            attachments=list(attachments),
-            when_busy=when_busy,
-            detach=detach,
-            max_cost=max_cost,
-            max_steps=max_steps,
-        )
+        request = Prompt(session_id, text, run_id=run_id or "", attachments=list(attachments))
+        request.when_busy, request.detach = when_busy, detach
+        request.max_cost, request.max_steps = max_cost, max_steps
         return await self._wire.ask(Accepted, "POST", self._at("agent"), request)
 
-    async def cancel(self, session_id: str, *, wait: float | None = None) -> CancelReceipt:
+    async def cancel(self, session_id: str, wait: float | None = None) -> CancelReceipt:
         """Cancel what the session has accepted so far; `wait` seconds at most for it to end."""
-        seconds = wait or 0.0
-        target = self._at("agent", "sessions", session_id, "cancel", wait=seconds)
-        return await self._wire.ask(CancelReceipt, "POST", target, wait=seconds)
+        target = self._at("agent", "sessions", session_id, "cancel", wait=wait)
+        return await self._wire.ask(CancelReceipt, "POST", target, wait=wait or 0)
 
     async def queue(self, session_id: str) -> list[QueuedPrompt]:
-        return await self._wire.ask_all(
-            QueuedPrompt, self._at("agent", "sessions", session_id, "prompts")
-        )
+        target = self._at("agent", "sessions", session_id, "prompts")
+        return await self._wire.ask_all(QueuedPrompt, target)
 
     async def clear(self, session_id: str) -> None:
         """Forget the queued prompts of a session."""
@@ -410,22 +361,21 @@ class RemoteWorkspace:
         target = self._at("agent", "sessions", session_id, "prompts", run_id)
         await self._wire.send("DELETE", target)
 
-    async def run(self, run_id: str, *, wait: float = 0.0) -> RunInfo:
+    async def run(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """The state of a run; with `wait`, as soon as it has ended, at most so many seconds."""
         target = self._at("runs", run_id, wait=wait)
         return await self._wire.ask(RunInfo, "GET", target, wait=wait)
 
-    async def runs(self, *, session_id: str = "", state: str = "") -> list[RunInfo]:
-        return await self._wire.ask_all(
-            RunInfo, self._at("runs", session_id=session_id, state=state)
-        )
+    async def runs(self, session_id: str = "", state: str = "") -> list[RunInfo]:
+        target = self._at("runs", session_id=session_id, state=state)
+        return await self._wire.ask_all(RunInfo, target)
 
     # What waits for a person.
 
     async def permissions(self) -> list[PermissionRequest]:
         return await self._wire.ask_all(PermissionRequest, self._at("permissions"))
 
-    async def grant(self, request_id: str, action: str, *, reason: str = "") -> Resolution:
+    async def grant(self, request_id: str, action: str, reason: str = "") -> Resolution:
         """Answer with `allow`, `allow_session` or `deny`; the reason of a denial is for the
         model. `resolved` is False if somebody else was first."""
         target = self._at("permissions", request_id, client_id=self.client.client_id)
@@ -434,14 +384,9 @@ class RemoteWorkspace:
     async def questions(self) -> list[QuestionBatch]:
         return await self._wire.ask_all(QuestionBatch, self._at("questions"))
 
-    async def answer(self, batch_id: str, responses: Iterable[QuestionResponse]) -> Resolution:
-        return await self._reply(batch_id, QuestionReply(list(responses)))
-
-    async def dismiss(self, batch_id: str) -> Resolution:
-        """Close a batch of questions without an answer."""
-        return await self._reply(batch_id, QuestionReply(action="cancel"))
-
-    async def _reply(self, batch_id: str, reply: QuestionReply) -> Resolution:
+    async def answer(self, batch_id: str, responses: list[QuestionResponse] | None) -> Resolution:
+        """Answer a batch of questions; None closes it without an answer."""
+        reply = QuestionReply(responses or [], "cancel" if responses is None else "")
         target = self._at("questions", batch_id, client_id=self.client.client_id)
         return await self._wire.ask(Resolution, "POST", target, reply)
 
@@ -460,7 +405,7 @@ class RemoteWorkspace:
         if self.id == gone:
             info = await self._wire.ask(Workspace, "POST", _path("workspaces"), self._request)
             log.info("workspace %s is gone, %s takes its place", gone, info.id)
-            self.info = info
+            self.info, self.id = info, info.id
 
     async def _reintroduce(self) -> None:
         """Say again what the daemon forgets with a stream. A courtesy: the stream is open, and a
@@ -491,10 +436,8 @@ class EventStream:
         self.last_id = last_id  # of the newest event that was yielded: `events(last_id=...)`
         self._workspace = workspace
         self._clock = workspace._wire.clock
-        self._resume = resume
-        self._reconnect = reconnect
-        self._entered = False
-        self._closed = False
+        self._resume, self._reconnect = resume, reconnect
+        self._entered = self._closed = False
         # The connection, if there is one.
         self._connection: contextlib.AsyncExitStack | None = None
         self._response: http.StreamResponse | None = None
@@ -524,7 +467,7 @@ class EventStream:
         """Close the connection; a reader that waits comes to its end, and nothing is yielded
         any more."""
         if not self._closed and self._waiting is not None:
-            self._waiting.reschedule(-math.inf)
+            self._waiting.reschedule(0.0)  # long past: at once
         await self._end()
 
     def __aiter__(self) -> EventStream:
@@ -537,20 +480,22 @@ class EventStream:
             async with asyncio.timeout(None) as self._waiting:
                 while not self._closed:
                     if self._ready:
-                        self.last_id, event = self._ready.popleft()
+                        position, event = self._ready.popleft()
+                        self.last_id = position or self.last_id
                         return event
                     await self._advance()
         except TimeoutError:
             pass  # `close` was called meanwhile
         finally:
             self._waiting = None
+            if self._closed:
+                await self._hang_up()  # a connection that came about while `close` ran
         raise StopAsyncIteration
 
     async def _advance(self) -> None:
         """One step towards the next event."""
         if self._response is None:
-            await self._come_back()
-            return
+            return await self._come_back()
         try:
             self._feed(await self._response.__anext__())
         except StopAsyncIteration:
@@ -576,8 +521,7 @@ class EventStream:
     async def _lost(self, reason: str) -> None:
         await self._hang_up()
         if not self._reconnect or self._workspace._left:
-            await self._end()
-            return
+            return await self._end()
         log.info("event stream of workspace %s lost: %s", self._workspace.id, reason)
         if self.last_id is None:
             self._gap = "the stream was interrupted and had no position to continue from"
@@ -586,8 +530,7 @@ class EventStream:
     async def _come_back(self) -> None:
         await self._clock.sleep(max(0.0, self._retry_at - self._clock.time()))
         if self._workspace._left:
-            await self._end()
-            return
+            return await self._end()
         try:
             await self._connect()
         except CrushliteError as error:
@@ -619,16 +562,18 @@ class EventStream:
             self._gap = ""
 
     async def _subscribe(self) -> None:
-        workspace = self._workspace
-        resume = "1" if self._resume else None
-        target = workspace._at("events", client_id=workspace.client.client_id, resume=resume)
-        headers = [("Accept", "text/event-stream")]
-        if self.last_id is not None:
-            headers.append(("Last-Event-ID", self.last_id))
+        """Open the connection, up to the head of the answer."""
+        workspace, wire = self._workspace, self._workspace._wire
+        me, resume = workspace.client.client_id, int(self._resume)
+        target = workspace._at("events", client_id=me, resume=resume)
+        headers = [("Last-Event-ID", self.last_id)] if self.last_id else []
         async with contextlib.AsyncExitStack() as stack:
-            opening = workspace._wire.stream(target, headers)
-            self._response = await stack.enter_async_context(opening)
-            self._parser = SSEParser()
+            with wire.translated():
+                opening = wire.http.stream("GET", target, headers=headers, timeout=_ANSWER)
+                response = await stack.enter_async_context(opening)
+                if response.status != 200:
+                    raise _refusal(f"GET {target}", response.status, await response.read())
+            self._response, self._parser = response, SSEParser()
             self._connection = stack.pop_all()
 
     async def _hang_up(self) -> None:
@@ -638,7 +583,6 @@ class EventStream:
 
     async def _end(self) -> None:
         self._closed = True
-        self._ready.clear()
         self._workspace.client._streams.discard(self)
         await self._hang_up()
 
