@@ -9,6 +9,7 @@ teardown begins the id is unknown; a create at that path waits for it and opens 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import uuid
@@ -18,8 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.claims import Arm, Claims, Disarm, Shutdown, Teardown
-from crushlite.errors import BadRequest, ChannelMismatch, WorkspaceNotFound
-from crushlite.jobs import within
+from crushlite.errors import (
+    BadRequest,
+    ChannelMismatch,
+    StoreFailed,
+    StoreUnusable,
+    WorkspaceNotFound,
+)
 from crushlite.protocol.config import AgentInfo, wire_config
 from crushlite.protocol.workspaces import Workspace as WireWorkspace
 from crushlite.store import Stores
@@ -35,12 +41,19 @@ if TYPE_CHECKING:
     from crushlite.events import Subscriber
     from crushlite.protocol.workspaces import CreateWorkspace
     from crushlite.settings import Settings
+    from crushlite.store import Store
 
 __all__ = ["Backend", "Hosted"]
 
 log = logging.getLogger(__name__)
 
 OWN_DATA_DIR = ".crushlite"
+
+# What the system says of a place where no data directory can be made, whoever tries again.
+NO_PLACE = (
+    *(errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +89,7 @@ class Backend:
         self._hosted: dict[str, Hosted] = {}  # live workspaces by id
         self._joining: Counter[Path] = Counter()  # creates under way at a path
         self._opening: dict[Path, asyncio.Task[Hosted]] = {}
+        self._unclaimed: dict[Path, Hosted] = {}  # opened, for the creates under way at its path
         self._closing: dict[Path, asyncio.Task[None]] = {}
         self._timers: dict[Timer, ClockTimer] = {}
 
@@ -118,10 +132,12 @@ class Backend:
         path = _absolute(request)
         key = _resolved(path)
         self._joining[key] += 1
-        hosted: Hosted | None = None
         try:
             while True:
-                hosted = next((h for h in self._hosted.values() if h.key == key), None)
+                hosted = self._found(key)
+                if hosted is None and key in self._closing:
+                    await asyncio.wait([self._closing[key]])  # bounded: teardowns are
+                    continue
                 if hosted is None:
                     hosted = await self._open(key, path, request)
                 if hosted.channels != request.channels:
@@ -130,24 +146,28 @@ class Backend:
                     )
                 if not hosted.closing:
                     self._perform(self.claims.create(hosted.workspace.id, request.client_id))
+                    self._unclaimed.pop(key, None)
                     self._hosted[hosted.workspace.id] = hosted
+                    _log_ignored(hosted, path, request)
                     return hosted
         finally:
             self._joining[key] -= 1
             if not self._joining[key]:
                 del self._joining[key]
-                self._discard_unclaimed(hosted)
+                self._discard_unclaimed(key)
 
-    def _discard_unclaimed(self, hosted: Hosted | None) -> None:
-        """The last create at a path is through: a workspace that none of them could claim (their
+    def _found(self, key: Path) -> Hosted | None:
+        live = (hosted for hosted in self._hosted.values() if hosted.key == key)
+        return next(live, None) or self._unclaimed.get(key)
+
+    def _discard_unclaimed(self, key: Path) -> None:
+        """No create is under way at a path: a workspace that none of them could claim (their
         clients retired meanwhile, or the server is leaving) must not stay open."""
-        if hosted is not None and not hosted.closing and hosted.workspace.id not in self._hosted:
+        hosted = self._unclaimed.pop(key, None)
+        if hosted is not None:
             self._begin_teardown(hosted)
 
     async def _open(self, key: Path, path: Path, request: CreateWorkspace) -> Hosted:
-        closing = self._closing.get(key)
-        if closing is not None:
-            await within(self._clock, closing, self._settings.drain + self._settings.cancel_grace)
         task = self._opening.get(key)
         if task is None:
             task = self._opening[key] = asyncio.create_task(self._build(key, path, request))
@@ -155,12 +175,10 @@ class Backend:
         return await asyncio.shield(task)
 
     async def _build(self, key: Path, path: Path, request: CreateWorkspace) -> Hosted:
-        own = key / OWN_DATA_DIR
-        wanted = request.data_dir or self._settings.data_dir
-        data_dir = _resolved(path / wanted) if wanted else own
+        data_dir = self._data_dir(key, path, request)
         # A database inside the project moves with it; in a shared one rows must say whose they are.
         scope = "" if data_dir.parent == key else str(key)
-        store = await self._stores.open(data_dir)
+        store = await self._open_store(data_dir)
         try:
             workspace_id = str(uuid.uuid4())
             env = _environment(request.env)
@@ -175,7 +193,7 @@ class Backend:
             await self._stores.release(store)
             raise
         workspace.permissions.skip = request.yolo or self._settings.yolo
-        return Hosted(
+        hosted = Hosted(
             workspace=workspace,
             key=key,
             path=str(path),
@@ -184,6 +202,28 @@ class Backend:
             debug=request.debug,
             channels=list(request.channels),
         )
+        # Here, not when the creates wake up: one that arrives in between must find it.
+        self._unclaimed[key] = hosted
+        if key not in self._joining:
+            self._discard_unclaimed(key)
+        return hosted
+
+    async def _open_store(self, data_dir: Path) -> Store:
+        try:
+            return await self._stores.open(data_dir)
+        except StoreFailed as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in NO_PLACE:
+                raise
+            # Not the daemon's failure: whoever named the place must name another one.
+            raise StoreUnusable(f"{data_dir} cannot be a data directory: {cause}") from error
+
+    def _data_dir(self, key: Path, path: Path, request: CreateWorkspace) -> Path:
+        """A relative one is relative to what its author sees: the workspace, or the daemon."""
+        if request.data_dir:
+            return _resolved(path / request.data_dir)
+        shared = self._settings.data_dir
+        return _resolved(Path(shared)) if shared else key / OWN_DATA_DIR
 
     def _detached(self, workspace_id: str, run_id: str, began: bool) -> None:
         change = self.claims.run_began if began else self.claims.run_ended
@@ -306,6 +346,19 @@ def _absolute(request: CreateWorkspace) -> Path:
 def _resolved(path: Path) -> Path:
     """Symlinks resolved as far as the path exists: two ways to one directory are one workspace."""
     return Path(os.path.realpath(path))
+
+
+def _log_ignored(hosted: Hosted, path: Path, request: CreateWorkspace) -> None:
+    """The first create decided; somebody who wonders why a flag has no effect finds it here."""
+    data_dir = _resolved(path / request.data_dir) if request.data_dir else hosted.data_dir
+    wishes = {
+        "yolo": request.yolo != hosted.yolo,
+        "debug": request.debug != hosted.debug,
+        "data_dir": data_dir != hosted.data_dir,
+    }
+    ignored = [name for name, differs in wishes.items() if differs]
+    if ignored:
+        log.info("workspace %s is open: %s stay as they are", hosted.key, ", ".join(ignored))
 
 
 def _environment(env: list[str] | None) -> Mapping[str, str]:
