@@ -51,6 +51,7 @@ class Live:
         "only_growth",
         "published",
         "row_time",
+        "row_timer",
         "submitted",
         "text_tail",
         "thought_tail",
@@ -71,6 +72,7 @@ class Live:
         self.only_growth = True
         self.grown = 0  # characters since the row was last written
         self.row_time = 0.0
+        self.row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
         self.timer: Timer | None = None
         self.deleted = False
 
@@ -172,13 +174,13 @@ class Transcript:
         """A structural change: everybody is told now, and the row follows now."""
         live.version += 1
         live.only_growth = False
+        if not live.deleted:
+            self._live[live.message.id] = live  # it may have left, finished and written, before
         self.flush(live, write=write)
 
     def flush(self, live: Live, *, write: bool = True) -> None:
         """Publish and write what is not out yet; a second flush does nothing."""
-        if live.timer is not None:
-            live.timer.cancel()
-            live.timer = None
+        self._disarm(live)
         self._publish(live)
         if write:
             self._write(live)
@@ -270,13 +272,23 @@ class Transcript:
         return live
 
     def _grew(self, live: Live, amount: int) -> None:
+        if live.deleted:
+            return  # its timers would run for ever, as nothing of it is published
         live.version += 1
         live.grown += amount
         if self._coalesce <= 0:
             self._publish(live)
             self._write(live)
-        elif live.timer is None:
+            return
+        if live.row_timer is None:
+            delay = live.row_time + ROW_SECONDS - self._clock.time()
+            live.row_timer = self._clock.call_later(delay, lambda: self._row_due(live))
+        if live.timer is None:
             self._tick(live)
+
+    def _row_due(self, live: Live) -> None:
+        live.row_timer = None
+        self._write(live)
 
     def _tick(self, live: Live) -> None:
         """Publish what came in and open the next window; an idle window is not followed by one."""
@@ -284,8 +296,7 @@ class Transcript:
         if live.published == live.version:
             return
         self._publish(live)
-        stale = self._clock.time() - live.row_time >= ROW_SECONDS
-        if stale or live.grown >= ROW_CHARS:
+        if live.grown >= ROW_CHARS:
             self._write(live)
         live.timer = self._clock.call_later(self._coalesce, lambda: self._tick(live))
 
@@ -337,10 +348,14 @@ class Transcript:
 
     def _discard(self, live: Live) -> None:
         live.deleted = True
-        if live.timer is not None:
-            live.timer.cancel()
-            live.timer = None
+        self._disarm(live)
         self._live.pop(live.message.id, None)
+
+    def _disarm(self, live: Live) -> None:
+        for timer in (live.timer, live.row_timer):
+            if timer is not None:
+                timer.cancel()
+        live.timer = live.row_timer = None
 
 
 def _log_failure(done: asyncio.Future[None]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING
 
 from crushlite.agent.base import Info
@@ -48,6 +49,8 @@ class OfflineAgent:
         )
 
     async def run(self, turn: Turn) -> None:
+        if turn.attachments:
+            await self._stream(turn, "You sent a file.\n")
         quoted: list[str] = []
         for line in turn.prompt.split("\n"):
             name, _, rest = line.partition(" ")
@@ -73,14 +76,13 @@ class OfflineAgent:
 
     async def _quote(self, turn: Turn, lines: list[str]) -> None:
         text = "\n".join(lines).strip()
-        if text or turn.attachments:
-            await self._stream(turn, f"You said: {text}\n" if text else "You sent a file.\n")
+        if text:
+            await self._stream(turn, f"You said: {text}\n")
 
     async def _stream(self, turn: Turn, text: str) -> None:
-        for piece in text.splitlines(keepends=True):
-            for word in piece.split(" "):
-                await turn.say(word if word.endswith("\n") else word + " ")
-                await asyncio.sleep(self._pace)
+        for word in re.findall(r"\S*\s+|\S+", text):
+            await turn.say(word)
+            await asyncio.sleep(self._pace)
 
     async def _help(self, turn: Turn, rest: str) -> None:
         await turn.say(HELP + "\n")
