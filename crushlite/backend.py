@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import logging
 import os
 import uuid
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.claims import Arm, Claims, Disarm, Shutdown, Teardown
+from crushlite.config import Roots, data_directory, load
 from crushlite.errors import (
     BadRequest,
     ChannelMismatch,
@@ -26,18 +28,19 @@ from crushlite.errors import (
     StoreUnusable,
     WorkspaceNotFound,
 )
-from crushlite.protocol.config import AgentInfo, wire_config
+from crushlite.protocol.config import AgentInfo
 from crushlite.protocol.workspaces import Workspace as WireWorkspace
 from crushlite.store import Stores
 from crushlite.version import __version__
 from crushlite.workspace import Home, Ties, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from crushlite.agent.base import AgentFactory
     from crushlite.claims import Effect, Timer
     from crushlite.clock import Clock, Timer as ClockTimer
+    from crushlite.config import Config
     from crushlite.events import Subscriber
     from crushlite.protocol.workspaces import CreateWorkspace
     from crushlite.settings import Settings
@@ -64,6 +67,7 @@ class Hosted:
     key: Path
     path: str  # as the first creator wrote it, made absolute
     data_dir: Path
+    config: Config
     yolo: bool
     debug: bool
     channels: list[str]
@@ -79,6 +83,7 @@ class Backend:
         clock: Clock,
         settings: Settings,
         stores: Stores | None = None,
+        roots: Roots | None = None,
     ) -> None:
         self.claims = Claims(settings.graces)
         self.leaving = asyncio.Event()  # the decision to leave has been made
@@ -86,6 +91,7 @@ class Backend:
         self._clock = clock
         self._settings = settings
         self._stores = stores or Stores(clock=clock, boot_id=str(uuid.uuid4()))
+        self._roots = roots or Roots()  # where the machine's configuration files are
         self._hosted: dict[str, Hosted] = {}  # live workspaces by id
         self._joining: Counter[Path] = Counter()  # creates under way at a path
         self._opening: dict[Path, asyncio.Task[Hosted]] = {}
@@ -175,18 +181,21 @@ class Backend:
         return await asyncio.shield(task)
 
     async def _build(self, key: Path, path: Path, request: CreateWorkspace) -> Hosted:
-        data_dir = self._data_dir(key, path, request)
+        env = _environment(request.env)
+        data_dir, config = await asyncio.to_thread(self._configure, key, path, env, request)
+        for warning in config.warnings:
+            log.warning("%s", warning)
         # A database inside the project moves with it; in a shared one rows must say whose they are.
         scope = "" if data_dir.parent == key else str(key)
         store = await self._open_store(data_dir)
         try:
             workspace_id = str(uuid.uuid4())
-            env = _environment(request.env)
             home = Home(path=key, env=env, store=store, scope=scope)
-            agent = self._agents(key, env, {})
+            agent = self._agents(key, env, config)
             ties = Ties(
                 interactive=lambda: self.claims.interactive(workspace_id),
                 claim=lambda run_id, began: self._detached(workspace_id, run_id, began),
+                policy=_policy(config),
             )
             workspace = Workspace(workspace_id, home, agent, self._clock, self._settings, ties)
         except BaseException:
@@ -198,6 +207,7 @@ class Backend:
             key=key,
             path=str(path),
             data_dir=data_dir,
+            config=config,
             yolo=request.yolo,
             debug=request.debug,
             channels=list(request.channels),
@@ -218,12 +228,25 @@ class Backend:
             # Not the daemon's failure: whoever named the place must name another one.
             raise StoreUnusable(f"{data_dir} cannot be a data directory: {cause}") from error
 
-    def _data_dir(self, key: Path, path: Path, request: CreateWorkspace) -> Path:
-        """A relative one is relative to what its author sees: the workspace, or the daemon."""
-        if request.data_dir:
-            return _resolved(path / request.data_dir)
+    def _configure(
+        self, key: Path, path: Path, env: Mapping[str, str], request: CreateWorkspace
+    ) -> tuple[Path, Config]:
+        """Where the data goes and what the files say; the one decides where to look for the other.
+        A relative directory is relative to what its author sees: the workspace, or the daemon."""
         shared = self._settings.data_dir
-        return _resolved(Path(shared)) if shared else key / OWN_DATA_DIR
+        if request.data_dir:
+            data_dir = _resolved(path / request.data_dir)
+        elif shared:
+            data_dir = _resolved(Path(shared))
+        else:
+            wanted = data_directory(key, env, self._roots)
+            data_dir = _resolved(wanted) if wanted is not None else key / OWN_DATA_DIR
+        folder = data_dir
+        if data_dir.parent != key:
+            folder = data_dir / hashlib.sha256(str(key).encode()).hexdigest()[:16]
+        commands = self._settings.allow_config_commands
+        config = load(key, env, data_dir=folder, allow_commands=commands, roots=self._roots)
+        return data_dir, config
 
     def _detached(self, workspace_id: str, run_id: str, began: bool) -> None:
         change = self.claims.run_began if began else self.claims.run_ended
@@ -324,10 +347,11 @@ class Backend:
         )
 
     def config(self, hosted: Hosted) -> dict[str, Any]:
-        agent = hosted.workspace.agent
-        info = agent.info() if agent is not None else None
-        selected = info.selected if info is not None else None
-        return wire_config(str(hosted.data_dir), info.model if info is not None else None, selected)
+        """What clients see of the configuration. An agent that is not one of its models stands
+        there as a provider of its own."""
+        info = self.agent_info(hosted.workspace)
+        own = info.is_ready and info.model_cfg.provider not in hosted.config.providers
+        return hosted.config.wire(hosted.data_dir, info if own else None)
 
     def agent_info(self, workspace: Workspace) -> AgentInfo:
         if workspace.agent is None:
@@ -359,6 +383,11 @@ def _log_ignored(hosted: Hosted, path: Path, request: CreateWorkspace) -> None:
     ignored = [name for name, differs in wishes.items() if differs]
     if ignored:
         log.info("workspace %s is open: %s stay as they are", hosted.key, ", ".join(ignored))
+
+
+def _policy(config: Config) -> Callable[[str, str], bool]:
+    allowed = frozenset(config.allowed_tools)
+    return lambda tool, action: tool in allowed or f"{tool}:{action}" in allowed
 
 
 def _environment(env: list[str] | None) -> Mapping[str, str]:

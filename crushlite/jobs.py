@@ -8,22 +8,60 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from crushlite.errors import BadRequest
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
 from crushlite.protocol.runs import RunInfo
+from crushlite.runs import WhenBusy
 from crushlite.store.runs import RunRow
+from crushlite.turn import Order
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from crushlite.clock import Clock, Timer
+    from crushlite.protocol.messages import Prompt
     from crushlite.runs import Run
     from crushlite.transcript import Live
-    from crushlite.turn import Failure, LiveTurn, Order
+    from crushlite.turn import Failure, LiveTurn
 
-__all__ = ["Job", "Lanes", "digest_of", "info_of_row", "settled", "within"]
+__all__ = ["Job", "Lanes", "digest_of", "info_of_row", "read_prompt", "settled", "within"]
 
 T = TypeVar("T")
+
+RUN_ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
+
+
+def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
+    """Check a prompt and say what it asks for; BadRequest names the field that is wrong."""
+    if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
+        raise BadRequest("prompt is empty: give a text or a text/* attachment")
+    if not prompt.session_id:
+        raise BadRequest("session_id is missing: create a session first")
+    for name, value in (("session_id", prompt.session_id), ("run_id", prompt.run_id)):
+        if "\0" in value or len(value) > RUN_ID_LENGTH:
+            raise BadRequest(f"{name} must be at most {RUN_ID_LENGTH} characters without NUL")
+    if prompt.max_steps is not None and prompt.max_steps < 1:
+        raise BadRequest("max_steps must be at least 1")
+    if prompt.max_cost is not None and prompt.max_cost < 0:
+        raise BadRequest("max_cost must not be negative")
+    default = "queue" if prompt.run_id else "steer"
+    try:
+        when_busy = WhenBusy(prompt.when_busy or default)
+    except ValueError:
+        known = ", ".join(mode.value for mode in WhenBusy)
+        raise BadRequest(f"when_busy {prompt.when_busy!r}: use one of {known}") from None
+    for file in prompt.attachments:
+        file.decoded()
+    order = Order(
+        run_id=prompt.run_id or str(uuid.uuid4()),
+        session_id=prompt.session_id,
+        prompt=prompt.prompt,
+        attachments=tuple(prompt.attachments),
+        max_cost=prompt.max_cost,
+        max_steps=prompt.max_steps,
+    )
+    return order, when_busy
 
 
 def digest_of(order: Order) -> str:

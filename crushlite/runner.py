@@ -25,17 +25,19 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from crushlite.chores import Chores, write_summary
 from crushlite.errors import (
     BadRequest,
     CrushliteError,
     NoAgent,
     NotQueued,
+    ProviderFailed,
     RunIdReused,
     RunNotFound,
     SessionBusy,
     SessionNotFound,
 )
-from crushlite.jobs import Job, Lanes, digest_of, info_of_row, settled, within
+from crushlite.jobs import Job, Lanes, digest_of, info_of_row, read_prompt, settled, within
 from crushlite.protocol.runs import (
     AgentEvent,
     CanceledRun,
@@ -64,7 +66,7 @@ __all__ = ["Runner"]
 
 log = logging.getLogger(__name__)
 
-RUN_ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
+SUMMARIZE = "summarize"  # the kind of run that is not a prompt
 
 
 class Runner:
@@ -79,6 +81,7 @@ class Runner:
         claim: Callable[[str, bool], None],
     ) -> None:
         self.agent = agent
+        self.chores = Chores(services)
         self.abandoned = 0  # agents that did not return within the cancel grace
         self._services = services
         self._settings = settings
@@ -101,7 +104,8 @@ class Runner:
 
         Await `promised` for the 202. The insert goes on whoever waits for it.
         """
-        order, when_busy = self._check(prompt)
+        self._require_agent()
+        order, when_busy = read_prompt(prompt)
         digest = digest_of(order)
         known = self._jobs.get(order.run_id)
         if known is None:
@@ -121,37 +125,10 @@ class Runner:
             raise RunIdReused(f"run_id {order.run_id!r} was used for another prompt")
         return known
 
-    def _check(self, prompt: Prompt) -> tuple[Order, WhenBusy]:
+    def _require_agent(self) -> Agent:
         if self.agent is None:
             raise NoAgent("no agent is configured: name a model in crush.json or use offline")
-        if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
-            raise BadRequest("prompt is empty: give a text or a text/* attachment")
-        if not prompt.session_id:
-            raise BadRequest("session_id is missing: create a session first")
-        for name, value in (("session_id", prompt.session_id), ("run_id", prompt.run_id)):
-            if "\0" in value or len(value) > RUN_ID_LENGTH:
-                raise BadRequest(f"{name} must be at most {RUN_ID_LENGTH} characters without NUL")
-        if prompt.max_steps is not None and prompt.max_steps < 1:
-            raise BadRequest("max_steps must be at least 1")
-        if prompt.max_cost is not None and prompt.max_cost < 0:
-            raise BadRequest("max_cost must not be negative")
-        default = "queue" if prompt.run_id else "steer"
-        try:
-            when_busy = WhenBusy(prompt.when_busy or default)
-        except ValueError:
-            known = ", ".join(mode.value for mode in WhenBusy)
-            raise BadRequest(f"when_busy {prompt.when_busy!r}: use one of {known}") from None
-        for file in prompt.attachments:
-            file.decoded()
-        order = Order(
-            run_id=prompt.run_id or str(uuid.uuid4()),
-            session_id=prompt.session_id,
-            prompt=prompt.prompt,
-            attachments=tuple(prompt.attachments),
-            max_cost=prompt.max_cost,
-            max_steps=prompt.max_steps,
-        )
-        return order, when_busy
+        return self.agent
 
     async def prompt(self, prompt: Prompt) -> RunInfo:
         """Accept a prompt and return when it is promised: committed, or found to be a repeat."""
@@ -171,7 +148,7 @@ class Runner:
     async def _repeated(self, prompt: Prompt) -> RunInfo | None:
         if not prompt.run_id:
             return None
-        order, _ = self._check(prompt)
+        order, _ = read_prompt(prompt)
         try:
             row = await self._store.read(
                 lambda conn: run_rows.get_run(conn, self._scope, prompt.run_id)
@@ -203,10 +180,32 @@ class Runner:
         settled(job.published)
         self._perform(effects)
 
+    async def summarize(self, session_id: str) -> None:
+        """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
+        its end, also if it was canceled; raises what went wrong."""
+        agent = self._require_agent()
+        if not agent.summarizes:
+            raise BadRequest("this agent cannot summarize")
+        session = await self._store.read(
+            lambda conn: session_rows.get_session(conn, self._scope, session_id)
+        )
+        if not session.message_count and not self.busy(session_id):
+            return
+        order = Order(str(uuid.uuid4()), session_id, "")
+        run, _ = self._runs.accept(session_id, order.run_id, WhenBusy.REJECT, SUMMARIZE)
+        job = Job(run, order, digest="", detach=False, now=self._clock.now())
+        job.committed.set_result(None)
+        self._jobs[run.run_id] = job
+        self._perform(self._runs.durable(run))
+        await asyncio.shield(job.published)
+        if job.failure is not None:
+            raise ProviderFailed(job.failure.detail)
+
     # Cancel and the queue ------------------------------------------------------------------------
 
     def cancel(self, session_id: str) -> tuple[CancelReceipt, list[asyncio.Future[None]]]:
         """Cancel a session; returns the receipt, and what to wait for if the caller wants to."""
+        self.chores.kill_shells(session_id)
         canceled = self._runs.cancel(session_id)
         jobs = [self._jobs[run.run_id] for run, _ in canceled.receipt]
         self._perform(canceled.effects)
@@ -281,19 +280,25 @@ class Runner:
             outcome = await self._converse(job)
         except Exception as error:
             log.exception("run %s: the turn broke", job.run.run_id)
-            job.failure = Failure("Internal error", f"{type(error).__name__}: {error}")
+            job.failure = Failure("Internal error", f"{type(error).__name__}: {_words(error)}")
         self._close_requests(job)
+        if job.turn is not None:
+            await job.turn.end_commands()
         self._perform(self._runs.finish(job.run, outcome))
 
     async def _converse(self, job: Job) -> Outcome:
-        assert self.agent is not None
+        agent = self._require_agent()
         job.started_at = self._clock.now()
-        selected = self.agent.info().selected
-        turn = job.turn = LiveTurn(self._services, job.order, selected, lambda: self._fold(job))
-        self._user_message(job, turn)
+        if job.run.kind == SUMMARIZE:
+            work = write_summary(self._services, job.order, agent)
+        else:
+            turn = job.turn = self._turn(job, agent)
+            self._user_message(job, turn)
+            work = self._call_agent(agent, turn)
         if job.run.doom is not None:
+            work.close()
             return Outcome.CANCELED
-        task = job.agent_task = asyncio.create_task(self._call_agent(self.agent, turn))
+        task = job.agent_task = asyncio.create_task(work)
         self._own(task)
         task.add_done_callback(lambda _: settled(job.over))
         await job.over
@@ -302,6 +307,7 @@ class Runner:
         if not task.done():
             self.abandoned += 1
             log.error("run %s: the agent ignored its cancellation; abandoned", job.run.run_id)
+            task.add_done_callback(_log_late)
             return Outcome.CANCELED
         if task.cancelled():
             return Outcome.CANCELED
@@ -310,6 +316,14 @@ class Runner:
             return Outcome.COMPLETED
         job.failure = _explain(error)
         return Outcome.FAILED
+
+    def _turn(self, job: Job, agent: Agent) -> LiveTurn:
+        async def summarize(turn: LiveTurn) -> None:
+            if agent.summarizes:
+                await write_summary(self._services, job.order, agent)
+
+        selected = agent.info().selected
+        return LiveTurn(self._services, job.order, selected, lambda: self._fold(job), summarize)
 
     async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
         """The agent task. An agent that tries to exit the process only fails its own turn."""
@@ -327,14 +341,10 @@ class Runner:
     async def _agent_ready(self, agent: Agent) -> None:
         """Once per workspace, shared by all runs that wait for it, owned by none of them. A
         failure fails those runs only: the next one tries again."""
-        if self._ready is None:
-            self._ready = self._spawn(agent.ready())
         ready = self._ready
-        try:
-            await asyncio.shield(ready)
-        finally:
-            if ready.done() and (ready.cancelled() or ready.exception() is not None):
-                self._ready = None
+        if ready is None or (ready.done() and (ready.cancelled() or ready.exception() is not None)):
+            ready = self._ready = self._spawn(agent.ready())
+        await asyncio.shield(ready)
 
     def _close_requests(self, job: Job) -> None:
         if job.turn is not None:
@@ -346,15 +356,16 @@ class Runner:
 
     def _user_message(self, job: Job, turn: LiveTurn | None, carrier: str = "") -> Live:
         """Put a run's prompt into the transcript; the row follows in start_run's transaction."""
-        now, scope, run_id = self._clock.now(), self._scope, job.run.run_id
-        message = job.user_message(now)
+        scope, run_id, started_at = self._scope, job.run.run_id, job.started_at
+        message = job.user_message(self._clock.now())
         live = self._transcript.create(
             message,
-            lambda conn: run_rows.start_run(conn, scope, run_id, message, now, carrier),
+            lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
         job.user = live
         if turn is not None:
             turn.adopt(live)
+        self.chores.title(self._require_agent(), run_id, job.run.session_id, job.order.prompt)
         return live
 
     async def _fold(self, job: Job) -> list[Message]:
@@ -380,6 +391,10 @@ class Runner:
         """Record an ending and publish it: the only place where a run ends for outsiders."""
         job.outcome = outcome.value
         job.ended_at = self._clock.now()
+        if job.run.kind == SUMMARIZE:  # nobody was promised anything: whoever asked is waiting
+            del self._jobs[job.run.run_id]
+            settled(job.published)
+            return
         lives = self._close_messages(job, outcome)
         if outcome is Outcome.FAILED and job.failure is not None:
             job.error = job.failure.detail or job.failure.title
@@ -404,9 +419,7 @@ class Runner:
             return [job.user or self._user_message(job, None, job.carrier.run.run_id)]
         if job.turn is None:
             # Canceled before it could start: what a person typed is never lost.
-            assert self.agent is not None
-            selected = self.agent.info().selected
-            job.turn = LiveTurn(self._services, job.order, selected, lambda: self._fold(job))
+            job.turn = self._turn(job, self._require_agent())
             self._user_message(job, job.turn)
         job.turn.close(outcome, job.failure)
         job.message_id, job.text = job.turn.last.message.id, job.turn.last.message.text
@@ -470,14 +483,20 @@ class Runner:
         job = self._jobs.get(run_id)
         if job is not None and wait > 0:
             await within(self._clock, job.published, wait)
-        if job is not None:
-            return job.info("ended" if job.published.done() else self._describe(job))
+        if job is not None and job.run.durable:
+            return self._job_info(job)
         scope = self._scope
 
         def read(conn: Connection) -> RunInfo:
             return _row_info(conn, scope, run_rows.get_run(conn, scope, run_id))
 
-        return await self._store.read(read)
+        try:
+            return await self._store.read(read)
+        except RunNotFound:
+            # A row comes first, for a job without a promise may repeat a run that has ended.
+            if job is None or job.run.state is RunState.WITHDRAWN:
+                raise
+            return self._job_info(job)
 
     async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
         """Runs, oldest first. References are taken before the read, as in the transcript: a run
@@ -492,7 +511,7 @@ class Runner:
         infos = []
         for info in await self._store.read(read):
             job = jobs.pop(info.run_id, None)
-            infos.append(info if job is None else self._job_info(job))
+            infos.append(self._job_info(job) if job is not None and job.run.durable else info)
         infos += [
             self._job_info(job)
             for job in jobs.values()
@@ -532,17 +551,23 @@ class Runner:
         self.shut()
         drained = asyncio.ensure_future(self._drain(self._drained[None]))
         if not await within(self._clock, drained, self._settings.drain):
+            # The cancel grace may be longer than the drain: give the agents up, as after it.
+            for job in self._jobs.values():
+                settled(job.over)
+        if not await within(self._clock, drained, self._settings.drain):
             log.error("workspace %s did not drain; abandoning it", self._services.path)
             drained.cancel()
 
     async def aclose(self) -> None:
         """Let go of the agent and of whatever it left running."""
         if self.agent is not None:
-            try:
-                async with asyncio.timeout(self._settings.drain):
-                    await self.agent.aclose()
-            except Exception:
-                log.exception("workspace %s: the agent did not close", self._services.path)
+            closing = self._spawn(self.agent.aclose())
+            done = await within(self._clock, closing, self._settings.drain)
+            error = closing.exception() if done and not closing.cancelled() else None
+            if not done or error is not None:
+                log.error(
+                    "workspace %s: the agent did not close", self._services.path, exc_info=error
+                )
         for task in list(self._tasks):
             task.cancel()
 
@@ -576,10 +601,23 @@ def _row_info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
 def _explain(error: BaseException) -> Failure:
     """An agent's exception as its user reads it: the words of the error, not a traceback."""
     log.warning("an agent failed", exc_info=error)
-    text = str(error) or type(error).__name__
+    text = _words(error) or type(error).__name__
     if isinstance(error, CrushliteError):
         return Failure(error.code.replace("_", " ").capitalize(), text)
     return Failure("The agent failed", f"{type(error).__name__}: {text}")
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an error that cannot be printed must still end its run
+        return "an error that cannot be printed"
+
+
+def _log_late(done: asyncio.Future[None]) -> None:
+    """An abandoned agent has left after all; its run ended long ago."""
+    if not done.cancelled() and done.exception() is not None:
+        log.warning("an abandoned agent failed", exc_info=done.exception())
 
 
 def _log_crash(done: asyncio.Future[None]) -> None:

@@ -21,4 +21,5 @@ class Settings:
     coalesce: float = 0.033  # at most one event per growing message in this time
     unattended: float | None = 60.0  # permissions nobody can answer are denied after this; or never
     yolo: bool = False  # every workspace starts with permissions skipped
+    allow_config_commands: bool = False  # whether $(command) in a configuration file is run
     data_dir: str = ""  # one database for all workspaces instead of one in each

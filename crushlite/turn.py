@@ -11,17 +11,18 @@ Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import Verdict
+from crushlite import process
+from crushlite.agent.base import Usage, Verdict
 from crushlite.errors import BadRequest, LimitReached, TurnOver
 from crushlite.pending import Allowed
 from crushlite.protocol.messages import (
-    FINISH_REASONS,
     FinishPart,
     Message,
     ToolCallPart,
@@ -35,10 +36,10 @@ from crushlite.store import files as file_rows, sessions as session_rows
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from crushlite.agent.base import Usage
     from crushlite.clock import Clock
     from crushlite.events import Hub
     from crushlite.pending import Permissions, Questions
+    from crushlite.process import Command, Exit, JobOutput, Jobs
     from crushlite.protocol.config import SelectedModel
     from crushlite.protocol.messages import Attachment
     from crushlite.protocol.questions import Question, QuestionResponse
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Failure", "LiveTurn", "Order", "Services", "run_blocking"]
 
+OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
+COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
 BREATHS = 64  # says between two suspensions even if no time passes: see LiveTurn._breathe
 
 
@@ -66,6 +69,7 @@ class Services:
     questions: Questions
     interactive: Callable[[], bool]
     coalesce: float
+    jobs: Jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,11 @@ class Failure:
     title: str
     detail: str
 
+    def __post_init__(self) -> None:
+        # Errors about files quote their names, which need not be text; a row must be.
+        object.__setattr__(self, "title", _clean(self.title))
+        object.__setattr__(self, "detail", _clean(self.detail))
+
 
 class LiveTurn:
     """Implements agent.base.Turn."""
@@ -97,18 +106,26 @@ class LiveTurn:
         order: Order,
         selected: SelectedModel,
         fold: Callable[[], Awaitable[list[Message]]],
+        summarize: Callable[[LiveTurn], Awaitable[None]] | None = None,
+        *,
+        is_summary: bool = False,
     ) -> None:
         self.run_id = order.run_id
         self.session_id = order.session_id
         self.prompt = order.prompt
-        self.attachments = order.attachments
+        self.attachments: Sequence[Attachment] = order.attachments
         self.path = services.path
         self.env = services.env
+        self.max_steps = order.max_steps
         self.denied = 0
+        self.spent = Usage()  # what the last model call used
         self._services = services
         self._order = order
         self._selected = selected
         self._fold = fold
+        self._summarize = summarize
+        self._is_summary = is_summary
+        self._commands: set[Command] = set()  # those that die with the run
         self._over = False
         self._step: Live | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
@@ -133,12 +150,32 @@ class LiveTurn:
         assert self._step is not None
         return self._step
 
+    @property
+    def wrote(self) -> bool:
+        """Whether the agent said anything at all."""
+        return self._step is not None and bool(self._step.fold().text)
+
     def adopt(self, live: Live) -> None:
         """A message the workspace wrote for this turn."""
         self._lives.append(live)
 
     def fence(self) -> None:
         self._over = True
+
+    async def end_commands(self) -> None:
+        """Kill what the agent's commands left running: promise 3 covers these."""
+        for command in self._commands:
+            command.kill()
+        if self._commands:
+            await asyncio.wait(
+                [command.done for command in self._commands], timeout=COMMAND_SECONDS
+            )
+
+    def discard(self) -> None:
+        """Remove a summary that was not finished: half a summary is worse than none."""
+        self._over = True
+        if self._step is not None:
+            self._services.transcript.delete(self._step)
 
     def close(self, outcome: Outcome, failure: Failure | None) -> None:
         """Write how it ended, whatever state the agent left the turn in."""
@@ -204,12 +241,12 @@ class LiveTurn:
         self, name: str, input: str, id: str | None = None, finished: bool = True
     ) -> str:
         self._check()
-        call_id = id or f"call_{uuid.uuid4().hex}"
+        call_id = _clean(id) if id else f"call_{uuid.uuid4().hex}"
         if call_id in self._results:
             raise BadRequest(f"tool call {call_id} has its result already")
         known = self._calls.get(call_id)
         live = self._current() if known is None else self.last
-        call = ToolCallPart(call_id, name, _clean(input), finished=finished)
+        call = ToolCallPart(call_id, _clean(name), _clean(input), finished=finished)
         self._services.transcript.tool_call(live, call)
         self._calls[call_id] = known or call
         await self._breathe()
@@ -225,14 +262,12 @@ class LiveTurn:
         mime_type: str = "",
     ) -> None:
         self._check()
-        call = self._calls.get(id)
-        if call is None or id in self._results:
+        call = self._calls.get(_clean(id))
+        if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
-        self._result(
-            ToolResultPart(
-                id, call.name, _clean(content), _clean(metadata), is_error, data, mime_type
-            )
-        )
+        texts = _clean(content), _clean(metadata)
+        media = _clean(data), _clean(mime_type)
+        self._result(ToolResultPart(call.id, call.name, *texts, is_error, *media))
         self._new_step = True
         await self._breathe()
 
@@ -253,8 +288,9 @@ class LiveTurn:
 
     async def finish(self, reason: str, message: str = "", details: str = "") -> None:
         self._check()
-        if reason not in FINISH_REASONS:
-            raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(FINISH_REASONS)}")
+        if reason not in OWN_REASONS:
+            # How a run was canceled or failed is the daemon's to say: the record must not differ.
+            raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(OWN_REASONS)}")
         self._finish = FinishPart(reason, message=_clean(message), details=_clean(details))
 
     # For the agent: people -----------------------------------------------------------------------
@@ -301,23 +337,69 @@ class LiveTurn:
         self._check()
         return await self._fold()
 
+    # For the agent: commands ---------------------------------------------------------------------
+
+    async def command(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> Command:
+        self._check()
+        started = await process.start(
+            command,
+            cwd=cwd or self.path,
+            env=self.env if env is None else env,
+            clock=self._services.clock,
+            on_output=on_output,
+        )
+        self._commands.add(started)
+        if self._over:
+            started.kill()
+            self._check()
+        return started
+
+    def keep(self, command: Command) -> str:
+        self._check()
+        job_id = self._services.jobs.adopt(self.session_id, command)
+        self._commands.discard(command)
+        return job_id
+
+    def job_output(self, job_id: str) -> JobOutput:
+        self._check()
+        return self._services.jobs.output(job_id)
+
+    async def kill_job(self, job_id: str) -> Exit | None:
+        self._check()
+        return await self._services.jobs.kill(job_id)
+
+    async def summarize(self) -> None:
+        self._check()
+        if self._summarize is not None:
+            self._end_step()
+            self._new_step = True
+            await self._summarize(self)
+
     # For the agent: bookkeeping ------------------------------------------------------------------
 
     async def usage(self, usage: Usage) -> None:
         self._check()
+        self.spent = usage
         cost = 0.0 if usage.estimated else usage.cost
         self._cost += cost
-        session = await self._update(
-            lambda conn, scope, now: session_rows.save_usage(
-                conn,
-                scope,
-                self.session_id,
-                usage.prompt_tokens,
-                usage.completion_tokens,
-                cost,
-                now,
+
+        def save(conn: Connection, scope: str, now: float) -> Session:
+            known = session_rows.get_session(conn, scope, self.session_id)
+            # A count that a provider left out must not make a full context look empty.
+            prompt = usage.prompt_tokens or known.prompt_tokens
+            completion = usage.completion_tokens or known.completion_tokens
+            return session_rows.save_usage(
+                conn, scope, self.session_id, prompt, completion, cost, now
             )
-        )
+
+        session = await self._update(save)
         self._services.hub.publish("updated", session)
         if self._order.max_cost is not None and self._cost >= self._order.max_cost:
             raise LimitReached(f"stopped at max_cost = {self._order.max_cost}")
@@ -382,6 +464,7 @@ class LiveTurn:
             provider=self._selected.provider,
             created_at=now,
             updated_at=now,
+            is_summary_message=self._is_summary,
         )
         self._step = self._services.transcript.create(message)
         self._lives.append(self._step)
@@ -410,8 +493,9 @@ class LiveTurn:
         """Approving one file covers its folder: the key of a permission is a directory."""
         if path in ("", "."):
             return str(self.path)
-        target = Path(path)
-        return str(target.parent) if target.is_file() else path
+        target = Path(self.path, path)
+        # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
+        return str(target.parent) if os.path.isfile(target) else path
 
     async def _update(self, work: Callable[[Connection, str, float], Any]) -> Any:
         scope, now = self._services.scope, self._services.clock.now()

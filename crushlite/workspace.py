@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.errors import BadRequest, SessionNotFound
 from crushlite.events import Bounds, Hub
 from crushlite.pending import Permissions, Questions
+from crushlite.process import Jobs
 from crushlite.protocol.sessions import Session
 from crushlite.runner import Runner
 from crushlite.store import sessions as session_rows
@@ -50,11 +51,12 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """What a workspace asks and tells its owner: is anybody watching, and a detached run began or
-    ended."""
+    """What a workspace asks and tells its owner: is anybody watching, a detached run began or
+    ended, and which tools are allowed without asking."""
 
     interactive: Callable[[], bool] = lambda: True
     claim: Callable[[str, bool], None] = lambda run_id, began: None
+    policy: Callable[[str, str], bool] = lambda tool, action: False
 
 
 class Workspace:
@@ -74,6 +76,7 @@ class Workspace:
             self.hub.publish,
             clock=clock,
             interactive=ties.interactive,
+            policy=ties.policy,
             unattended=settings.unattended,
         )
         self.questions = Questions(
@@ -101,7 +104,9 @@ class Workspace:
             questions=self.questions,
             interactive=ties.interactive,
             coalesce=settings.coalesce,
+            jobs=Jobs(clock),
         )
+        self.jobs = services.jobs
         self.runs = Runner(services, agent, settings, ties.claim)
         self.clock = clock
 
@@ -153,6 +158,8 @@ class Workspace:
         family = [session_id, *await self._read(session_rows.child_ids, session_id)]
         for member in family:
             await self.runs.drop(member)
+            self.runs.chores.kill_shells(member)
+            await self.jobs.kill_session(member)
         try:
             gone = await self._write(session_rows.delete_session, session_id, promise=True)
         except SessionNotFound:
@@ -176,6 +183,8 @@ class Workspace:
         """Runs and their endings first, then the streams, then the agent: any other order would
         lose the last words or write to a closed database."""
         await self.runs.close()
+        await self.runs.chores.close()
+        await self.jobs.close()
         self.transcript.flush_all()
         self.hub.close()
         await self.runs.aclose()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.clock import FakeClock
 from crushlite.events import Hub
 from crushlite.pending import Permissions, Questions
+from crushlite.process import Jobs
 from crushlite.protocol.config import SelectedModel
 from crushlite.protocol.messages import Message
 from crushlite.protocol.sessions import Session
@@ -115,6 +116,7 @@ class Bench(BoundedTestCase):
             questions=Questions(self.hub.publish, clock=self.clock),
             interactive=lambda: True,
             coalesce=self.coalesce,
+            jobs=Jobs(self.clock),
         )
 
     def turn(self, prompt: str = "hello", **order: Any) -> LiveTurn:

@@ -43,7 +43,7 @@ class ReadmeTest(unittest.TestCase):
                 continue
             name = f"{path.name}/" if path.is_dir() else path.name
             with self.subTest(module=name):
-                self.assertIn(f"`{name}`", README)
+                self.assertTrue(f"`{name}`" in README, "not in the README's table of modules")
 
     def test_every_link_points_to_a_file(self) -> None:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):

@@ -20,6 +20,7 @@ from crushlite.protocol.config import Model, SelectedModel
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from crushlite.process import Command, Exit, JobOutput
     from crushlite.protocol.messages import Attachment, Message
     from crushlite.protocol.questions import Question, QuestionResponse
     from crushlite.protocol.sessions import Session, Todo
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentFactory",
-    "CommandResult",
     "Info",
     "RunsTurns",
+    "Title",
     "Turn",
     "Usage",
     "Verdict",
@@ -60,7 +61,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one model call; estimated ones add no cost and replace no known counters."""
+    """Tokens of one model call. Zero means unknown; estimated ones add no cost."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -69,10 +70,11 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandResult:
-    output: str
-    exit_code: int
-    timed_out: bool = False
+class Title:
+    """A generated title and what it cost."""
+
+    text: str
+    usage: Usage = Usage()
 
 
 class Turn(Protocol):
@@ -82,6 +84,7 @@ class Turn(Protocol):
     session_id: str
     prompt: str
     attachments: Sequence[Attachment]
+    max_steps: int | None  # what the prompt allowed, if it said so
     path: Path  # the workspace's directory
     env: Mapping[str, str]  # the creator's environment, else the daemon's
 
@@ -162,6 +165,30 @@ class Turn(Protocol):
         """Report a model call's tokens and cost. Raises LimitReached at max_cost."""
         ...
 
+    async def command(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> Command:
+        """Start a command (a text for the shell, or a list of words for none). Whatever it started
+        is dead before this run is reported ended, unless it was kept."""
+        ...
+
+    def keep(self, command: Command) -> str:
+        """Let a command outlive the run, as a job of the session; returns the job's id."""
+        ...
+
+    def job_output(self, job_id: str) -> JobOutput: ...
+
+    async def kill_job(self, job_id: str) -> Exit | None: ...
+
+    async def summarize(self) -> None:
+        """Replace the conversation so far by a summary, in the middle of this turn."""
+        ...
+
     async def file_read(self, path: str) -> None: ...
 
     async def file_changed(self, path: str, before: str, after: str) -> None:
@@ -205,31 +232,48 @@ class Agent:
 
     def info(self) -> Info:
         method = getattr(self._target, "info", None)
-        info = method() if callable(method) else None
+        try:
+            info = method() if callable(method) else None
+        except Exception:  # noqa: BLE001 - only for show: a run must end without it, too
+            info = None
         return info if isinstance(info, Info) else Info()
 
     async def ready(self) -> None:
         method = self._optional("ready")
         if method is not None:
-            await method()
+            await _contained(method())
 
-    async def title(self, text: str) -> str:
+    @property
+    def titles(self) -> bool:
+        return self._optional("title") is not None
+
+    async def title(self, text: str) -> Title:
         """A short title for a session that begins with `text`; empty for "none"."""
         method = self._optional("title")
-        return str(await method(text)) if method is not None else ""
+        title = await _contained(method(text)) if method is not None else ""
+        return title if isinstance(title, Title) else Title(str(title))
 
     async def summarize(self, turn: Turn) -> None:
         method = self._optional("summarize")
         if method is not None:
-            await method(turn)
+            await _contained(method(turn))
 
     async def aclose(self) -> None:
         method = self._optional("aclose")
         if method is not None:
-            await method()
+            await _contained(method())
 
 
-AgentFactory = Callable[["Path", Mapping[str, str], Mapping[str, Any]], Agent | None]
+async def _contained(work: Awaitable[Any]) -> Any:
+    """These two would end the event loop, and with it the daemon, from whichever task they leave;
+    an agent may fail what it was asked to do, and nothing else."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"the agent raised {type(error).__name__}") from error
+
+
+AgentFactory = Callable[["Path", Mapping[str, str], Any], Agent | None]
 
 
 def agent_factory(target: Any) -> AgentFactory:

@@ -81,7 +81,10 @@ class ScriptedRun:
                 raise
             except Exception as error:  # noqa: BLE001 - the test asked for this step
                 if not done.cancelled():
-                    done.set_exception(error)
+                    # Without this frame: assertRaises clears the frames of what it catches, and
+                    # to clear a frame that is suspended means to end its coroutine.
+                    frames = error.__traceback__.tb_next if error.__traceback__ else None
+                    done.set_exception(error.with_traceback(frames))
             else:
                 if not done.cancelled():
                     done.set_result(result)

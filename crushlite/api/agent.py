@@ -19,7 +19,7 @@ from crushlite.jobs import within
 from crushlite.protocol.config import AgentInit
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.runs import Accepted
-from crushlite.protocol.sessions import AgentSession
+from crushlite.protocol.sessions import AgentSession, ShellCommand
 
 if TYPE_CHECKING:
     from crushlite.api.context import Context
@@ -38,6 +38,8 @@ __all__ = [
     "queued",
     "remove_queued",
     "run",
+    "shell",
+    "summarize",
     "update",
 ]
 
@@ -85,6 +87,18 @@ async def cancel(context: Context, request: Request) -> Response:
     if wait and endings:
         await within(workspace.clock, asyncio.gather(*endings), wait)
     return answer(receipt)
+
+
+async def summarize(context: Context, request: Request) -> Response:
+    """Answered when the summary is done; it goes on if whoever asked has left."""
+    await context.workspace(request).runs.summarize(request.params["sid"])
+    return EMPTY
+
+
+async def shell(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    wanted = body(ShellCommand, request)
+    return answer(await workspace.runs.chores.shell(request.params["sid"], wanted.command))
 
 
 # The queue ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Guard"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+OWN_SITES = frozenset({"same-origin", "none"})  # our own page; typed by a person
 
 
 @dataclass
@@ -56,9 +57,10 @@ class Guard:
         own = f"http://{head.headers.get('Host')}"
         if origins and (head.peer.kind != "tcp" or origins != [own]):
             raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
-        site = head.headers.get("Sec-Fetch-Site")
-        if site in ("cross-site", "same-site") and head.headers.get("Sec-Fetch-Mode") != "navigate":
-            # Browsers leave Origin out of some cross-site GETs; where they say so, listen.
+        # Browsers leave Origin out of many GETs; where they say who asks, listen. A person who
+        # follows a link from elsewhere is fine, a page that embeds us is not.
+        sites = head.headers.get_all("Sec-Fetch-Site")
+        if not OWN_SITES.issuperset(sites) and not _follows_link(head):
             raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
 
     def _check_token(self, head: RequestHead) -> None:
@@ -66,15 +68,25 @@ class Guard:
         wanted = self.tokens.get(head.peer.port or 0, b"")
         if wanted is None:
             return
-        scheme, _, given = (head.headers.get("Authorization") or "").partition(" ")
+        given = head.headers.get_all("Authorization")
+        # Two would let whoever stands in front of us check one and us the other.
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         # Digests, so that the comparison takes the same time for tokens of any length.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(given.strip()), wanted):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), wanted):
             raise HTTPError(
                 401,
                 "token_required",
                 "send 'Authorization: Bearer TOKEN'; the token is in the file named at start",
                 (("WWW-Authenticate", "Bearer"),),
             )
+
+
+def _follows_link(head: RequestHead) -> bool:
+    return (
+        head.method in ("GET", "HEAD")
+        and head.headers.get("Sec-Fetch-Mode") == "navigate"
+        and head.headers.get("Sec-Fetch-Dest") == "document"
+    )
 
 
 def _digest(token: str) -> bytes:

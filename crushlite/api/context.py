@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 EMPTY = Response(200)
 MAX_WAIT = 600.0  # seconds a request may wait for a run
+MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which may be a megabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +96,7 @@ def translate(error: Exception) -> HTTPError | None:
     if not isinstance(error, CrushliteError):
         return None
     headers = (("Retry-After", "1"),) if error.status == 503 else ()
-    return HTTPError(error.status, error.code, error.message, headers)
+    message = error.message
+    if len(message) > MAX_MESSAGE:
+        message = message[:MAX_MESSAGE] + "..."
+    return HTTPError(error.status, error.code, message, headers)

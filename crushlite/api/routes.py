@@ -65,6 +65,8 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", W + "/agent/update", agent.update),
     Entry("GET", A, agent.agent_session),
     Entry("POST", A + "/cancel", agent.cancel, urgent=True),
+    Entry("POST", A + "/summarize", agent.summarize),
+    Entry("POST", A + "/shell", agent.shell),
     Entry("GET", A + "/prompts", agent.queue),
     Entry("DELETE", A + "/prompts/{run_id}", agent.remove_queued),
     Entry("GET", A + "/prompts/queued", agent.queued),

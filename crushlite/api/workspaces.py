@@ -25,6 +25,8 @@ __all__ = [
     "release",
 ]
 
+ID_LENGTH = 200  # characters: it is kept for as long as the client is
+
 
 async def create(context: Context, request: Request) -> Response:
     wanted = body(CreateWorkspace, request)
@@ -58,6 +60,8 @@ async def release(context: Context, request: Request) -> Response:
 async def current_session(context: Context, request: Request) -> Response:
     client = client_of(request)
     wanted = body(CurrentSession, request)
+    if "\0" in wanted.session_id or len(wanted.session_id) > ID_LENGTH:
+        raise BadRequest(f"session_id must be at most {ID_LENGTH} characters without NUL")
     context.backend.claims.look(request.params["id"], client, wanted.session_id)
     return EMPTY
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from crushlite.protocol.codec import omitted_list
 
-__all__ = ["AgentSession", "CurrentSession", "File", "Session", "Todo"]
+__all__ = [
+    "AgentSession",
+    "CurrentSession",
+    "File",
+    "Session",
+    "ShellAnswer",
+    "ShellCommand",
+    "Todo",
+]
 
 
 @dataclass(slots=True)
@@ -68,3 +76,18 @@ class File:
     version: int = 0
     created_at: int = 0
     updated_at: int = 0
+
+
+@dataclass(slots=True)
+class ShellCommand:
+    """Body of the shell route; the session in the path wins over the one in here."""
+
+    session_id: str = ""
+    command: str = ""
+    term_width: int = 0
+
+
+@dataclass(slots=True)
+class ShellAnswer:
+    output: str
+    exit_code: int

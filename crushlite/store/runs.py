@@ -26,6 +26,7 @@ __all__ = [
     "end_run",
     "get_run",
     "insert_run",
+    "is_first_prompt",
     "list_runs",
     "run_from_row",
     "start_run",
@@ -145,6 +146,20 @@ def list_runs(
         {"scope": scope, "session_id": session_id},
     )
     return [run_from_row(row) for row in rows]
+
+
+def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str) -> bool:
+    """Whether nothing was asked in the session before this run, prompts that were cleared aside:
+    that is the prompt its title is made from."""
+    (earlier,) = conn.execute(
+        """
+        SELECT count(*) FROM runs
+        WHERE scope = :scope AND session_id = :sid AND coalesce(outcome, '') != 'cleared'
+            AND seq < (SELECT seq FROM runs WHERE scope = :scope AND run_id = :run_id)
+        """,
+        {"scope": scope, "sid": sid, "run_id": run_id},
+    ).fetchone()
+    return bool(earlier == 0)
 
 
 def run_from_row(row: tuple[Any, ...]) -> RunRow:

@@ -159,7 +159,7 @@ class EventReader:
                 async for chunk in response:
                     self.raw += chunk
                     for event in parser.feed(chunk):
-                        self.seen.append(_seen(event.data, parser.last_id))
+                        self.seen.append(_seen(event.data, event.id))
                     self.last_id = parser.last_id or self.last_id
                     self._changed.set()
         except ClientError as error:

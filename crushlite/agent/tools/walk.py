@@ -1,0 +1,349 @@
+"""The worker behind ls, glob and grep: a program of its own, run for one search.
+
+A regular expression can take for ever, a file system can hang, a tree can be endless. In a process
+under a keeper all of that ends when the search is cancelled or its time is up, and it costs the
+daemon nothing. It imports only the standard library, gets its request as JSON in its one
+argument, and prints one JSON object: `found`, `cut` (why there is not more: "", "limit" or "time"),
+or `error`, a text for the model.
+
+It goes through the tree by descriptors and follows no link, neither on the way to where it begins
+nor below: what it reads lies where it was asked to look, whatever is moved or linked meanwhile.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import heapq
+import json
+import os
+import re
+import stat
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Entry", "Ignored", "Pattern", "Tree", "braces", "main"]
+
+FILE_BYTES = 5 * 1024 * 1024
+LINE_CHARS = 300
+DEPTH = 64
+MEMORY = 1 << 30
+MOST_BRACES = 64
+SKIPPED = frozenset({".git", "node_modules", "__pycache__", ".venv", ".crushlite"})
+
+_THROUGH = getattr(os, "O_PATH", os.O_RDONLY)
+_WAY = _THROUGH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Parts = tuple[str, ...]
+
+
+# Patterns ---------------------------------------------------------------------------------------
+
+
+def braces(pattern: str) -> list[str]:
+    """Every reading of a pattern with alternatives in braces: `*.{c,h}` -> `*.c`, `*.h`."""
+    done: list[str] = []
+    todo = deque([pattern])
+    while todo:
+        first = todo.popleft()
+        found = re.search(r"\{([^{}]*)\}", first)
+        if found is None or len(done) + len(todo) >= MOST_BRACES:
+            done.append(first)
+            continue
+        todo += [first[: found.start()] + a + first[found.end() :] for a in found[1].split(",")]
+    return done
+
+
+class Pattern:
+    """A path pattern: `*`, `?` and `[...]` within a name, `**` for any number of folders.
+
+    Name by name, with fnmatch's expressions, which do not explode, and a set of positions for
+    `**`: the time grows with the product of the lengths and not worse.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        names = [name for name in pattern.split("/") if name not in ("", ".")]
+        self._names = [
+            None if name == "**" else re.compile(fnmatch.translate(name)) for name in names
+        ]
+
+    def matches(self, parts: Parts) -> bool:
+        names = self._names
+        at = self._skip({0})
+        for part in parts:
+            following = set()
+            for i in at:
+                if i < len(names):
+                    name = names[i]
+                    if name is None:
+                        following.add(i)
+                    elif name.match(part):
+                        following.add(i + 1)
+            at = self._skip(following)
+        return len(names) in at
+
+    def _skip(self, at: set[int]) -> set[int]:
+        """`**` may also stand for nothing."""
+        todo = list(at)
+        while todo:
+            i = todo.pop()
+            if i < len(self._names) and self._names[i] is None and i + 1 not in at:
+                at.add(i + 1)
+                todo.append(i + 1)
+        return at
+
+
+class Ignored:
+    """What a search leaves out: folders nobody means, and the simple rules of a .gitignore."""
+
+    def __init__(self, rules: str = "", extra: list[str] | None = None) -> None:
+        self._rules: list[tuple[Pattern, bool, bool]] = []  # pattern, only folders, taken back
+        for line in [*rules.split("\n"), *(extra or [])]:
+            rule = line.strip()
+            if not rule or rule.startswith("#"):
+                continue
+            back = rule.startswith("!")
+            body = rule.removeprefix("!")
+            anywhere = "/" not in body.rstrip("/")
+            pattern = Pattern(f"**/{body}" if anywhere else body)
+            self._rules.append((pattern, body.endswith("/"), back))
+
+    def covers(self, parts: Parts, is_dir: bool) -> bool:
+        if is_dir and parts[-1] in SKIPPED:
+            return True
+        ignored = False
+        for pattern, only_folders, back in self._rules:
+            if (is_dir or not only_folders) and ignored == back and pattern.matches(parts):
+                ignored = not back
+        return ignored
+
+
+# The tree ---------------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    parts: Parts  # below where the search began
+    is_dir: bool
+    folder: int  # a descriptor, valid until the next entry
+
+    def open(self) -> bytes | None:
+        """Its content; None if it is not a text file of a reasonable size."""
+        return _content(self.parts[-1], self.folder)
+
+
+class _Stop(Exception):
+    """The search ends here; the argument says why."""
+
+
+def _content(name: str, folder: int) -> bytes | None:
+    try:
+        with open(os.open(name, _READ, dir_fd=folder), "rb") as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode) or info.st_size > FILE_BYTES:
+                return None
+            data = file.read(FILE_BYTES)
+    except OSError:
+        return None
+    return None if b"\0" in data[:8192] else data
+
+
+def _enter(path: str) -> int:
+    at = os.open("/", _WAY)
+    for name in path.split("/"):
+        if name:
+            at = _down(at, name, _WAY)
+    return at
+
+
+def _down(at: int, name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _reopen(top: int, parts: Parts) -> int:
+    at = os.open(".", _WAY, dir_fd=top)
+    for name in parts:
+        at = _down(at, name, _WAY)
+    return _down(at, ".", _LIST)
+
+
+class Tree:
+    """Everything below a folder, level by level: what is cut off is what lies deepest."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._deadline = time.monotonic() + request["seconds"]
+        self._depth = min(request.get("depth") or DEPTH, DEPTH)
+        self._top = _enter(request["path"])
+        root = request.get("root") or ""
+        rules = _content(".gitignore", _enter(root)) if root else b""
+        self._ignored = Ignored((rules or b"").decode("utf-8", "replace"))
+        self._extra = Ignored("", request.get("ignore"))
+        # Where the rules of the workspace's top folder begin to count.
+        self._prefix = tuple(os.path.relpath(request["path"], root).split("/")) if root else ()
+        if self._prefix == (".",):
+            self._prefix = ()
+
+    def entries(self) -> Iterator[Entry]:
+        todo: deque[Parts] = deque([()])
+        while todo:
+            above = todo.popleft()
+            try:
+                folder = _reopen(self._top, above)
+            except OSError:
+                continue  # gone, or not for us
+            try:
+                for name, is_dir in self._names(folder):
+                    parts = (*above, name)
+                    if self._skips(parts, is_dir):
+                        continue
+                    yield Entry(parts, is_dir, folder)
+                    if is_dir and len(parts) < self._depth:
+                        todo.append(parts)
+            finally:
+                os.close(folder)
+
+    def _names(self, folder: int) -> list[tuple[str, bool]]:
+        names = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                self._in_time()
+                names.append((entry.name, entry.is_dir(follow_symlinks=False)))
+        return sorted(names)
+
+    def _skips(self, parts: Parts, is_dir: bool) -> bool:
+        self._in_time()
+        return self._ignored.covers(self._prefix + parts, is_dir) or self._extra.covers(
+            parts, is_dir
+        )
+
+    def _in_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise _Stop("time")
+
+
+# The three searches -----------------------------------------------------------------------------
+
+
+def _shown(parts: Parts) -> str:
+    """A name as it can be read: one with strange characters is escaped, not printed."""
+    name = "/".join(parts)
+    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
+
+
+def _ls(request: dict[str, Any], found: list[Any]) -> None:
+    for entry in Tree(request).entries():
+        if len(found) >= request["limit"]:
+            raise _Stop("limit")
+        found.append([[_shown((part,)) for part in entry.parts], entry.is_dir])
+
+
+def _glob(request: dict[str, Any], found: list[Any]) -> None:
+    """The newest come first: they are what one works on."""
+    patterns = [Pattern(pattern) for pattern in braces(request["pattern"])]
+    newest: list[tuple[float, str]] = []
+    cut = ""
+    try:
+        for entry in Tree(request).entries():
+            if not entry.is_dir and any(pattern.matches(entry.parts) for pattern in patterns):
+                heapq.heappush(newest, (_changed(entry), _shown(entry.parts)))
+                if len(newest) > request["limit"]:
+                    heapq.heappop(newest)
+                    cut = "limit"
+    except _Stop as stop:
+        cut = str(stop)
+    found += [name for _, name in sorted(newest, key=lambda item: (-item[0], item[1]))]
+    if cut:
+        raise _Stop(cut)
+
+
+def _changed(entry: Entry) -> float:
+    try:
+        return os.stat(entry.parts[-1], dir_fd=entry.folder, follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _grep(request: dict[str, Any], found: list[Any]) -> None:
+    pattern = request["pattern"]
+    wanted = re.compile(re.escape(pattern) if request.get("literal") else pattern)
+    for entry in _files(request):
+        data = entry.open()
+        if data is None:
+            continue
+        for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
+            match = wanted.search(line.removesuffix("\r"))
+            if match is None:
+                continue
+            if len(found) >= request["limit"]:
+                raise _Stop("limit")
+            found.append([_shown(entry.parts), number, _around(line, match.start())])
+
+
+def _files(request: dict[str, Any]) -> Iterator[Entry]:
+    if request.get("file"):
+        folder, _, name = request["path"].rpartition("/")
+        at = _enter(folder)
+        yield Entry((name,), False, at)
+        os.close(at)
+        return
+    include = request.get("include") or ""
+    wanted = [Pattern(p if "/" in p else f"**/{p}") for p in braces(include)] if include else []
+    for entry in Tree(request).entries():
+        if not entry.is_dir and (not wanted or any(p.matches(entry.parts) for p in wanted)):
+            yield entry
+
+
+def _around(line: str, at: int) -> str:
+    """The part of a long line that holds the match."""
+    first = max(at - LINE_CHARS // 2, 0) if len(line) > LINE_CHARS else 0
+    piece = line[first : first + LINE_CHARS].rstrip()
+    readable = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in piece)
+    return ("..." if first else "") + readable + ("..." if len(line) > first + LINE_CHARS else "")
+
+
+SEARCHES: dict[str, Callable[[dict[str, Any], list[Any]], None]] = {
+    "ls": _ls,
+    "glob": _glob,
+    "grep": _grep,
+}
+
+
+def _limit_memory() -> None:
+    import resource  # not needed to import this module
+
+    for which, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
+        try:
+            resource.setrlimit(which, (most, most))
+        except (OSError, ValueError):
+            pass  # the system does not let us; the time is limited anyway
+
+
+def main(argument: str) -> str:
+    """One search: a request in JSON to its answer in JSON."""
+    request = json.loads(argument)
+    found: list[Any] = []
+    cut = ""
+    try:
+        SEARCHES[request["search"]](request, found)
+    except _Stop as stop:
+        cut = str(stop)
+    except re.error as error:
+        return json.dumps({"error": f"the pattern is no valid regular expression: {error}"})
+    except (RecursionError, OverflowError, MemoryError):
+        return json.dumps({"error": "the pattern, or what it is applied to, is too large"})
+    except OSError as error:
+        return json.dumps({"error": f"{request['path']}: {error.strerror}"})
+    return json.dumps({"found": found, "cut": cut})
+
+
+if __name__ == "__main__":
+    _limit_memory()
+    sys.stdout.write(main(sys.argv[1]))

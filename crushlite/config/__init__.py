@@ -1,0 +1,53 @@
+"""The configuration of a workspace: `crush.json` files, merged, expanded, and kept in their place.
+
+Files, each stronger than the one before (missing and empty ones are skipped, a broken one is a
+`ConfigError` that names file and place):
+
+1. `/etc/crush/crush.json`
+2. `$CRUSH_GLOBAL_CONFIG/crush.json`, else `$XDG_CONFIG_HOME/crush/crush.json`
+3. Crush's machine state `$XDG_DATA_HOME/crush/crush.json` (read, never written), then crushlite's
+   own `$XDG_DATA_HOME/crushlite/crush.json` (scope 0)
+4. `crush.json` and `.crush.json` of the project: of every folder from the root of the git work tree
+   down to the workspace
+5. `crush.json` in the workspace's data directory (scope 1)
+
+1 to 3 are the *machine's* files and are trusted. 4 and 5 may have come with a repository: they can
+tighten what the machine's files allow, and bring providers of their own, but can neither allow more
+nor lead a key or a variable with a secret to a server of their choice. The rules are in `project`
+(what is merged) and `expand` (which variables, and no commands).
+
+    files      finding and reading            merge      types, merging, who wrote what
+    project    what a project may say         expand     $V, ${V:-x}, $(command)
+    catalogue  providers that need only a key providers  usable providers, large and small model
+    secrets    redaction, child environment   view       Config, and what clients see of it
+    loading    load                           writing    set_value, remove_value
+
+Synchronous: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from crushlite.config.files import ConfigError, Roots, global_file
+from crushlite.config.loading import data_directory, load
+from crushlite.config.providers import Provider, Selected
+from crushlite.config.secrets import redact, scrubbed_environment
+from crushlite.config.view import CONTEXT_FILES, Choice, Config, Options
+from crushlite.config.writing import remove_value, set_value
+
+__all__ = [
+    "CONTEXT_FILES",
+    "Choice",
+    "Config",
+    "ConfigError",
+    "Options",
+    "Provider",
+    "Roots",
+    "Selected",
+    "data_directory",
+    "global_file",
+    "load",
+    "redact",
+    "remove_value",
+    "scrubbed_environment",
+    "set_value",
+]

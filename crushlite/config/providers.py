@@ -1,0 +1,246 @@
+"""Usable providers, and the two models a workspace works with.
+
+A provider of the catalogue needs only a key, and without one it is left out. Any other needs a
+`base_url`, and models: listed, or to be asked for (`discover`). Whatever cannot be used is left out
+with a warning, so that one bad entry does not take the good ones with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from crushlite.config.catalogue import CATALOGUE, SUPPORTED_TYPES
+from crushlite.config.expand import Refused
+from crushlite.config.merge import spell
+from crushlite.config.secrets import looks_secret
+from crushlite.protocol.codec import decode
+from crushlite.protocol.config import Model, SelectedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from crushlite.config.catalogue import Known
+    from crushlite.config.expand import Expander
+    from crushlite.config.files import Source
+    from crushlite.config.merge import Merged
+
+__all__ = ["Builder", "Provider", "Selected", "select"]
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+# The connection's own: a second one of these would break the framing or name another server.
+_FRAMING = frozenset({"connection", "content-length", "host", "transfer-encoding", "upgrade"})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Provider:
+    id: str
+    name: str
+    type: str
+    base_url: str
+    api_key: str = ""
+    extra_headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    provider_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    models: tuple[Model, ...] = ()
+    system_prompt_prefix: str = ""
+    flat_rate: bool = False
+    discover: bool = False  # its models are still to be asked for
+
+    def __repr__(self) -> str:
+        # Neither key nor headers nor address: a repr ends up in logs and tracebacks.
+        return f"<Provider {self.id} type={self.type} models={len(self.models)}>"
+
+    def model(self, ident: str) -> Model | None:
+        """The entry of a model; one made up if the list is still to be asked for."""
+        for model in self.models:
+            if model.id == ident:
+                return model
+        return Model(id=ident, name=ident) if self.discover and ident else None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Selected:
+    provider: Provider
+    model: Model  # what the provider's list says about it
+    choice: SelectedModel  # what the user says, completed with the model's defaults
+
+    def __repr__(self) -> str:
+        return f"<Selected {self.provider.id}/{self.model.id}>"
+
+
+class Builder:
+    """Makes providers of the merged configuration. `secrets` collects what it gave them."""
+
+    def __init__(self, merged: Merged, expander: Expander, warn: Callable[[str], None]) -> None:
+        self.secrets = expander.secrets
+        self._merged = merged
+        self._expander = expander
+        self._warn = warn
+        on = not merged.get("options", "disable_default_providers")
+        self._known: dict[str, Known] = CATALOGUE if on else {}
+
+    def providers(self) -> dict[str, Provider]:
+        """In the order in which a default is looked for: the catalogue's, then the others by id."""
+        sections = self._merged.get("providers") or {}
+        custom = sorted(ident for ident in sections if ident not in self._known)
+        found: dict[str, Provider] = {}
+        for ident in [*self._known, *custom]:
+            section = sections.get(ident)
+            if section and section.get("disable"):
+                continue
+            try:
+                found[ident] = self._provider(ident, section or {})
+            except Refused as reason:
+                if section is not None:
+                    self._leave_out(ident, str(reason))
+        return found
+
+    def _leave_out(self, ident: str, reason: str) -> None:
+        source = self._merged.source("providers", ident)
+        assert source is not None
+        self._warn(f"{source.path}: {spell(('providers', ident))} is left out: {reason}")
+
+    def _provider(self, ident: str, section: dict[str, Any]) -> Provider:
+        if not ident:
+            raise Refused("its id is empty")
+        known = self._known.get(ident)
+        kind = section.get("type") or (known.type if known else "openai-compat")
+        if kind not in SUPPORTED_TYPES:
+            raise Refused("its type is not supported")
+        models = self._models(ident, known, section.get("models") or [])
+        discover = not models and section.get("discover_models") is not False
+        if not models and not discover:
+            raise Refused("it lists no models, and discover_models is false")
+        return Provider(
+            id=ident,
+            name=section.get("name") or (known.name if known else ident),
+            type=kind,
+            base_url=self._base_url(ident, known),
+            api_key=self._key(ident, known),
+            extra_headers=self._headers(ident, section.get("extra_headers") or {}),
+            extra_body=section.get("extra_body") or {},
+            provider_options=section.get("provider_options") or {},
+            models=models,
+            system_prompt_prefix=section.get("system_prompt_prefix") or "",
+            flat_rate=bool(section.get("flat_rate")),
+            discover=discover,
+        )
+
+    def _models(
+        self, ident: str, known: Known | None, listed: list[dict[str, Any]]
+    ) -> tuple[Model, ...]:
+        models = {model.id: model for model in (known.large, known.small)} if known else {}
+        for index, entry in enumerate(listed):
+            model = decode(Model, entry, f"providers.{ident}.models[{index}]")
+            if not model.id:
+                raise Refused(f"models[{index}] has no id")
+            model.name = model.name or model.id
+            models[model.id] = model
+        return tuple(dataclasses.replace(model) for model in models.values())
+
+    def _expanded(self, text: str, *path: str) -> str:
+        source = self._source(*path)
+        value = self._expander.expand(text, source, spell(path)).strip()
+        if not (value.isascii() and (value.isprintable() or not value)):
+            raise Refused(f"{path[-1]} holds a line break or another character not fit for HTTP")
+        return value
+
+    def _source(self, *path: str) -> Source:
+        source = self._merged.source(*path)
+        assert source is not None
+        return source
+
+    def _base_url(self, ident: str, known: Known | None) -> str:
+        text = self._merged.get("providers", ident, "base_url") or ""
+        url = self._expanded(text, "providers", ident, "base_url") if text else ""
+        url = url or (known.base_url if known else "")
+        if not url:
+            raise Refused("it has no base_url")
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            good = False
+        if not good or " " in url:
+            raise Refused("its base_url is not an http or https address")
+        if "@" in parts.netloc:
+            raise Refused("its base_url holds a user name; credentials belong in api_key")
+        return url
+
+    def _key(self, ident: str, known: Known | None) -> str:
+        text = self._merged.get("providers", ident, "api_key")
+        if text is not None:
+            key = self._expanded(text, "providers", ident, "api_key") if text else ""
+        else:
+            key = self._expander.variable(known.key).strip() if known else ""
+            if not key.isascii() or (key and not key.isprintable()):
+                raise Refused("its key is not fit for HTTP")
+        if known and not key:
+            raise Refused("it has no key")
+        self.secrets.add(key)
+        return key
+
+    def _headers(self, ident: str, listed: dict[str, str]) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for name, text in listed.items():
+            path = ("providers", ident, "extra_headers", name)
+            if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
+                self._warn(f"{self._source(*path).path}: {spell(path)} is no header to set")
+                continue
+            if value := self._expanded(text, *path):
+                headers[name] = value
+            if value and looks_secret(name, value):
+                self.secrets |= {value, value.rpartition(" ")[2]}
+        return headers
+
+
+# Selecting --------------------------------------------------------------------------------------
+
+
+def select(
+    providers: Mapping[str, Provider], wanted: Mapping[str, SelectedModel]
+) -> tuple[Selected | None, Selected | None]:
+    """The large and the small model. What is wanted counts if it is known. Else the first
+    provider that has models gives its first one, and the large model's provider the small one:
+    a small model of the catalogue, or the large one again."""
+    large = _wanted(providers, wanted.get("large")) or _first(providers)
+    if large is None:
+        return None, None
+    return large, _wanted(providers, wanted.get("small")) or _small(large)
+
+
+def _wanted(providers: Mapping[str, Provider], choice: SelectedModel | None) -> Selected | None:
+    provider = providers.get(choice.provider) if choice else None
+    model = provider.model(choice.model) if provider and choice else None
+    return _selected(provider, model, choice) if provider and model and choice else None
+
+
+def _first(providers: Mapping[str, Provider]) -> Selected | None:
+    for provider in providers.values():
+        if provider.models:
+            return _selected(provider, provider.models[0], SelectedModel())
+    return None
+
+
+def _small(large: Selected) -> Selected:
+    known = CATALOGUE.get(large.provider.id)
+    for model in large.provider.models:
+        if known and model.id == known.small.id:
+            return _selected(large.provider, model, SelectedModel())
+    return large
+
+
+def _selected(provider: Provider, model: Model, choice: SelectedModel) -> Selected:
+    effort = model.default_reasoning_effort if model.can_reason else ""
+    choice = dataclasses.replace(
+        choice,
+        model=model.id,
+        provider=provider.id,
+        max_tokens=choice.max_tokens or model.default_max_tokens,
+        reasoning_effort=choice.reasoning_effort or effort,
+    )
+    return Selected(provider, model, choice)

@@ -1,0 +1,124 @@
+"""What counts as a secret, and keeping it out of logs, answers and child processes.
+
+Names tell more than values: most secrets sit in variables called something like KEY or TOKEN. For
+child commands that narrow rule decides, since a build needs its environment. Where a project asks
+for a variable the rule is wide and looks at the value too: there a mistake sends it to a stranger,
+and a refusal costs one line in the user's own file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from crushlite.config.view import Config
+
+__all__ = [
+    "HIDDEN",
+    "hidden_values",
+    "is_secret_name",
+    "looks_like_token",
+    "looks_secret",
+    "mask",
+    "redact",
+    "scrubbed_environment",
+    "worth_hiding",
+]
+
+HIDDEN = "[redacted]"
+
+_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL", re.I)
+_WIDE_NAME = re.compile(
+    r"KEY|SECRET|TOKEN|PASS|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|BEARER|SIGNATURE|WEBHOOK"
+    r"|(?:^|_)(?:PAT|JWT|DSN|PIN|PW|CERT)(?:_|$)",
+    re.I,
+)
+# Names that the narrow rule would take although they hold a mere setting. (SSH_AUTH_SOCK is kept
+# anyway: git over ssh needs it, and the agent behind it never gives the key away.)
+_HARMLESS = frozenset({"KEYTIMEOUT", "TOKENIZERS_PARALLELISM"})
+# What people write when a local server wants no key. Hiding these words would garble every log.
+_PLACEHOLDERS = frozenset(
+    {"dummy", "empty", "local", "lm-studio", "no-key", "none", "not-needed", "ollama", "sk-no-key"}
+)
+_SHORTEST = 6  # below this a text is everywhere by chance
+_CONTAINED = 12  # from this length on, a variable that only contains the secret goes too
+_MASK = "****"
+_TAIL_FROM = 24  # the last four of a shorter key would be too much of it
+_RUN = re.compile(r"[A-Za-z0-9_+=-]{20,}")
+_USERINFO = re.compile(r"://[^/\s?#]*@")
+_SCHEME = re.compile(r"\b(Bearer|Basic)(\s+)[A-Za-z0-9._~+/=-]{8,}", re.I)
+_HEADER = re.compile(
+    r"\b((?:x-)?api-key|(?:proxy-)?authorization)(['\"]?\s*[:=]\s*['\"]?)[^'\",\r\n]+", re.I
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """The narrow rule, for environment variables and configuration keys."""
+    return _NAME.search(name) is not None and name not in _HARMLESS
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """The wide rule, for what a project asks for."""
+    return (
+        _WIDE_NAME.search(name) is not None
+        or _USERINFO.search(value) is not None
+        or looks_like_token(value)
+    )
+
+
+def looks_like_token(text: str) -> bool:
+    """Holds a long run of letters and digits without a pause."""
+    return any(
+        any(c.isdigit() for c in run) and any(c.isalpha() for c in run)
+        for run in _RUN.findall(text)
+    )
+
+
+def worth_hiding(secret: str) -> bool:
+    return len(secret) >= _SHORTEST and secret.lower() not in _PLACEHOLDERS
+
+
+def hidden_values(value: Any, *, below: bool = False) -> Iterator[str]:
+    """The texts under keys with secret names, anywhere in a document."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from hidden_values(item, below=below or is_secret_name(key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from hidden_values(item, below=below)
+    elif below and isinstance(value, str):
+        yield value
+
+
+def mask(secret: str) -> str:
+    """Shows that there is one, and of a long one enough to tell which."""
+    return _MASK + secret[-4:] if len(secret) >= _TAIL_FROM else _MASK
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """The text without the secrets, also where JSON or a URL spells them differently, and without
+    the credentials of HTTP headers that nobody announced."""
+    for secret in sorted((s for s in secrets if s), key=len, reverse=True):
+        for spelt in {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}:
+            text = text.replace(spelt, HIDDEN)
+    text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
+    return _SCHEME.sub(rf"\1\2{HIDDEN}", text)
+
+
+def scrubbed_environment(env: Mapping[str, str], config: Config) -> dict[str, str]:
+    """The environment for child commands: without variables whose name speaks of a secret, and
+    without those that hold one of the configuration's under another name."""
+    secrets = config.secrets()
+    long = [secret for secret in secrets if len(secret) >= _CONTAINED]
+    return {
+        name: value
+        for name, value in env.items()
+        if not is_secret_name(name)
+        and value not in secrets
+        and not any(secret in value for secret in long)
+    }

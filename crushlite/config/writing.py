@@ -1,0 +1,131 @@
+"""Changing one value of a `crush.json`, for the config mutations of both scopes.
+
+A reader sees the old file or the new one, never a part: the new content is written beside it,
+synced, and renamed over it. The file is for its owner alone (0600), since keys are written too.
+The directory is locked meanwhile, so that two changes at once (threads, or two daemons of one
+user) both survive. Keys that crushlite does not know stay where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from crushlite.config.files import MAX_FILE, ConfigError, Source, parse, read
+from crushlite.config.merge import check, kind_of, spell, split_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["remove_value", "set_value"]
+
+
+def set_value(file: Path, key: str, value: Any) -> None:
+    """Set the value at a dotted key, making the objects on the way. Raise ConfigError, and change
+    nothing, if the file could not be read afterwards or a value of another type is there."""
+    steps = split_key(key)
+    with _locked(file):
+        document = _document(file)
+        parent = document
+        for count, step in enumerate(steps[:-1], 1):
+            if parent.get(step) is None:
+                parent[step] = {}
+            parent = _object(file, parent[step], steps[:count])
+        old = parent.get(steps[-1])
+        if old is not None and value is not None and kind_of(old) != kind_of(value):
+            raise ConfigError(
+                f"{file}: {spell(steps)} is {kind_of(old)} and cannot become {kind_of(value)}"
+            )
+        parent[steps[-1]] = value
+        _replace(file, document)
+
+
+def remove_value(file: Path, key: str) -> bool:
+    """Remove the value at a dotted key; say whether there was one."""
+    steps = split_key(key)
+    if not file.exists():
+        return False
+    with _locked(file):
+        document = _document(file)
+        parent = document
+        for count, step in enumerate(steps[:-1], 1):
+            if parent.get(step) is None:
+                return False
+            parent = _object(file, parent[step], steps[:count])
+        if steps[-1] not in parent:
+            return False
+        del parent[steps[-1]]
+        _replace(file, document)
+        return True
+
+
+def _object(file: Path, value: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: {spell(path)} is {kind_of(value)}, not an object")
+    return value
+
+
+def _document(file: Path) -> dict[str, Any]:
+    # Renaming over a link would break it, and writing through one could change any file that a
+    # repository names: neither is what was asked for.
+    if file.is_symlink():
+        raise ConfigError(f"{file}: is a symbolic link, which is not written to")
+    return read(Source(file, "machine"), file.parent) or {}
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(file: Path, document: dict[str, Any]) -> None:
+    content = _encoded(file, document)
+    check(parse(file, content), file)
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        with open(descriptor, "wb") as out:  # mkstemp made it 0600
+            out.write(content)
+            out.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, file)
+        temporary = ""
+        _sync(file.parent)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+    finally:
+        if temporary:
+            os.unlink(temporary)
+
+
+def _encoded(file: Path, document: dict[str, Any]) -> bytes:
+    try:
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        content = f"{text}\n".encode()
+    except (TypeError, ValueError, RecursionError):  # a lone surrogate is a ValueError too
+        raise ConfigError(f"{file}: the value is not JSON") from None
+    if len(content) > MAX_FILE:
+        raise ConfigError(f"{file}: would be larger than {MAX_FILE} bytes")
+    return content
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
