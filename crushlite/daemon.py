@@ -34,6 +34,7 @@ from crushlite.listen import (
     Listener,
     TokenFile,
     default_socket,
+    directory_lock,
     listen,
     parse_address,
     private_directory,
@@ -54,7 +55,9 @@ __all__ = ["Daemon"]
 log = logging.getLogger(__name__)
 
 OPEN_FILES = 8192  # wanted soft limit: every client costs a descriptor
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAIN_SECONDS = 2.0  # for answers still on their way when everything else has ended
+LAST_SECONDS = 1.0  # for what agents left behind, before it is left behind for good
 
 
 class Daemon:
@@ -90,24 +93,36 @@ class Daemon:
         self._shared_store: Store | None = None
         self._listeners: list[Listener] = []
         self._stopping: asyncio.Task[None] | None = None
+        self._signals = 0  # received so far
         self.watchdog = Watchdog()
 
-    def run(self) -> None:
+    def run(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
         """Serve until told to leave: by a signal, by a client, or by being idle."""
-        asyncio.run(self.serve())
+        # Not asyncio.run: in the end that waits for every task, for ever if an agent ignores its
+        # cancellation. What matters has been waited for when `serve` returns.
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self.serve(started))
+        finally:
+            loop.run_until_complete(_cancel_the_rest())
+            loop.close()
 
     async def serve(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
-        await self.start()
+        """Start, call `started`, and return when the daemon has left."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in signals:
+        # Before the start: whoever sees our socket may already ask us to leave.
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._signaled, number)
         try:
-            started(self)
-            await self.backend.leaving.wait()
-            await self.stop()
+            await self.start()
+            try:
+                started(self)
+                await self.backend.leaving.wait()
+                log.info("leaving")
+            finally:
+                await self.stop()
         finally:
-            for number in signals:
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
 
     async def start(self) -> None:
@@ -139,7 +154,9 @@ class Daemon:
 
     async def _stop(self) -> None:
         # Sockets first: a client that finds none starts or finds another daemon, while one that
-        # finds us would be told 503 for as long as the last runs take to end.
+        # finds us would be told 503 for as long as the last runs take to end. Their files go
+        # before they do, so that we never take away those of a successor.
+        self._remove_files()
         self.server.stop_listening()
         await self.backend.shutdown()
         await self.server.drain(DRAIN_SECONDS)
@@ -149,38 +166,63 @@ class Daemon:
 
     def _bind(self) -> list[Listener]:
         default = default_socket()
-        addresses = self._hosts or [Address(path=str(default))]
-        for address in addresses:
+        for address in self._hosts or [Address(path=str(default))]:
             if address.path == str(default) or (address.host and self._auth == "token"):
                 private_directory(default.parent)
-            listener = listen(address)
-            self._listeners.append(listener)
-            self.addresses.append(listener.address)
-            port = listener.address.port
-            if port:
-                # Written before anybody can connect: whoever sees the port can find the token.
-                if self._auth == "token":
-                    self.tokens[port] = TokenFile(default.parent, port)
-                self._guard.add_port(port, self.tokens[port].token if port in self.tokens else None)
+            if address.path or self._auth == "none":
+                self._bound(listen(address))
+            else:
+                with directory_lock(default.parent):
+                    self._bound(listen(address, self._write_token))
         return self._listeners
 
+    def _bound(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+        self.addresses.append(listener.address)
+        if listener.address.port:
+            token = self.tokens.get(listener.address.port)
+            self._guard.add_port(listener.address.port, token.token if token is not None else None)
+
+    def _write_token(self, port: int) -> None:
+        """Before anybody can connect: whoever sees the port can find the token. Both loopback
+        addresses may have the same port: one token then serves both."""
+        if port not in self.tokens:
+            self.tokens[port] = TokenFile(default_socket().parent, port)
+
     async def _release(self) -> None:
+        self._remove_files()
+        self.server.stop_listening()
         for listener in self._listeners:
             listener.release()
-        for token in self.tokens.values():
-            token.remove()
         if self._shared_store is not None:
             await self._stores.release(self._shared_store)
             self._shared_store = None
 
+    def _remove_files(self) -> None:
+        for listener in self._listeners:
+            listener.unlink()
+        for token in self.tokens.values():
+            token.remove()
+
     def _signaled(self, number: int) -> None:
-        if self.backend.leaving.is_set():
+        self._signals += 1
+        if self._signals > 1:
             log.warning("second signal: leaving at once")
-            for listener in self._listeners:
-                listener.release()
+            self._remove_files()
+            logging.shutdown()
             os._exit(130)
-        log.info("%s: leaving", signal.Signals(number).name)
+        log.info("received %s", signal.Signals(number).name)
         self.backend.leaving.set()
+
+
+async def _cancel_the_rest() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        for task in left:
+            log.warning("left behind: %r", task)
 
 
 def _raise_file_limit() -> None:

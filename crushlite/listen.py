@@ -8,7 +8,6 @@ says what to do.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
@@ -22,13 +21,14 @@ from typing import TYPE_CHECKING
 from crushlite.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = [
     "Address",
     "Listener",
     "TokenFile",
     "default_socket",
+    "directory_lock",
     "is_stale",
     "listen",
     "parse_address",
@@ -36,10 +36,9 @@ __all__ = [
 ]
 
 PATH_LIMIT = 104  # bytes: what sockaddr_un takes on every platform we know
-PROBE_SECONDS = (
-    0.2  # a living daemon accepts at once; one that is merely slow must not be unplugged
-)
+PROBE_SECONDS = 0.2  # a living daemon accepts at once; see is_stale for one that does not
 LOCK_SECONDS = 5.0
+BACKLOG = 1024
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "[::1]": "::1", "::1": "::1"}
 
 
@@ -67,38 +66,43 @@ def parse_address(url: str) -> Address:
         if not rest.startswith("/") or "\0" in rest:
             raise UsageError(f"host {url!r}: a unix socket needs an absolute path")
         return Address(path=rest)
-    host, _, port = rest.rpartition(":")
-    if host not in LOOPBACK:
+    host, found, port = rest.rpartition(":")
+    # Spelt out, never resolved: `127.1` and a name in a hosts file mean what somebody else says.
+    if found and host not in LOOPBACK:
         raise UsageError(
             f"host {url!r}: only loopback is served (127.0.0.1, localhost or [::1]); "
             "use an ssh tunnel to reach it from elsewhere"
         )
-    if not port.isdecimal() or int(port) > 65535:
+    if not found or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise UsageError(f"host {url!r}: a port from 0 to 65535 is needed")
     return Address(host=LOOPBACK[host], port=int(port))
 
 
 def default_socket(env: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
     """Our own name, never Crush's: two daemons on one path would fight for its clients."""
-    if env.get("XDG_RUNTIME_DIR"):
-        path = Path(env["XDG_RUNTIME_DIR"]) / "crushlite" / "crushlite.sock"
-    else:
-        owner = os.getuid() if uid is None else uid
-        path = Path(env.get("TMPDIR") or "/tmp") / f"crushlite-{owner}" / "crushlite.sock"
+    owner = os.getuid() if uid is None else uid
+    path = Path(_directory(env, "TMPDIR") or "/tmp") / f"crushlite-{owner}" / "crushlite.sock"
+    if runtime := _directory(env, "XDG_RUNTIME_DIR"):
+        path = Path(runtime) / "crushlite" / "crushlite.sock"
     if len(os.fsencode(path)) > PATH_LIMIT:
-        path = Path("/tmp") / f"crushlite-{os.getuid() if uid is None else uid}" / path.name
+        path = Path("/tmp") / f"crushlite-{owner}" / path.name
     return path
+
+
+def _directory(env: Mapping[str, str], name: str) -> str:
+    """A relative one would be another place for every process that reads it."""
+    value = env.get(name, "")
+    return value if value.startswith("/") else ""
 
 
 def private_directory(path: Path) -> None:
     """Make sure that nobody else can put a socket or a token where we look for ours."""
-    with contextlib.suppress(FileExistsError):
-        try:
-            path.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            if error.errno != errno.EEXIST:
-                raise UsageError(f"cannot create {path}: {error.strerror}") from None
-            raise FileExistsError from None
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass  # made before, by us or by somebody else: looked at below
+    except OSError as error:
+        raise UsageError(f"cannot create {path}: {error.strerror}") from None
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise UsageError(f"{path} is not a directory of ours: remove it or use --host")
@@ -112,22 +116,29 @@ class Listener:
     def __init__(self, sock: socket.socket, address: Address) -> None:
         self.sock = sock
         self.address = address
-        info = os.stat(address.path) if address.path else None
+        info = os.lstat(address.path) if address.path else None
         self._inode = (info.st_dev, info.st_ino) if info is not None else None
 
-    def release(self) -> None:
-        self.sock.close()
-        if self._inode is None:
+    def unlink(self) -> None:
+        """Take the file away, if it is still ours. To be called while the socket is open: only an
+        open socket keeps its inode number from being given to the socket of a successor."""
+        inode, self._inode = self._inode, None
+        if inode is None:
             return
         with contextlib.suppress(FileNotFoundError):
             info = os.lstat(self.address.path)
-            if (info.st_dev, info.st_ino) == self._inode:
+            if (info.st_dev, info.st_ino) == inode:
                 os.unlink(self.address.path)
 
+    def release(self) -> None:
+        self.unlink()
+        self.sock.close()
 
-def listen(address: Address) -> Listener:
-    """Bind and listen, or raise UsageError."""
-    return _listen_unix(address) if address.path else _listen_tcp(address)
+
+def listen(address: Address, prepare: Callable[[int], None] | None = None) -> Listener:
+    """Bind and listen, or raise UsageError. On TCP `prepare` is called with the port when it is
+    ours and before anybody can connect."""
+    return _listen_unix(address) if address.path else _listen_tcp(address, prepare)
 
 
 def _listen_unix(address: Address) -> Listener:
@@ -135,14 +146,14 @@ def _listen_unix(address: Address) -> Listener:
         raise UsageError(f"{address.path}: longer than {PATH_LIMIT} bytes; use a shorter path")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _directory_lock(os.path.dirname(address.path)):
+        with directory_lock(os.path.dirname(address.path)):
             _remove_stale(address.path)
             before = os.umask(0o177)  # 0600 from birth: a chmod afterwards would leave a gap
             try:
                 sock.bind(address.path)
             finally:
                 os.umask(before)
-            sock.listen(1024)
+            sock.listen(BACKLOG)
             return Listener(sock, address)
     except OSError as error:
         sock.close()
@@ -153,9 +164,10 @@ def _listen_unix(address: Address) -> Listener:
 
 
 @contextlib.contextmanager
-def _directory_lock(directory: str) -> Iterator[None]:
+def directory_lock(directory: str | Path) -> Iterator[None]:
     """Probe, unlink and bind are three steps: without a lock, of two daemons that start together
-    the second could unlink the first one's fresh socket."""
+    the second could unlink the first one's fresh socket. For a token it is the same: on Linux both
+    can bind one port as long as neither listens."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -197,16 +209,23 @@ def is_stale(error: OSError) -> bool:
     return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
 
 
-def _listen_tcp(address: Address) -> Listener:
+def _listen_tcp(address: Address, prepare: Callable[[int], None] | None) -> Listener:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address.host, address.port))
+        port = sock.getsockname()[1]
+        if prepare is not None:
+            prepare(port)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise UsageError(f"cannot listen on {address.url}: {error.strerror or error}") from None
-    return Listener(sock, Address(host=address.host, port=sock.getsockname()[1]))
+    except BaseException:
+        sock.close()
+        raise
+    return Listener(sock, Address(host=address.host, port=port))
 
 
 class TokenFile:
@@ -215,12 +234,17 @@ class TokenFile:
     def __init__(self, directory: Path, port: int) -> None:
         self.path = directory / f"tcp-{port}.token"
         self.token = secrets.token_urlsafe(32)
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()  # of a daemon that was killed; the port is ours now
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self.path, flags, 0o600), "w") as file:
-            file.write(self.token + "\n")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()  # of a daemon that was killed; the port is ours now
+            with os.fdopen(os.open(self.path, flags, 0o600), "w") as file:
+                file.write(self.token + "\n")
+        except OSError as error:
+            raise UsageError(f"cannot write {self.path}: {error.strerror}") from None
 
     def remove(self) -> None:
+        """Only our own: a daemon that took over the port has put its token there."""
         with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+            if self.path.read_text(encoding="utf-8").strip() == self.token:
+                self.path.unlink()

@@ -1,17 +1,28 @@
-"""Structured logging: one line per record, as text for people or as JSON for programs."""
+"""Structured logging: text for people, or one JSON object per line for programs.
+
+Whoever logs never waits for whoever reads: a full pipe or a stopped terminal at standard error
+would otherwise stop the event loop, and with it every client. Lines wait in a bounded queue for a
+thread of their own; past the bound they are counted and dropped.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 from typing import TextIO
 
-__all__ = ["FORMATS", "LEVELS", "JSONFormatter", "TextFormatter", "configure"]
+__all__ = ["FORMATS", "LEVELS", "JSONFormatter", "Outlet", "TextFormatter", "configure"]
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
+
+WAITING = 1000  # lines: more than any burst, and a bound for the memory of a stopped reader
+PATIENCE = 1.0  # seconds that an exit waits for the last lines
 
 
 class TextFormatter(logging.Formatter):
@@ -33,9 +44,61 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
+class Outlet(logging.Handler):
+    """Writes records to a stream from a thread of its own."""
+
+    def __init__(self, stream: TextIO, *, waiting: int = WAITING) -> None:
+        super().__init__()
+        self.dropped = 0  # records that found the queue full
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(waiting)
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self.dropped += 1
+        except Exception:  # noqa: BLE001 - a record with bad arguments must not cost its sender
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Write what waits, but not for ever. Later records are lost."""
+        try:
+            self._lines.put(None, timeout=PATIENCE)
+        except queue.Full:
+            pass  # nobody reads: there is nothing to wait for
+        else:
+            self._thread.join(PATIENCE)
+        super().close()
+
+    def _write_all(self) -> None:
+        told = 0
+        while (line := self._lines.get()) is not None:
+            if self.dropped > told:
+                line = f"({self.dropped - told} log records were dropped)\n" + line
+                told = self.dropped
+            try:
+                self._write(line)
+            except (OSError, ValueError):
+                pass  # the reader is gone, or the stream closed: there is nobody to tell
+
+    def _write(self, line: str) -> None:
+        try:
+            descriptor = self._stream.fileno()
+        except (OSError, AttributeError):
+            self._stream.write(line)  # not a file
+            return
+        # Past the stream's own lock: a thread that hangs while it holds that would hang the exit.
+        rest = line.encode("utf-8", "backslashreplace")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
 def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     """Send the package's records, and asyncio's, to a stream (standard error)."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = Outlet(stream or sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
     for name in ("crushlite", "asyncio"):
         logger = logging.getLogger(name)

@@ -2,12 +2,14 @@
 
 A request is *waiting* behind an earlier one of its lane, *open* (listed, addressable, answerable),
 or *closed*. A lane is a session for permissions and the whole workspace for questions: within a
-lane requests open one by one, in order. Closing is a single synchronous step, so of any number of
-answers, a cancel and a timeout exactly one wins; the winner's notification goes out before the
-waiting tool wakes.
+lane requests open one by one, in order; the first of a lane is the open one. Closing is a single
+synchronous step, so of any number of answers, a cancel and a timeout exactly one wins; the
+winner's notification goes out before the waiting tool wakes.
 
 The answer of a client is bound to the request as it was stored here: nothing a client sends back
-except the id is believed.
+except the id is believed. What is stored is a copy that has been through JSON once: it cannot
+change under the user's eyes, and a request that no client could read is refused to the agent that
+made it instead of failing in the middle of somebody else's answer.
 
 The *stream* shows one permission request per workspace, the oldest open one, because the Crush UI
 has one dialog and a second request would replace it under the user's finger. Clients that can show
@@ -22,12 +24,14 @@ Knows nothing of: runs, tasks, the store, HTTP. Notifications leave through `pub
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from crushlite.errors import BadRequest, RequestNotFound
+from crushlite.protocol.codec import decode, dumps, encode, loads
 from crushlite.protocol.permissions import (
     ACTIONS,
     PermissionNotification,
@@ -48,61 +52,89 @@ R = TypeVar("R", bound=PermissionRequest | QuestionBatch)
 A = TypeVar("A")
 
 REMEMBERED = 1024  # closed ids kept, so that a late answer learns who was first
+LOOKS = 4  # at who is watching, per unattended period
+UNATTENDED = "unattended"  # `by` of a request that nobody was there to answer
 
 
 class _Entry(Generic[R, A]):
-    __slots__ = ("answer", "by", "is_open", "lane", "request", "run_id", "timer")
+    __slots__ = ("answer", "dropped", "is_open", "lane", "number", "request", "run_id", "timer")
 
-    def __init__(self, request: R, lane: str, run_id: str) -> None:
+    def __init__(self, number: int, request: R, lane: str, run_id: str, dropped: A) -> None:
+        self.number = number  # of asking: age, across lanes
         self.request = request
         self.lane = lane
         self.run_id = run_id
+        self.dropped = dropped  # the answer if its waiter is cancelled
         self.answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self.is_open = False
-        self.by = ""
         self.timer: Timer | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Attendance:
+    """Whether somebody is there to answer, and how long a request stands while nobody is."""
+
+    clock: Clock
+    interactive: Callable[[], bool]
+    seconds: float | None  # None waits for ever
+
+
 class _Desk(Generic[R, A]):
-    """The machine: lanes of entries, first close wins."""
+    """The machine: lanes of entries, first close wins. `lapsed` answers what nobody attends to."""
 
     def __init__(
         self,
         on_open: Callable[[_Entry[R, A]], None],
         on_close: Callable[[_Entry[R, A], A], None],
+        attendance: _Attendance,
+        lapsed: A,
     ) -> None:
         self._on_open = on_open
         self._on_close = on_close
-        self._entries: OrderedDict[str, _Entry[R, A]] = OrderedDict()  # waiting and open
+        self._attendance = attendance
+        self._lapsed = lapsed
+        self._numbers = itertools.count()
+        self._lanes: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
+        self._opening: set[str] = set()  # lanes in _open_next
         self._closed: OrderedDict[str, str] = OrderedDict()  # id -> who answered
 
     def open_entries(self) -> list[_Entry[R, A]]:
-        return [entry for entry in self._entries.values() if entry.is_open]
+        """The first of each lane, oldest first."""
+        firsts = (next(iter(lane.values())) for lane in self._lanes.values())
+        return sorted((e for e in firsts if e.is_open), key=lambda entry: entry.number)
 
     def find(self, request_id: str) -> _Entry[R, A] | None:
-        entry = self._entries.get(request_id)
-        return entry if entry is not None and entry.is_open else None
+        return next((e for e in self.open_entries() if e.request.id == request_id), None)
 
     def winner(self, request_id: str) -> str | None:
         """Who answered a closed request; None if this id was never open here."""
         return self._closed.get(request_id)
 
+    def answerable(self, entry: _Entry[R, A] | None) -> _Entry[R, A] | None:
+        """The entry, unless its waiter was cancelled: that decided it, although the waiter has
+        not run since. An answer that comes in between must not claim to have won."""
+        if entry is not None and entry.answer.cancelled():
+            self.close(entry, entry.dropped)
+            return None
+        return entry
+
     async def wait(self, request: R, lane: str, run_id: str, dropped: A) -> A:
         """Stand in the lane until answered. `dropped` is recorded if the wait is cancelled."""
-        entry: _Entry[R, A] = _Entry(request, lane, run_id)
-        self._entries[request.id] = entry
-        self._open_next(lane)
+        entry: _Entry[R, A] = _Entry(next(self._numbers), request, lane, run_id, dropped)
+        self._lanes.setdefault(lane, {})[request.id] = entry
         try:
+            self._open_next(lane)
             return await entry.answer
-        except asyncio.CancelledError:
+        finally:
             self.close(entry, dropped)
-            raise
 
     def close(self, entry: _Entry[R, A], answer: A, by: str = "") -> bool:
         """Decide an entry; False if it was decided already."""
-        if self._entries.pop(entry.request.id, None) is None:
+        lane = self._lanes.get(entry.lane, {})
+        if lane.pop(entry.request.id, None) is None:
             return False
-        entry.by = by
+        if not lane:
+            del self._lanes[entry.lane]
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.is_open:
@@ -118,15 +150,56 @@ class _Desk(Generic[R, A]):
     def close_run(self, run_id: str, dropped: A) -> None:
         """Close whatever a run left behind."""
         # Waiting ones first, so that closing the open one does not open a dead one for an instant.
-        mine = [entry for entry in self._entries.values() if entry.run_id == run_id]
+        everything = (entry for lane in self._lanes.values() for entry in lane.values())
+        mine = [entry for entry in everything if entry.run_id == run_id]
         for entry in sorted(mine, key=lambda entry: entry.is_open):
             self.close(entry, dropped)
 
     def _open_next(self, lane: str) -> None:
-        first = next((e for e in self._entries.values() if e.lane == lane), None)
-        if first is not None and not first.is_open:
-            first.is_open = True
-            self._on_open(first)
+        """Open the first of a lane, unless it is. A loop, for what opens may close at once, by a
+        remembered grant for example, and so may a thousand behind it: too many for the stack."""
+        if lane in self._opening:
+            return
+        self._opening.add(lane)
+        try:
+            while lane in self._lanes:
+                first = next(iter(self._lanes[lane].values()))
+                if first.is_open:
+                    break
+                first.is_open = True
+                self._on_open(first)
+                self._watch(first, None)
+        finally:
+            self._opening.discard(lane)
+
+    def _watch(self, entry: _Entry[R, A], alone_since: float | None) -> None:
+        """Close an entry once nobody was there for the whole period.
+
+        Looked at a few times per period: a person who reconnects between two looks was never
+        away, and one who leaves late leaves the others the full time to come.
+        """
+        seconds, clock = self._attendance.seconds, self._attendance.clock
+        if seconds is None or entry.answer.done():
+            return
+        now = clock.time()
+        if self._attendance.interactive():
+            since = None
+        else:
+            since = now if alone_since is None else alone_since
+        if since is not None and now - since >= seconds:
+            self.close(entry, self._lapsed, UNATTENDED)
+        else:
+            pause = seconds / LOOKS or 1.0
+            entry.timer = clock.call_later(pause, lambda: self._watch(entry, since))
+
+
+def _sealed(request: R) -> R:
+    """The copy that is stored, shown and decided on."""
+    try:
+        text = dumps(encode(request))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"this cannot be shown to anybody, it is not JSON: {error}") from None
+    return decode(type(request), loads(text), "request")
 
 
 class Allowed:
@@ -160,11 +233,13 @@ class Permissions:
     ) -> None:
         self.skip = False
         self._publish = publish
-        self._clock = clock
-        self._interactive = interactive
         self._policy = policy
-        self._unattended = unattended
-        self._desk: _Desk[PermissionRequest, Allowed | Denied] = _Desk(self._opened, self._closed)
+        self._desk: _Desk[PermissionRequest, Allowed | Denied] = _Desk(
+            self._opened,
+            self._closed,
+            _Attendance(clock, interactive, unattended),
+            Denied("denied: no interactive client answered"),
+        )
         self._shown: str | None = None  # the id of the request on the stream
         self._granted: set[tuple[str, str, str, str]] = set()
 
@@ -172,10 +247,9 @@ class Permissions:
         """Decide a tool's request: by policy, by memory, or by whoever answers first."""
         if self.skip or self._policy(request.tool_name, request.action):
             return Allowed()
-        request = replace(request, id=str(uuid.uuid4()))
-        return await self._desk.wait(
-            request, request.session_id, run_id, Denied("the run was canceled")
-        )
+        stored = _sealed(replace(request, id=str(uuid.uuid4())))
+        dropped = Denied("the run was canceled")
+        return await self._desk.wait(stored, stored.session_id, run_id, dropped)
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
@@ -184,14 +258,13 @@ class Permissions:
         return [entry.request for entry in entries]
 
     def on_stream(self) -> PermissionRequest | None:
-        entry = self._desk.find(self._shown) if self._shown is not None else None
-        return entry.request if entry is not None else None
+        return next((request for request in self.listed() if request.id == self._shown), None)
 
     def resolve(self, request_id: str, action: str, by: str = "", reason: str = "") -> Resolution:
         """Answer a request. `resolved` is false when somebody was first or the id is unknown."""
         if action not in ACTIONS:
             raise BadRequest(f"invalid permission action {action!r}: use {', '.join(ACTIONS)}")
-        entry = self._desk.find(request_id)
+        entry = self._desk.answerable(self._desk.find(request_id))
         if entry is None:
             return Resolution(False, self._desk.winner(request_id) or "")
         if action == "allow_session":
@@ -216,10 +289,8 @@ class Permissions:
         self._publish("created", PermissionNotification(request.tool_call_id))
         if _key(request) in self._granted:
             self._desk.close(entry, Allowed())
-            return
-        self._show_next()
-        if self._unattended is not None:
-            self._arm(entry, self._unattended)
+        else:
+            self._show_next()
 
     def _closed(
         self, entry: _Entry[PermissionRequest, Allowed | Denied], answer: Allowed | Denied
@@ -234,22 +305,10 @@ class Permissions:
             self._show_next()
 
     def _show_next(self) -> None:
-        if self._shown is None:
-            for entry in self._desk.open_entries():
-                self._shown = entry.request.id
-                self._publish("created", entry.request)
-                break
-
-    def _arm(self, entry: _Entry[PermissionRequest, Allowed | Denied], seconds: float) -> None:
-        def lapse() -> None:
-            if self._interactive():
-                # Somebody is there now; look again later in case they leave.
-                self._arm(entry, max(seconds, 1.0))
-            else:
-                why = "denied: no interactive client answered"
-                self._desk.close(entry, Denied(why), "unattended")
-
-        entry.timer = self._clock.call_later(seconds, lapse)
+        entries = self._desk.open_entries()
+        if self._shown is None and entries:
+            self._shown = entries[0].request.id
+            self._publish("created", entries[0].request)
 
 
 def _key(request: PermissionRequest) -> tuple[str, str, str, str]:
@@ -257,19 +316,27 @@ def _key(request: PermissionRequest) -> tuple[str, str, str, str]:
 
 
 class Questions:
-    """The question batches of one workspace, open one at a time, in order."""
+    """The question batches of one workspace, open one at a time, in order. One that stands for
+    `unattended` seconds while `interactive()` is false is dismissed; None waits for ever."""
 
-    def __init__(self, publish: Callable[[str, object], object]) -> None:
+    def __init__(
+        self,
+        publish: Callable[[str, object], object],
+        *,
+        clock: Clock,
+        interactive: Callable[[], bool] = lambda: True,
+        unattended: float | None = None,
+    ) -> None:
         self._publish = publish
         self._desk: _Desk[QuestionBatch, list[QuestionResponse] | None] = _Desk(
-            self._opened, self._closed
+            self._opened, self._closed, _Attendance(clock, interactive, unattended), None
         )
 
     async def ask(self, batch: QuestionBatch, run_id: str) -> list[QuestionResponse] | None:
         """Show a form and wait; None when it was dismissed."""
         check_questions(batch.questions)
         questions = [replace(q, id=str(uuid.uuid4())) for q in batch.questions]
-        stored = replace(batch, id=str(uuid.uuid4()), questions=questions)
+        stored = _sealed(replace(batch, id=str(uuid.uuid4()), questions=questions))
         if len(questions) > 1:
             stored.confirm_title = batch.confirm_title or "Send these answers?"
             stored.confirm_description = (
@@ -283,7 +350,8 @@ class Questions:
 
     def answer(self, batch_id: str, responses: list[QuestionResponse], by: str = "") -> Resolution:
         """Answer the open batch: by id, or, as the Crush client does, by its question ids."""
-        entry = self._desk.find(batch_id) if batch_id else self._holding(responses)
+        found = self._desk.find(batch_id) if batch_id else self._holding(responses)
+        entry = self._desk.answerable(found)
         if entry is None:
             return Resolution(False, self._desk.winner(batch_id) or "")
         asked = {question.id for question in entry.request.questions}
@@ -296,7 +364,8 @@ class Questions:
     def cancel(self, batch_id: str = "", by: str = "") -> Resolution:
         """Dismiss a batch, or whichever is open."""
         entries = self._desk.open_entries()
-        entry = self._desk.find(batch_id) if batch_id else next(iter(entries), None)
+        found = self._desk.find(batch_id) if batch_id else next(iter(entries), None)
+        entry = self._desk.answerable(found)
         if entry is None:
             return Resolution(False, self._desk.winner(batch_id) or "")
         self._desk.close(entry, None, by)

@@ -148,7 +148,7 @@ CATALOGUE: tuple[tuple[int, str], ...] = (
 )
 
 
-def tested() -> dict[int, list[str]]:
+def scenario_tests() -> dict[int, list[str]]:
     """Test methods by the scenario number in their name."""
     found: dict[int, list[str]] = {}
     for path in sorted(HERE.glob("test_*.py")):
@@ -179,12 +179,12 @@ def not_applicable() -> dict[int, str]:
 
 class CatalogueTest(unittest.TestCase):
     def test_every_scenario_is_tested_or_explained(self) -> None:
-        covered, excused = tested(), not_applicable()
+        covered, excused = scenario_tests(), not_applicable()
         missing = [f"{n} {name}" for n, name in CATALOGUE if n not in covered and n not in excused]
         self.assertEqual(missing, [])
 
     def test_an_excuse_has_a_reason_and_no_test_beside_it(self) -> None:
-        covered = tested()
+        covered = scenario_tests()
         for number, reason in not_applicable().items():
             with self.subTest(number=number):
                 self.assertGreater(len(reason), 20)
@@ -192,7 +192,7 @@ class CatalogueTest(unittest.TestCase):
 
     def test_a_test_is_named_after_its_scenario(self) -> None:
         names = dict(CATALOGUE)
-        for number, methods in tested().items():
+        for number, methods in scenario_tests().items():
             if number in names:
                 with self.subTest(number=number):
                     wanted = f"test_{number:03d}_{names[number]}"

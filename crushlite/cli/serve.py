@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib
+import logging
+import math
 import os
 import shlex
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from crushlite import logs
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "find_agent", "serve"]
 
+log = logging.getLogger(__name__)
+
+LAST_SECONDS = 1.0  # for threads that agents left behind
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
@@ -40,16 +47,17 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_places(add: Callable[..., Any]) -> None:
+    # No default here for what may be repeated: argparse would add the flags to it.
     add(
         "--host",
         action="append",
         metavar="URL",
-        default=_variable("host", "").split() or None,
         help="unix:///path or tcp://127.0.0.1:PORT; may be repeated (none: our unix socket)",
     )
     add(
         "--auth",
-        choices=("token", "none"),
+        type=_one_of("token", "none"),
+        metavar="{token,none}",
         default=_variable("auth", "token"),
         help="what a TCP client must show",
     )
@@ -57,7 +65,6 @@ def _add_places(add: Callable[..., Any]) -> None:
         "--allow-host",
         action="append",
         metavar="NAME:PORT",
-        default=[],
         help="another Host header to accept on TCP; may be repeated",
     )
     add(
@@ -72,9 +79,26 @@ def _add_places(add: Callable[..., Any]) -> None:
         default=_variable("data_dir", ""),
         help="one database for all workspaces instead of .crushlite in each",
     )
-    add("--yolo", action="store_true", help="never ask for permissions")
-    add("--log-level", choices=logs.LEVELS, default=_variable("log_level", "info"), help="detail")
-    add("--log-format", choices=logs.FORMATS, default=_variable("log_format", "text"), help="form")
+    add(
+        "--yolo",
+        nargs="?",
+        metavar="BOOL",
+        type=_flag,
+        const=True,
+        default=_variable("yolo", "false"),
+        help="never ask for permissions",
+    )
+    for name, values, default, text in (
+        ("log-level", logs.LEVELS, "info", "how much to log, to standard error"),
+        ("log-format", logs.FORMATS, "text", "for people, or for programs"),
+    ):
+        add(
+            f"--{name}",
+            type=_one_of(*values),
+            metavar="{" + ",".join(values) + "}",
+            default=_variable(name, default),
+            help=text,
+        )
 
 
 def _add_times(add: Callable[..., Any]) -> None:
@@ -86,8 +110,7 @@ def _add_times(add: Callable[..., Any]) -> None:
         ("keepalive", "15", "seconds between comments on resumable streams"),
         ("coalesce", "0.033", "seconds within which a growing message is published once"),
     ):
-        variable = _variable(name.replace("-", "_"), default)
-        add(f"--{name}", metavar="S", type=_seconds, default=variable, help=text)
+        add(f"--{name}", metavar="S", type=_seconds, default=_variable(name, default), help=text)
     add(
         "--idle-timeout",
         metavar="S|never",
@@ -118,13 +141,26 @@ def serve(options: argparse.Namespace) -> int:
     )
     daemon = Daemon(
         agents=find_agent(options.agent),
-        hosts=options.host or (),
+        hosts=options.host or _variable("host", "").split(),
         auth=options.auth,
-        allow_hosts=options.allow_host,
+        allow_hosts=options.allow_host or _variable("allow_host", "").split(),
         settings=settings,
     )
-    asyncio.run(daemon.serve(_greet))
+    daemon.run(_greet)
+    _leave_threads()
     return 0
+
+
+def _leave_threads() -> None:
+    """Exit now if an agent left a thread that hangs: the interpreter would wait for it for ever."""
+    deadline = time.monotonic() + LAST_SECONDS
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                log.warning("left behind: %r", thread)
+                logging.shutdown()
+                os._exit(0)
 
 
 def find_agent(name: str) -> AgentFactory:
@@ -137,40 +173,80 @@ def find_agent(name: str) -> AgentFactory:
         # Nothing usable is configured: workspaces open, prompts are refused with the reason.
         return lambda path, env, config: None
     module, found, attribute = name.partition(":")
-    if not found:
+    if not found or not module or not attribute:
         raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, os.getcwd())  # `serve` is typed where the agent is being written
     try:
         target = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"agent {name!r}: {error}") from None
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UsageError(f"agent {name!r}: {error}") from error
     return agent_factory(target)
 
 
 def _greet(daemon: Daemon) -> None:
-    print(f"crushlite {__version__} is serving")
+    lines = [f"crushlite {__version__} is serving"]
     for address in daemon.addresses:
         token = daemon.tokens.get(address.port)
-        print(f"  {address.url}" + (f"  token in {token.path}" if token is not None else ""))
+        lines.append(f"  {address.url}" + (f"  token in {token.path}" if token is not None else ""))
+    lines += ["Try it in another shell, in the directory of a project:", *_first_steps(daemon)]
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError as error:
+        log.warning("nobody reads what we say: %s", error)
+        # Else the interpreter would try again when it exits, and fail for it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _first_steps(daemon: Daemon) -> list[str]:
+    """What to type first: plain bash, curl and python3, on the first address."""
     address = daemon.addresses[0]
+    token = daemon.tokens.get(address.port)
+    options, base = "", "http://localhost"
     if address.path:
-        curl = f"curl -s --unix-socket {shlex.quote(address.path)} http://localhost"
+        options = f"--unix-socket {shlex.quote(address.path)} "
     else:
-        curl = f"curl -s http://{address.url.removeprefix('tcp://')}"
-        if (file := daemon.tokens.get(address.port)) is not None:
-            header = f'"Authorization: Bearer $(cat {shlex.quote(str(file.path))})"'
-            curl = curl.replace("curl -s", f"curl -s -H {header}")
-    print(f"Try:  {curl}/v1/version")
-    sys.stdout.flush()
+        base = address.url.replace("tcp://", "http://")
+    if token is not None:
+        options = f'-H "Authorization: Bearer $(cat {shlex.quote(str(token.path))})" '
+    return [
+        f'  api() {{ curl -sS {options}"{base}/v1/$1" "${{@:2}}"; }}',
+        """  getid() { python3 -c 'import json, sys; print(json.load(sys.stdin)["id"])'; }""",
+        "  C=$(python3 -c 'import uuid; print(uuid.uuid4())')",
+        """  W=workspaces/$(api workspaces -d '{"path":"'"$PWD"'","client_id":"'$C'"}' | getid)""",
+        '  api "$W/events?client_id=$C" -N &',
+        """  S=$(api $W/sessions -d '{"title":"First"}' | getid)""",
+        """  api $W/agent -d '{"session_id":"'$S'","prompt":"Hello"}'""",
+        "  api $W/agent/sessions/$S/cancel -X POST",
+    ]
 
 
 def _variable(name: str, default: str) -> str:
-    return os.environ.get(f"CRUSHLITE_{name.upper()}", default)
+    return os.environ.get(f"CRUSHLITE_{name.upper().replace('-', '_')}") or default
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    """Unlike `choices` of argparse, this also checks what came from a variable."""
+
+    def check(text: str) -> str:
+        if text not in values:
+            raise argparse.ArgumentTypeError(f"{text!r}: use one of {', '.join(values)}")
+        return text
+
+    return check
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("1", "true", "yes", "0", "false", "no"):
+        raise argparse.ArgumentTypeError(f"{text!r}: use true or false")
+    return text.lower() in ("1", "true", "yes")
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 

@@ -163,10 +163,15 @@ class HTTPServer:
         answer: Response | Stream
         try:
             answer = await handler(request)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             # Either `drain` lost its patience, or the handler awaited something cancelled; in
-            # both cases the peer is still owed an answer.
-            connection.answer(HTTPError(503, "cancelled", "the request was cancelled").response())
+            # both cases the peer is still owed an answer. Only the first is a 503, which tells
+            # clients to look for another server.
+            refusal = HTTPError(503, "cancelled", "the request was cancelled")
+            if not self.draining:
+                cause = RuntimeError("the handler awaited something that was cancelled")
+                refusal = self.failed(cause.with_traceback(error.__traceback__), request.head)
+            connection.answer(refusal.response())
             raise
         except Exception as error:  # noqa: BLE001 - every exception becomes an answer
             answer = self.failed(error, request.head).response()

@@ -509,7 +509,8 @@ class Reply:
         self._events: deque[SSEEvent] = deque()
         self._total = 0
         self._kind = ""  # "stream", "document" or "page" once the first byte is here
-        self._held = bytearray()  # what came before the kind was known; a document until its end
+        self._held = bytearray()  # a document or a page; of a stream only what precedes an event
+        self._heard = False  # some event has come
         self._ended = False
         self._in_hurry = False
 
@@ -564,13 +565,17 @@ class Reply:
         return ProviderError(what, retryable=True)
 
     def _parsed(self, chunk: bytes) -> list[SSEEvent]:
-        if self._kind == "stream":
-            return self._parser.feed(chunk)
-        self._held += chunk
+        fresh = chunk
         if not self._kind:
+            self._held += chunk
             self._kind = _kind(self._held)
-            if self._kind == "stream":
-                return self._parser.feed(bytes(self._held))
+            fresh = bytes(self._held)
+        elif self._kind != "stream" or (not self._heard and len(self._held) < _MESSAGE_LIMIT):
+            self._held += chunk
+        if self._kind == "stream":
+            events = self._parser.feed(fresh)
+            self._heard = self._heard or bool(events)
+            return events
         if self._kind == "page" and len(self._held) > _ERROR_BYTES:
             raise self._page()
         return []
@@ -582,7 +587,13 @@ class Reply:
             raise self._page()
         if self._kind == "document":
             return [SSEEvent(self._held.decode("utf-8-sig", "replace"), WHOLE)]
-        return [] if self._in_hurry else self._parser.feed(b"\n\n")
+        events = [] if self._in_hurry else self._parser.feed(b"\n\n")
+        if not events and not self._heard:
+            lines = self._held.decode("utf-8", "replace").splitlines()
+            words = " ".join(line for line in lines if not line.startswith(":"))
+            if words.strip():
+                raise malformed(f"no answer but this: {words}")
+        return events
 
     def _page(self) -> ProviderError:
         text = _page_text(self._held.decode("utf-8", "replace"))

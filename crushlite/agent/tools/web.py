@@ -1,8 +1,8 @@
 """fetch: read a page of the web.
 
 It always asks, showing the address; an address inside the local network is asked for like every
-other one, and the user sees which it is. A redirect to another server asks again: what was agreed to
-was the first one. Nothing of the user goes along: no cookies, no credentials, no proxy settings.
+other one, and the user sees which it is. A redirect to another server asks again: only the first
+one was agreed to. Nothing of the user goes along: no cookies, no credentials, no proxy settings.
 """
 
 from __future__ import annotations
