@@ -27,7 +27,7 @@ class Pauses:
         await self.over.acquire()
 
 
-class OfflineTests(BoundedTestCase):
+class OfflineCase(BoundedTestCase):
     async def asyncSetUp(self) -> None:
         daemon = LocalDaemon(OfflineAgent(pace=0))
         self.daemon = await self.enterAsyncContext(daemon)
@@ -52,6 +52,8 @@ class OfflineTests(BoundedTestCase):
         found: list[dict[str, Any]] = [p["data"] for p in message["parts"] if p["type"] == kind]
         return found[0]
 
+
+class OfflineTests(OfflineCase):
     async def test_it_quotes_what_was_written(self) -> None:
         done = await self.ask("hello, world")
         self.assertEqual((done["text"], done["error"]), ("You said: hello, world\n", None))
@@ -207,3 +209,39 @@ class OfflineTests(BoundedTestCase):
         await self.ask("hi")
         answer = (await self.messages())[1]
         self.assertEqual((answer["model"], answer["provider"]), ("offline", "offline"))
+
+
+class OutsideTests(OfflineCase):
+    """Directives that touch the machine and the session."""
+
+    async def test_run_really_runs_the_command_once_it_is_allowed(self) -> None:
+        await self.anna.prompt(self.session, "/run echo made > proof; exit 3")
+        request = await self.anna.events.wait_for("permission_request")
+        self.assertEqual(request["params"]["command"], "echo made > proof; exit 3")
+        self.assertFalse((self.daemon.root / "project" / "proof").exists())
+        self.assertTrue(await self.anna.grant(request.payload))
+        done = await self.anna.events.wait_for("run_complete")
+        self.assertIn("exit code 3", done["text"])
+        self.assertEqual((self.daemon.root / "project" / "proof").read_text(), "made\n")
+
+    async def test_run_does_nothing_when_it_is_denied(self) -> None:
+        await self.anna.prompt(self.session, "/run touch proof")
+        request = await self.anna.events.wait_for("permission_request")
+        await self.anna.grant(request.payload, "deny")
+        await self.anna.events.wait_for("run_complete")
+        self.assertFalse((self.daemon.root / "project" / "proof").exists())
+
+    async def test_todo_ends_with_everything_completed(self) -> None:
+        done = await self.ask("/todo look, leap")
+        self.assertEqual(done["text"], "2 things done.\n")
+        answer = await self.anna.call("GET", f"/sessions/{self.session}")
+        states = [(todo["content"], todo["status"]) for todo in answer.json["todos"]]
+        self.assertEqual(states, [("look", "completed"), ("leap", "completed")])
+
+    async def test_long_answers_with_that_many_words(self) -> None:
+        done = await self.ask("/long 1000")
+        self.assertEqual(len(done["text"].split()), 1000)
+
+    async def test_a_session_is_titled_after_its_first_prompt(self) -> None:
+        await self.anna.prompt(self.session, "what a\nnice day")
+        await self.anna.events.wait_for("session", action="updated", title="what a nice day")

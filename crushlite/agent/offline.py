@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from crushlite.agent.base import Info
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.questions import Choice, Question
+from crushlite.protocol.sessions import Todo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from crushlite.agent.base import Turn
+    from crushlite.agent.base import Turn, Verdict
 
     Directive = Callable[[Turn, str], Awaitable[None]]
 
@@ -31,8 +32,11 @@ HELP = """I am the offline agent: I need no network and no key. I quote what you
 /slow SECONDS     count the seconds, one by one; cancel me in the middle
 /think TEXT       show some reasoning, then answer
 /tool TEXT        ask permission for a tool call, then pretend to run it
+/run COMMAND      ask permission, then really run the command here
+/todo A, B, C     work through a to-do list
 /ask QUESTION     ask you a yes-or-no question
 /steps N          take N steps; prompts sent meanwhile are folded in at each
+/long N           answer with N words
 /fail TEXT        fail with this message
 
 Any number of directives may follow each other, one to a line."""
@@ -47,6 +51,9 @@ class OfflineAgent:
             Model(id="offline", name="Offline", context_window=100_000, default_max_tokens=4096),
             SelectedModel(model="offline", provider="offline"),
         )
+
+    async def title(self, text: str) -> str:
+        return " ".join(text.split())[:50]
 
     async def run(self, turn: Turn) -> None:
         if turn.attachments:
@@ -69,6 +76,9 @@ class OfflineAgent:
             "/slow": self._slow,
             "/think": self._think,
             "/tool": self._tool,
+            "/run": self._run,
+            "/todo": self._todo,
+            "/long": self._long,
             "/ask": self._ask,
             "/steps": self._steps,
             "/fail": self._fail,
@@ -107,21 +117,50 @@ class OfflineAgent:
             "bash",
             "execute",
             description=f"Pretend to run: {parameters['command']}",
-            params={
-                **parameters,
-                "working_dir": "",
-                "run_in_background": False,
-                "auto_background_after": 0,
-            },
+            params={**parameters, **_NO_OPTIONS},
             tool_call_id=call,
         )
         if verdict:
             await turn.tool_result(call, f"(nothing was run) {parameters['command']}")
             await self._stream(turn, "You allowed it.\n")
         else:
-            reason = f": {verdict.reason}" if verdict.reason else ""
-            await turn.tool_result(call, f"User denied permission{reason}", is_error=True)
+            await turn.tool_result(call, _refusal(verdict), is_error=True)
             await self._stream(turn, "You did not allow it.\n")
+
+    async def _run(self, turn: Turn, rest: str) -> None:
+        parameters = {"command": rest or "pwd", "description": "asked for with /run"}
+        call = await turn.tool_call("bash", json.dumps(parameters))
+        verdict = await turn.permission(
+            "bash",
+            "execute",
+            description=f"Execute command: {parameters['command']}",
+            params={**parameters, **_NO_OPTIONS},
+            tool_call_id=call,
+        )
+        if not verdict:
+            await turn.tool_result(call, _refusal(verdict), is_error=True)
+            await self._stream(turn, "You did not allow it.\n")
+            return
+        command = await turn.command(parameters["command"])
+        end = await command.wait(timeout=60)
+        code = f"\nExit code {end.code}" if end.code else ""
+        await turn.tool_result(call, command.output.text() + code, is_error=bool(end.code))
+        await self._stream(turn, f"It ended with exit code {end.code}.\n")
+
+    async def _todo(self, turn: Turn, rest: str) -> None:
+        names = [name.strip() for name in (rest or "look, think, act").split(",") if name.strip()]
+        for done in range(len(names) + 1):
+            states = ["completed"] * done + ["in_progress"] + ["pending"] * len(names)
+            listed = zip(names, states, strict=False)
+            await turn.todos([Todo(name, state, f"Doing: {name}") for name, state in listed])
+            await asyncio.sleep(self._pace)
+        await self._stream(turn, f"{len(names)} things done.\n")
+
+    async def _long(self, turn: Turn, rest: str) -> None:
+        words = (f"word{number} " for number in range(1, _number(rest, 200, 100_000) + 1))
+        for word in words:
+            await turn.say(word)
+        await turn.say("\n")
 
     async def _ask(self, turn: Turn, rest: str) -> None:
         text = (rest or "Shall we go on?")[:240]
@@ -154,5 +193,12 @@ class OfflineAgent:
         raise RuntimeError(rest or "you asked me to fail")
 
 
-def _number(text: str, *, default: int, most: int) -> int:
+_NO_OPTIONS = {"working_dir": "", "run_in_background": False, "auto_background_after": 0}
+
+
+def _refusal(verdict: Verdict) -> str:
+    return f"User denied permission{f': {verdict.reason}' if verdict.reason else ''}"
+
+
+def _number(text: str, default: int, most: int) -> int:
     return min(int(text), most) if text.isdecimal() else default
