@@ -402,7 +402,8 @@ class Command:
         code, cut, left = self._report or (128 + signal.SIGKILL, int(self._hung_up), 0)
         if left:
             log.warning("%d processes of command %d could not be killed", left, self.pid)
-        self._fail(CrushliteError(f"the keeper of a command failed: {self.output.text()}"))
+        status = f"the keeper of a command failed ({self._keeper.returncode})"
+        self._fail(CrushliteError(f"{status}: {self.output.text()}"))
         late, seconds = self._timed_out, self._clock.time() - self._began
         self._done.set_result(Exit(code, bool(cut and late), bool(cut and not late), seconds, left))
 
