@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import AgentFactory
     from crushlite.clock import Clock
+    from crushlite.config import Roots
     from crushlite.store import Store
 
 __all__ = ["Daemon"]
@@ -76,6 +77,7 @@ class Daemon:
         settings: Settings | None = None,
         clock: Clock | None = None,
         stores: Stores | None = None,
+        roots: Roots | None = None,
     ) -> None:
         if (agent is None) == (agents is None):
             raise UsageError("give either agent or agents")
@@ -86,6 +88,7 @@ class Daemon:
         self.addresses: list[Address] = []  # where it listens, once started
         self.tokens: dict[int, TokenFile] = {}  # by port
         self._agents = agents or agent_factory(agent)
+        self._roots = roots
         self._hosts = [parse_address(url) for url in hosts]
         self._auth = auth
         self._guard = Guard(allowed_hosts=frozenset(allow_hosts))
@@ -129,7 +132,11 @@ class Daemon:
         """Open the shared store, bind, listen. On failure nothing is left behind."""
         _raise_file_limit()
         self.backend = Backend(
-            agents=self._agents, clock=self.clock, settings=self.settings, stores=self._stores
+            agents=self._agents,
+            clock=self.clock,
+            settings=self.settings,
+            stores=self._stores,
+            roots=self._roots,
         )
         self.server = HTTPServer(
             build_router(self.backend, self._guard), clock=self.clock, translate=translate

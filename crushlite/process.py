@@ -18,6 +18,7 @@ is the environment of the command, with nothing added.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import marshal
@@ -51,6 +52,7 @@ BINARY = 0.3  # share of bytes that no text holds
 # The keeper has done its work in milliseconds, or it waits for somebody who cannot be killed and
 # says so after a second. One that is silent for longer was itself stopped or is stuck.
 KEEPER_PATIENCE = 1.5
+START_PATIENCE = 30.0  # a folder on a server that does not answer takes for ever to enter
 RESCUE_STEP = 0.05
 RESCUE_STEPS = 20
 
@@ -142,16 +144,19 @@ async def start(
     BadRequest if there is no such folder or program. If this is canceled, or fails, nothing is
     left running. `on_output` gets the output in pieces as they come; it must not block.
     """
-    request = _request(command, os.fspath(cwd), env)
-    started = Command(_spawn(), clock, on_output)
+    request = _keeper_code() + _request(command, os.fspath(cwd), env)
+    started = Command(*_spawn(), clock, on_output)
+    patience = clock.call_later(START_PATIENCE, started._time_out)
     try:
         await started._begin(request)
     except BaseException as error:
         started.kill()
         await started.wait()
         if isinstance(error, _Refused):
-            raise error.explained(command, cwd) from None
+            raise error.explained(command, os.fspath(cwd)) from None
         raise
+    finally:
+        patience.cancel()
     return started
 
 
@@ -182,63 +187,41 @@ def _keeper_code() -> bytes:
     return b"%d\n%b" % (len(code), code)
 
 
-class _Line(NamedTuple):
-    """A keeper and our ends of its pipes."""
-
-    keeper: subprocess.Popen[bytes]
-    channel: socket.socket
-    output: int
-
-
-def _spawn() -> _Line:
-    theirs: list[int] = []
-    ours: list[int] = []
-    try:
-        near, far = socket.socketpair()
-        ours.append(near.detach())
-        theirs.append(far.detach())
-        read, write = os.pipe()
-        ours.append(read)
-        theirs.append(write)
-        keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", BOOT, "crushlite-keeper"],
-            stdin=theirs[0],
-            stdout=write,
-            stderr=write,
-            cwd="/",  # so as not to hold on to a folder
-            env={name: os.environ[name] for name in KEEPER_VARIABLES if name in os.environ},
-            start_new_session=True,  # a Ctrl-C at the daemon's terminal is none of its business
-        )
-    except OSError as error:
-        for fd in ours:
-            os.close(fd)
-        raise CrushliteError(f"cannot start a process: {error.strerror}") from error
-    finally:
-        for fd in theirs:
-            os.close(fd)
-    channel = socket.socket(fileno=ours[0])
-    channel.setblocking(False)
-    os.set_blocking(read, False)
-    return _Line(keeper, channel, read)
+def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A keeper that waits for its code and its request, and our end of the channel to it."""
+    with contextlib.ExitStack() as on_failure:
+        try:
+            ours, theirs = socket.socketpair()
+            on_failure.enter_context(ours)
+            with theirs:
+                keeper = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", BOOT, "crushlite-keeper"],
+                    bufsize=0,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    cwd="/",  # so as not to hold on to a folder
+                    env={name: os.environ[name] for name in KEEPER_VARIABLES if name in os.environ},
+                    start_new_session=True,  # a Ctrl-C at the daemon's terminal is not for it
+                )
+        except OSError as error:
+            raise CrushliteError(f"cannot start a process: {error.strerror}") from error
+        on_failure.pop_all()
+    ours.setblocking(False)
+    return keeper, ours
 
 
 class _Refused(Exception):
-    """The keeper could not start the program."""
+    """The keeper could not start the program: at which stage, and the error's number."""
 
-    def __init__(self, stage: str, number: int) -> None:
-        super().__init__(stage, number)
-        self.stage = stage
-        self.number = number
-
-    def explained(
-        self, command: str | Sequence[str], cwd: str | os.PathLike[str]
-    ) -> CrushliteError:
-        reason = os.strerror(self.number)
-        if self.number == errno.E2BIG:
+    def explained(self, command: str | Sequence[str], cwd: str) -> CrushliteError:
+        stage, number = self.args
+        reason = os.strerror(number)
+        if number == errno.E2BIG:
             return BadRequest("the command and its environment are too long for this system")
-        if self.stage == "cwd":
-            return BadRequest(f"cannot run in {os.fspath(cwd)}: {reason}")
-        if self.stage == "exec":
+        if stage == "cwd":
+            return BadRequest(f"cannot run in {cwd}: {reason}")
+        if stage == "exec":
             name = "bash or sh" if isinstance(command, str) else command[0]
             return BadRequest(f"cannot run {name}: {reason}")
         return CrushliteError(f"cannot start a process: {reason}")
@@ -251,7 +234,11 @@ class Command:
     """A running command. Made by `start`."""
 
     def __init__(
-        self, line: _Line, clock: Clock, on_output: Callable[[bytes], None] | None
+        self,
+        keeper: subprocess.Popen[bytes],
+        channel: socket.socket,
+        clock: Clock,
+        on_output: Callable[[bytes], None] | None,
     ) -> None:
         self.pid = 0  # of the program itself
         self.output = Output()
@@ -259,7 +246,11 @@ class Command:
         self._began = clock.time()
         self._on_output = on_output
         # the keeper
-        self._keeper, self._channel, self._pipe = line
+        assert keeper.stdout is not None
+        self._keeper = keeper
+        self._channel = channel
+        self._pipe = keeper.stdout.fileno()
+        os.set_blocking(self._pipe, False)
         found = _process(self._keeper.pid)
         self._keeper_born = 0 if found is None else found.born
         self._said = b""  # the beginning of a line of which the rest is still to come
@@ -320,7 +311,7 @@ class Command:
 
     async def _begin(self, request: bytes) -> None:
         try:
-            await self._loop.sock_sendall(self._channel, _keeper_code() + request)
+            await self._loop.sock_sendall(self._channel, request)
         except OSError:
             pass  # the keeper died; `_started` says so
         await self._started
@@ -402,7 +393,8 @@ class Command:
         code, cut, left = self._report or (128 + signal.SIGKILL, int(self._hung_up), 0)
         if left:
             log.warning("%d processes of command %d could not be killed", left, self.pid)
-        status = f"the keeper of a command failed ({self._keeper.returncode})"
+        status = "did not start it in time" if self._timed_out else "failed"
+        status = f"the keeper of a command {status} ({self._keeper.returncode})"
         self._fail(CrushliteError(f"{status}: {self.output.text()}"))
         late, seconds = self._timed_out, self._clock.time() - self._began
         self._done.set_result(Exit(code, bool(cut and late), bool(cut and not late), seconds, left))
@@ -411,7 +403,8 @@ class Command:
         if self._patience is not None:
             self._patience.cancel()
         self._loop.remove_reader(self._pipe)
-        os.close(self._pipe)
+        assert self._keeper.stdout is not None
+        self._keeper.stdout.close()
         self._channel.close()
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)

@@ -38,13 +38,13 @@ def find_agent(name: str, clock: Clock) -> AgentFactory:
 
         return agent_factory(OfflineAgent())
     module, found, attribute = name.partition(":")
-    if not found:
+    if not found or not module or not attribute:
         raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, os.getcwd())  # `serve` is typed where the agent is being written
     try:
         target = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"agent {name!r}: {error}") from None
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UsageError(f"agent {name!r}: {error}") from error
     return agent_factory(target)
 
 

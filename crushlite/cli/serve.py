@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import math
 import os
@@ -14,19 +13,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from crushlite import logs
-from crushlite.agent.base import agent_factory
+from crushlite.agent.build import find_agent
 from crushlite.claims import Graces
+from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
-from crushlite.errors import UsageError
 from crushlite.settings import Settings
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.agent.base import AgentFactory
 
-__all__ = ["add_parser", "find_agent", "serve"]
+__all__ = ["add_parser", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +86,15 @@ def _add_places(add: Callable[..., Any]) -> None:
         default=_variable("yolo", "false"),
         help="never ask for permissions",
     )
+    add(
+        "--allow-config-commands",
+        nargs="?",
+        metavar="BOOL",
+        type=_flag,
+        const=True,
+        default=_variable("allow_config_commands", "false"),
+        help="run $(command) in the machine's own configuration files",
+    )
     for name, values, default, text in (
         ("log-level", logs.LEVELS, "info", "how much to log, to standard error"),
         ("log-format", logs.FORMATS, "text", "for people, or for programs"),
@@ -137,10 +144,13 @@ def serve(options: argparse.Namespace) -> int:
         coalesce=options.coalesce,
         unattended=options.unattended,
         yolo=options.yolo,
+        allow_config_commands=options.allow_config_commands,
         data_dir=os.path.abspath(options.data_dir) if options.data_dir else "",
     )
+    clock = SystemClock()
     daemon = Daemon(
-        agents=find_agent(options.agent),
+        agents=find_agent(options.agent, clock),
+        clock=clock,
         hosts=options.host or _variable("host", "").split(),
         auth=options.auth,
         allow_hosts=options.allow_host or _variable("allow_host", "").split(),
@@ -161,26 +171,6 @@ def _leave_threads() -> None:
                 log.warning("left behind: %r", thread)
                 logging.shutdown()
                 os._exit(0)
-
-
-def find_agent(name: str) -> AgentFactory:
-    """The agent behind `--agent`."""
-    if name in ("auto", "offline"):
-        from crushlite.agent.offline import OfflineAgent
-
-        return agent_factory(OfflineAgent())
-    if name == "coder":
-        # Nothing usable is configured: workspaces open, prompts are refused with the reason.
-        return lambda path, env, config: None
-    module, found, attribute = name.partition(":")
-    if not found or not module or not attribute:
-        raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
-    sys.path.insert(0, os.getcwd())  # `serve` is typed where the agent is being written
-    try:
-        target = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UsageError(f"agent {name!r}: {error}") from error
-    return agent_factory(target)
 
 
 def _greet(daemon: Daemon) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.clock import SystemClock
+from crushlite.config import Roots
 from crushlite.daemon import Daemon
 from crushlite.http.client import ClientError, HTTPClient, TCPConnector, UnixConnector
 from crushlite.http.sse import SSEParser
@@ -222,6 +223,8 @@ class LocalDaemon:
             settings=self._settings,
             clock=self.clock,
             stores=self._stores,
+            # Whoever runs the tests may have a configuration: it is none of the tests' business.
+            roots=Roots(etc=self.root / "etc", home=self.root / "home"),
         )
         await self.daemon.start()
         self.backend = self.daemon.backend

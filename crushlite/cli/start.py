@@ -1,0 +1,300 @@
+"""Find a daemon, or start one; then open the workspace of this directory in it.
+
+However many clients begin at once, one of them starts a daemon and the others find it. The lock
+makes that cheap, not correct: a daemon never takes the socket of a living one, so even clients
+that share no lock end up with one daemon.
+
+A daemon is ready when it answers GET /v1/health. CRUSHLITE_READY_TIMEOUT is how many seconds that
+may take, 10 if it is not set. What a daemon that was started here says goes to a log file in the
+directory of the default socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from crushlite.client import Client, ConnectionFailed
+from crushlite.errors import (
+    CrushliteError,
+    DataDirectoryInUse,
+    ShuttingDown,
+    UsageError,
+    WrongPeer,
+)
+from crushlite.listen import default_socket, private_directory
+from crushlite.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crushlite.client import RemoteWorkspace
+
+__all__ = ["Wanted", "ensure_daemon", "join", "ready_seconds"]
+
+READY_SECONDS = 10.0
+ATTEMPT_SECONDS = 0.1  # between two looks
+PROBE_SECONDS = 2.0  # a daemon whose loop is blocked for a moment is a living one
+HANDOVER_SECONDS = 5.0  # for a daemon that leaves to let go of its databases
+IDLE_SECONDS = 60.0  # how long a daemon that was started here stays without work
+TRIES = 3  # to get into a daemon before the next one leaves too
+TAIL_LINES = 10
+LOG_LIMIT = 1 << 20  # bytes: a longer log begins anew with the next daemon
+
+Probe = Literal["alive", "silent", "absent"]
+
+
+def _whisper(text: str) -> None:
+    """For callers that do not want to know what is being waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which daemon to use, how to start it if it is not there, and what to ask it for."""
+
+    url: str | None = None
+    token: str = ""
+    agent: str = "auto"
+    yolo: bool = False
+    say: Callable[[str], None] = _whisper
+
+
+def ready_seconds() -> float:
+    """How long to wait for a daemon that starts, or for one that was lost."""
+    text = os.environ.get("CRUSHLITE_READY_TIMEOUT") or str(READY_SECONDS)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise UsageError(f"CRUSHLITE_READY_TIMEOUT={text!r} is not a number of seconds")
+    return value
+
+
+# Finding and starting ---------------------------------------------------------------------------
+
+
+async def ensure_daemon(
+    url: str | None,
+    *,
+    agent: str = "auto",
+    idle_timeout: float = IDLE_SECONDS,
+    say: Callable[[str], None] = _whisper,
+) -> str:
+    """The URL of a living daemon: the given one, else the default socket. Nothing is started on
+    TCP: who may use a port is for a person to decide. Whether somebody serves it the first
+    request will tell."""
+    address = url or f"unix://{default_socket()}"
+    if address.startswith("unix://") and await _probe(address) != "alive":
+        command = ("--host", address, "--agent", agent, "--idle-timeout", f"{idle_timeout:g}")
+        await _start(address, _Starter(address, command), say)
+    return address
+
+
+async def _probe(address: str) -> Probe:
+    """Only a refused connection means that nobody is there; whoever accepts one is alive, and may
+    be busy, or leaving."""
+    try:
+        async with Client(address) as client, asyncio.timeout(PROBE_SECONDS):
+            await client.health()
+    except WrongPeer:
+        raise
+    except ConnectionFailed as error:
+        return "silent" if error.reached else "absent"
+    except (CrushliteError, TimeoutError):
+        return "silent"
+    return "alive"
+
+
+async def _start(address: str, starter: _Starter, say: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + ready_seconds()
+    with starter:
+        while (state := await _probe(address)) != "alive":
+            starter.check(state)
+            if time.monotonic() > deadline:
+                raise starter.failure("did not get ready in time (CRUSHLITE_READY_TIMEOUT)")
+            if state == "absent" and starter.locked and not starter.spawned:
+                say(f"starting a daemon at {address}")
+                starter.spawn()
+            elif state == "absent" and not starter.locked and starter.lock():
+                continue  # whoever held the lock may have started one: look before starting another
+            await asyncio.sleep(ATTEMPT_SECONDS)
+
+
+class _Starter:
+    """The lock, the process and the log of one start. They are kept in our own directory also for
+    a socket elsewhere: a directory that others can write to is no place for them."""
+
+    def __init__(self, address: str, command: tuple[str, ...]) -> None:
+        folder = default_socket().parent
+        private_directory(folder)
+        suffix = ""
+        if address != f"unix://{default_socket()}":
+            suffix = "-" + hashlib.sha256(os.fsencode(address)).hexdigest()[:12]
+        self._address = address
+        self._command = command
+        self._lock_path = folder / f"start{suffix}.lock"
+        self._log_path = folder / f"daemon{suffix}.log"
+        self._log_start = 0  # where this start begins in the log
+        self._lock: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Starter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        if self._process is not None and self._process.returncode is None:
+            # It outlives us, and a Popen that is forgotten before its process has ended complains.
+            self._process.returncode = 0
+
+    @property
+    def locked(self) -> bool:
+        return self._lock is not None
+
+    @property
+    def spawned(self) -> bool:
+        return self._process is not None
+
+    def lock(self) -> bool:
+        """Try to become the one who starts. The file stays: to unlink it would make two locks."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._lock_path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._lock = descriptor
+        return True
+
+    def spawn(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        log = os.open(self._log_path, flags, 0o600)
+        try:
+            if os.fstat(log).st_size > LOG_LIMIT:
+                os.ftruncate(log, 0)
+            self._log_start = os.fstat(log).st_size
+            # -P: the directory we stand in may hold anything, a module named like one of ours too.
+            # A session of its own: Ctrl-C in this terminal is not for the daemon.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "crushlite", "serve", *self._command]
+                + ["--log-format", "text"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=_environment(),
+            )
+        except OSError as error:
+            raise CrushliteError(f"cannot start a daemon: {error}") from None
+        finally:
+            os.close(log)
+
+    def check(self, state: Probe) -> None:
+        """Raise if our daemon has given up, unless it did so because of another one."""
+        code = self._process.poll() if self._process is not None else None
+        if code is not None and state == "absent":
+            error = self.failure(f"ended with exit code {code}")
+            error.exit_code = code if code in range(2, 7) else 1  # those that have a meaning
+            raise error
+
+    def failure(self, what: str) -> CrushliteError:
+        lines: list[str] = []
+        with contextlib.suppress(OSError), self._log_path.open("rb") as log:
+            log.seek(self._log_start if self.spawned else 0)
+            lines = log.read(LOG_LIMIT).decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
+        told = "".join(f"\n  {line}" for line in lines) or " nothing"
+        return CrushliteError(
+            f"the daemon at {self._address} {what}; {self._log_path} says:{told}"
+        )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, and the way to the package that is running: a checkout is found through the directory
+    we stand in, which -P takes away. Not for an installed one, whose neighbours would come before
+    the standard library."""
+    home = Path(__file__).resolve().parents[2]
+    known = os.environ.get("PYTHONPATH", "")
+    if home.name in ("site-packages", "dist-packages") or str(home) in known.split(os.pathsep):
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(home), known)))}
+
+
+# Getting in -------------------------------------------------------------------------------------
+
+
+async def join(wanted: Wanted) -> RemoteWorkspace:
+    """Open the workspace of the current directory, in a daemon that stays. A daemon may decide to
+    leave between our looking and our asking: then its successor is asked. The client of the
+    workspace is the caller's to close."""
+    tries = TRIES
+    patience = time.monotonic() + HANDOVER_SECONDS
+    while True:
+        address = await ensure_daemon(wanted.url, agent=wanted.agent, say=wanted.say)
+        before = _identity(address)
+        client = Client(address, token=wanted.token)
+        try:
+            workspace = await client.create(os.getcwd(), env=_own_environment(), yolo=wanted.yolo)
+        except (ShuttingDown, ConnectionFailed, DataDirectoryInUse) as error:
+            await client.aclose()
+            if isinstance(error, DataDirectoryInUse):
+                if time.monotonic() > patience:
+                    raise
+            else:
+                tries -= 1
+                if not tries or before is None:
+                    raise
+            wanted.say(f"waiting: {error.message}")
+            await _changed(address, before if isinstance(error, ShuttingDown) else None)
+        except BaseException:
+            await client.aclose()
+            raise
+        else:
+            _compare(workspace, wanted)
+            return workspace
+
+
+def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
+    """Say where we did not get what was asked for."""
+    if workspace.info.version != __version__:
+        wanted.say(f"the daemon is crushlite {workspace.info.version}, this is {__version__}")
+    if wanted.yolo and not workspace.info.yolo:
+        wanted.say("--yolo has no effect: the workspace was open without it")
+
+
+async def _changed(address: str, before: tuple[int, int, int] | None) -> None:
+    """Wait until the socket of a leaving daemon is gone, or is another one's. Without a socket to
+    look at, wait for a moment."""
+    deadline = time.monotonic() + ready_seconds()
+    await asyncio.sleep(ATTEMPT_SECONDS)
+    while before is not None and _identity(address) == before and time.monotonic() < deadline:
+        await asyncio.sleep(ATTEMPT_SECONDS)
+
+
+def _identity(address: str) -> tuple[int, int, int] | None:
+    """What tells one socket file from the next at its path; None for TCP, and where none is."""
+    if not address.startswith("unix://"):
+        return None
+    try:
+        info = os.stat(address.removeprefix("unix://"))
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_ctime_ns
+
+
+def _own_environment() -> list[str]:
+    """What tools will see. An entry that is not text cannot be sent, and is left out."""
+    entries = (f"{name}={value}" for name, value in os.environ.items())
+    return [entry for entry in entries if not any("\ud800" <= c <= "\udfff" for c in entry)]
