@@ -79,6 +79,7 @@ class _Answer:
     thought: str = ""
     calls: dict[int, _Pending] = field(default_factory=dict)
     stop: str = ""
+    used: set[str] = field(default_factory=set)  # ids of tool calls that cannot be taken again
     prompt: int | None = None
     completion: int | None = None
     cache_read: int = 0
@@ -189,6 +190,7 @@ class CoderAgent:
         raise AssertionError("the last attempt returns or raises")
 
     async def _stream(self, turn: Turn, request: ModelRequest, answer: _Answer) -> None:
+        answer.used = {call.id for message in request.messages for call in message.tool_calls}
         stream = self._large.provider.stream(request)
         try:
             async for piece in stream:
@@ -214,8 +216,11 @@ class CoderAgent:
         call.name = call.name or piece.name
         call.arguments += piece.arguments
         if not call.id and call.name:
-            call.id = piece.id
-            call.id = await turn.tool_call(call.name, "", piece.id or None, finished=False)
+            # Some servers count their calls from zero in every answer; in a history an id means
+            # one call.
+            wanted = piece.id if piece.id not in answer.used else None
+            call.id = await turn.tool_call(call.name, "", wanted or None, finished=False)
+            answer.used.add(call.id)
 
     # Tools ---------------------------------------------------------------------------------------
 

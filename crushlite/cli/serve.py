@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     _add_places(parser.add_argument)
+    _add_switches(parser.add_argument)
     _add_times(parser.add_argument)
     parser.set_defaults(run=serve)
 
@@ -77,6 +78,9 @@ def _add_places(add: Callable[..., Any]) -> None:
         default=_variable("data_dir", ""),
         help="one database for all workspaces instead of .crushlite in each",
     )
+
+
+def _add_switches(add: Callable[..., Any]) -> None:
     add(
         "--yolo",
         nargs="?",

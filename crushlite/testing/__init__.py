@@ -16,18 +16,22 @@ from crushlite.clock import FakeClock
 from crushlite.store import InlineExecutor, Stores
 from crushlite.testing.harness import Answer, EventReader, LocalDaemon, Participant, Seen
 from crushlite.testing.memory import MemoryTransport, connect_pair
+from crushlite.testing.model import FakeModel, ModelCall, obedient
 
 __all__ = [
     "Answer",
     "EventReader",
     "FakeClock",
+    "FakeModel",
     "InlineExecutor",
     "LocalDaemon",
     "MemoryTransport",
+    "ModelCall",
     "Participant",
     "ScriptedAgent",
     "ScriptedRun",
     "Seen",
     "Stores",
     "connect_pair",
+    "obedient",
 ]

@@ -160,9 +160,11 @@ def _below(cwd: Path, names: list[str]) -> Path | None:
     if len(names) > 1 or names[0].startswith("/") or ".." in names[0].split("/"):
         return None
     folder = cwd / names[0]
-    if os.path.realpath(folder) != str(folder) or not folder.is_dir():
+    try:
+        plain = os.path.realpath(folder, strict=True) == str(folder) and folder.is_dir()
+    except OSError:  # not there, or not any more
         return None
-    return folder
+    return folder if plain else None
 
 
 def _is_plain_repository(folder: Path) -> bool:
