@@ -54,7 +54,7 @@ BINARY = 0.3  # share of bytes that no text holds
 KEEPER_PATIENCE = 1.5
 START_PATIENCE = 30.0  # a folder on a server that does not answer takes for ever to enter
 RESCUE_STEP = 0.05
-RESCUE_STEPS = 20
+RESCUE_STEPS = 100  # a fork bomb on a slow machine takes its time, and must not lose its keeper
 
 # The keeper's code goes to it over the channel, compiled: that saves 4 ms per command, and a
 # package that is upgraded under a running daemon does not change the keeper it speaks with.
@@ -379,6 +379,8 @@ class Command:
 
     def _gone(self) -> None:
         """The keeper has left. It is the last of its command to go."""
+        if self._done.done():
+            return
         if self._keeper.poll() is None:  # its socket closes a moment before it can be reaped
             self._loop.call_later(0.005, self._gone)  # the kernel's time, not the policy's
             return
