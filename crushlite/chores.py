@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crushlite import process
@@ -16,7 +17,7 @@ from crushlite.errors import BadRequest, CrushliteError, ProviderFailed, Session
 from crushlite.protocol.messages import FinishPart, Message, ShellCommandPart
 from crushlite.protocol.sessions import ShellAnswer
 from crushlite.runs import Outcome
-from crushlite.store import runs as run_rows, sessions as session_rows
+from crushlite.store import messages as message_rows, runs as run_rows, sessions as session_rows
 from crushlite.turn import Failure, LiveTurn
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 OUTPUT_CHARS = 100_000  # of a shell command, kept and shown
 TITLE_CHARS = 200
+END_SECONDS = 3.0  # for what was killed or canceled to be gone, before it is left behind
 
 
 async def write_summary(services: Services, order: Order, agent: Agent) -> None:
@@ -43,24 +45,44 @@ async def write_summary(services: Services, order: Order, agent: Agent) -> None:
     for nothing.
     """
     turn = LiveTurn(services, order, agent.info().selected, _no_riders, is_summary=True)
+    writing = asyncio.ensure_future(agent.summarize(turn))
     try:
-        await agent.summarize(turn)
+        await asyncio.shield(writing)
     except asyncio.CancelledError:
-        turn.discard()
+        turn.discard()  # now, not when the agent lets go: it may ignore its cancellation for ever
+        writing.cancel()
+        await _over(writing)
         raise
     except Exception as error:
         turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))
-        await _store_summary(services, turn, summary_id="")
+        await _unbroken(_store_summary(services, turn, summary_id=""))
         raise
     if not turn.wrote:
         turn.discard()
         raise ProviderFailed("the model gave no summary")
     turn.close(Outcome.COMPLETED, None)
-    await _store_summary(services, turn, summary_id=turn.last.message.id)
+    # Streams have seen it end: it counts, also if a cancel comes while it is being stored.
+    await _unbroken(_store_summary(services, turn, summary_id=turn.last.message.id))
 
 
 async def _no_riders() -> list[Message]:
     return []
+
+
+async def _unbroken(work: Coroutine[Any, Any, None]) -> None:
+    """Do something to its end, also when the caller is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _over(task)
+        raise
+
+
+async def _over(task: asyncio.Future[None]) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # the cancel is what the caller is told
 
 
 async def _store_summary(services: Services, turn: LiveTurn, *, summary_id: str) -> None:
@@ -79,11 +101,25 @@ async def _store_summary(services: Services, turn: LiveTurn, *, summary_id: str)
     services.hub.publish("updated", session)
 
 
+@dataclass(eq=False, slots=True)
+class _Shell:
+    """A user's command from its request on: a kill finds it also while it is being started."""
+
+    session_id: str
+    command: Command | None = None
+    killed: bool = False
+
+    def kill(self) -> None:
+        self.killed = True
+        if self.command is not None:
+            self.command.kill()
+
+
 class Chores:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._shells: dict[Command, str] = {}  # running ones, and their sessions
+        self._shells: dict[_Shell, asyncio.Task[ShellAnswer]] = {}  # until they are on record
 
     # Titles --------------------------------------------------------------------------------------
 
@@ -123,63 +159,77 @@ class Chores:
         """Run a user's command in the workspace; it is on record if its session exists."""
         if not command.strip() or "\0" in command:
             raise BadRequest("command must not be empty or contain NUL")
-        return await asyncio.shield(self._spawn(self._shell(session_id, command)))
+        shell = _Shell(session_id)
+        task = self._shells[shell] = self._spawn(self._shell(shell, command))
+        task.add_done_callback(lambda _: self._shells.pop(shell))
+        return await asyncio.shield(task)
 
-    async def _shell(self, session_id: str, command: str) -> ShellAnswer:
+    async def _shell(self, shell: _Shell, command: str) -> ShellAnswer:
         services = self._services
-        started = await process.start(
+        started = shell.command = await process.start(
             command, cwd=services.path, env=services.env, clock=services.clock
         )
-        self._shells[started] = session_id
+        if shell.killed:
+            started.kill()
         try:
             end = await started.wait()
         except asyncio.CancelledError:
             started.kill()
             raise
-        finally:
-            del self._shells[started]
         answer = ShellAnswer(started.output.text(OUTPUT_CHARS), end.code)
-        await self._record(session_id, command, answer)
+        await self._record(shell.session_id, command, answer)
         return answer
 
     async def _record(self, session_id: str, command: str, answer: ShellAnswer) -> None:
         services, now = self._services, int(self._services.clock.now())
+        part = ShellCommandPart(command, answer.output, answer.exit_code)
+        message = Message(
+            str(uuid.uuid4()),
+            "user",
+            session_id,
+            [part, FinishPart("stop")],
+            created_at=now,
+            updated_at=now,
+        )
+        # The row first: only its insert knows whether the session is still there.
         try:
-            await services.store.read(
-                lambda conn: session_rows.get_session(conn, services.scope, session_id)
+            await services.store.submit(
+                lambda conn: message_rows.insert_message(conn, services.scope, message)
             )
         except SessionNotFound:
             return  # the command has had its effect; there is just nowhere to write it down
-        part = ShellCommandPart(command, answer.output, answer.exit_code)
-        services.transcript.create(
-            Message(
-                str(uuid.uuid4()),
-                "user",
-                session_id,
-                [part, FinishPart("stop")],
-                created_at=now,
-                updated_at=now,
-            )
-        )
+        except CrushliteError as error:
+            log.error("a shell command is not on record: %s", error)
+            return
+        services.hub.publish("created", message)
 
     def kill_shells(self, session_id: str) -> None:
-        for command, owner in self._shells.items():
-            if owner == session_id:
-                command.kill()
+        for shell in self._shells:
+            if shell.session_id == session_id:
+                shell.kill()
+
+    async def end_shells(self, session_id: str) -> None:
+        """Kill them, and return when they are dead and on record."""
+        self.kill_shells(session_id)
+        await self._settled({s: t for s, t in self._shells.items() if s.session_id == session_id})
+
+    async def _settled(self, shells: dict[_Shell, asyncio.Task[ShellAnswer]]) -> None:
+        if shells:
+            await asyncio.wait(shells.values(), timeout=END_SECONDS)
 
     # The end -------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Kill shell commands and let their records be written; titles are given up."""
-        for command in self._shells:
-            command.kill()
-        if self._shells:
-            await asyncio.wait([command.done for command in self._shells], timeout=3.0)
-        await asyncio.sleep(0)
+        for shell in self._shells:
+            shell.kill()
+        await self._settled(self._shells)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            _, left = await asyncio.wait(self._tasks, timeout=END_SECONDS)
+            for task in left:  # an agent may ignore its cancellation; a teardown cannot wait
+                log.error("left behind: %r", task)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -103,6 +103,10 @@ class Job:
     def denied(self) -> int:
         return self.turn.denied if self.turn is not None else 0
 
+    @property
+    def folded_into(self) -> str:
+        return self.carrier.run.run_id if self.carrier is not None else ""
+
     def user_message(self, now: float) -> Message:
         files = [
             BinaryPart(file.file_path or file.file_name, file.mime_type, file.content)
@@ -141,7 +145,7 @@ class Job:
             message_id=self.message_id,
             text=self.text,
             error=self.error,
-            folded_into=self.carrier.run.run_id if self.carrier is not None else "",
+            folded_into=self.folded_into,
             accepted_at=self.accepted_at,
             started_at=self.started_at,
             ended_at=self.ended_at,

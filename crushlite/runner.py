@@ -290,7 +290,7 @@ class Runner:
         agent = self._require_agent()
         job.started_at = self._clock.now()
         if job.run.kind == SUMMARIZE:
-            work = write_summary(self._services, job.order, agent)
+            work = self._summary(agent, job.order)
         else:
             turn = job.turn = self._turn(job, agent)
             self._user_message(job, turn)
@@ -337,6 +337,10 @@ class Runner:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
         finally:
             turn.fence()
+
+    async def _summary(self, agent: Agent, order: Order) -> None:
+        await self._agent_ready(agent)
+        await write_summary(self._services, order, agent)
 
     async def _agent_ready(self, agent: Agent) -> None:
         """Once per workspace, shared by all runs that wait for it, owned by none of them. A
@@ -389,25 +393,35 @@ class Runner:
 
     async def _end(self, job: Job, outcome: Outcome) -> None:
         """Record an ending and publish it: the only place where a run ends for outsiders."""
-        job.outcome = outcome.value
-        job.ended_at = self._clock.now()
+        if job.published.done():
+            return  # a rider: it ended with its carrier
         if job.run.kind == SUMMARIZE:  # nobody was promised anything: whoever asked is waiting
+            job.outcome, job.ended_at = outcome.value, self._clock.now()
             del self._jobs[job.run.run_id]
             settled(job.published)
             return
-        lives = self._close_messages(job, outcome)
-        if outcome is Outcome.FAILED and job.failure is not None:
-            job.error = job.failure.detail or job.failure.title
+        # Riders end with their carrier, in one transaction: when it is said to have finished, the
+        # session must not be busy with them any more.
+        ending = [job, *(other for other in self._jobs.values() if other.carrier is job)]
+        lives = [live for one in ending for live in self._close(one, outcome)]
         session: Session | None = None
         try:
-            session = await self._store.submit(self._ending(job, lives), promise=True)
+            session = await self._store.submit(self._ending(ending, lives), promise=True)
             self._transcript.saved(lives)
         except SessionNotFound:
             log.info("run %s ended after its session was deleted", job.run.run_id)
         except Exception as error:
             log.exception("run %s: its ending could not be stored", job.run.run_id)
-            job.error = f"not saved: {error}"
-        self._publish_ending(job, outcome, session)
+            for one in ending:
+                one.error = f"not saved: {error}"
+        self._publish_ending(ending, outcome, session)
+
+    def _close(self, job: Job, outcome: Outcome) -> list[Live]:
+        job.outcome, job.ended_at = outcome.value, self._clock.now()
+        lives = self._close_messages(job, outcome)
+        if outcome is Outcome.FAILED and job.failure is not None:
+            job.error = job.failure.detail or job.failure.title
+        return lives
 
     def _close_messages(self, job: Job, outcome: Outcome) -> list[Live]:
         """Give the run the messages its outcome calls for; returns what the ending must store."""
@@ -425,44 +439,54 @@ class Runner:
         job.message_id, job.text = job.turn.last.message.id, job.turn.last.message.text
         return job.turn.lives
 
-    def _ending(self, job: Job, lives: list[Live]) -> Callable[[Connection], Session]:
-        save, scope, run = self._transcript.unsaved(lives), self._scope, job.run
-        carrier = job.carrier.run.run_id if job.carrier is not None else ""
-        values = (job.outcome, job.message_id, job.error, job.denied, carrier, job.ended_at)
+    def _ending(self, ending: list[Job], lives: list[Live]) -> Callable[[Connection], Session]:
+        save, scope = self._transcript.unsaved(lives), self._scope
+        session_id = ending[0].run.session_id
+        rows = [
+            (
+                *(job.run.run_id, job.outcome, job.message_id, job.error),
+                *(job.denied, job.folded_into, job.ended_at),
+            )
+            for job in ending
+        ]
 
         def end(conn: Connection) -> Session:
-            session_rows.require_session(conn, scope, run.session_id)
+            session_rows.require_session(conn, scope, session_id)
             save(conn)
-            run_rows.end_run(conn, scope, run.run_id, *values)
-            return session_rows.get_session(conn, scope, run.session_id)
+            for row in rows:
+                run_rows.end_run(conn, scope, *row)
+            return session_rows.get_session(conn, scope, session_id)
 
         return end
 
-    def _publish_ending(self, job: Job, outcome: Outcome, session: Session | None) -> None:
-        run = job.run
-        del self._jobs[run.run_id]  # from here on the session is not busy with this run
+    def _publish_ending(self, ending: list[Job], outcome: Outcome, session: Session | None) -> None:
+        job, publish = ending[0], self._services.hub.publish
+        for one in ending:
+            del self._jobs[one.run.run_id]  # from here on the session is not busy with it
         if session is not None and outcome is not Outcome.CLEARED:
-            self._services.hub.publish("updated", session)
-        if job.carrier is None and outcome is Outcome.COMPLETED:
-            title = session.title if session is not None else ""
-            self._services.hub.publish(
-                "created", AgentEvent("agent_finished", run.session_id, title)
-            )
-        elif job.carrier is None and outcome is Outcome.FAILED:
-            event = AgentEvent("error", run.session_id, run_id=run.run_id, error=job.error)
-            self._services.hub.publish("created", event)
-        self._services.hub.publish(
-            "updated",
-            RunComplete(
-                session_id=run.session_id,
-                message_id=job.message_id,
-                run_id=run.run_id,
-                text=job.text,
-                error=job.error,
-                cancelled=outcome in (Outcome.CANCELED, Outcome.CLEARED),
-                folded_into=job.carrier.run.run_id if job.carrier is not None else "",
-            ),
+            publish("updated", session)
+        event = AgentEvent("agent_finished", job.run.session_id, run_id=job.run.run_id)
+        if outcome is Outcome.COMPLETED:
+            event.session_title = session.title if session is not None else ""
+            publish("created", event)
+        elif outcome is Outcome.FAILED:
+            event.type, event.error = "error", job.error
+            publish("created", event)
+        for one in ending:
+            self._publish_complete(one, outcome)
+
+    def _publish_complete(self, job: Job, outcome: Outcome) -> None:
+        run = job.run
+        complete = RunComplete(
+            session_id=run.session_id,
+            message_id=job.message_id,
+            run_id=run.run_id,
+            text=job.text,
+            error=job.error,
+            cancelled=outcome in (Outcome.CANCELED, Outcome.CLEARED),
+            folded_into=job.folded_into,
         )
+        self._services.hub.publish("updated", complete)
         settled(job.published)
         if job.detach:
             self._claim(run.run_id, False)
@@ -475,7 +499,9 @@ class Runner:
         if job.run.state is RunState.ACTIVE and not job.started_at:
             return "accepted"
         if job.run.state is RunState.ENDED:
-            return "folded" if job.carrier is not None else "active" if job.turn else "accepted"
+            return (
+                "folded" if job.carrier is not None else "active" if job.started_at else "accepted"
+            )
         return self._runs.describe(job.run)
 
     async def run_info(self, run_id: str, wait: float = 0.0) -> RunInfo:

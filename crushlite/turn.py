@@ -16,12 +16,13 @@ import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite import process
 from crushlite.agent.base import Usage, Verdict
 from crushlite.errors import BadRequest, LimitReached, TurnOver
 from crushlite.pending import Allowed
+from crushlite.protocol.codec import decode, dumps
 from crushlite.protocol.messages import (
     FinishPart,
     Message,
@@ -29,7 +30,8 @@ from crushlite.protocol.messages import (
     ToolResultPart,
 )
 from crushlite.protocol.permissions import PermissionRequest
-from crushlite.protocol.questions import QuestionBatch
+from crushlite.protocol.questions import Question, QuestionBatch
+from crushlite.protocol.sessions import Todo
 from crushlite.runs import Outcome
 from crushlite.store import files as file_rows, sessions as session_rows
 
@@ -42,12 +44,14 @@ if TYPE_CHECKING:
     from crushlite.process import Command, Exit, JobOutput, Jobs
     from crushlite.protocol.config import SelectedModel
     from crushlite.protocol.messages import Attachment
-    from crushlite.protocol.questions import Question, QuestionResponse
-    from crushlite.protocol.sessions import Session, Todo
+    from crushlite.protocol.questions import QuestionResponse
+    from crushlite.protocol.sessions import Session
     from crushlite.store import Connection, Store
     from crushlite.transcript import Live, Transcript
 
 __all__ = ["Failure", "LiveTurn", "Order", "Services", "run_blocking"]
+
+T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
@@ -238,7 +242,11 @@ class LiveTurn:
         await self._breathe()
 
     async def tool_call(
-        self, name: str, input: str, id: str | None = None, finished: bool = True
+        self,
+        name: str,
+        input: str | Mapping[str, Any],
+        id: str | None = None,
+        finished: bool = True,
     ) -> str:
         self._check()
         call_id = _clean(id) if id else f"call_{uuid.uuid4().hex}"
@@ -246,7 +254,7 @@ class LiveTurn:
             raise BadRequest(f"tool call {call_id} has its result already")
         known = self._calls.get(call_id)
         live = self._current() if known is None else self.last
-        call = ToolCallPart(call_id, _clean(name), _clean(input), finished=finished)
+        call = ToolCallPart(call_id, _clean(name), _text(input), finished=bool(finished))
         self._services.transcript.tool_call(live, call)
         self._calls[call_id] = known or call
         await self._breathe()
@@ -257,7 +265,7 @@ class LiveTurn:
         id: str,
         content: str,
         is_error: bool = False,
-        metadata: str = "",
+        metadata: str | Mapping[str, Any] = "",
         data: str = "",
         mime_type: str = "",
     ) -> None:
@@ -265,9 +273,9 @@ class LiveTurn:
         call = self._calls.get(_clean(id))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
-        texts = _clean(content), _clean(metadata)
+        texts = _clean(content), _text(metadata)
         media = _clean(data), _clean(mime_type)
-        self._result(ToolResultPart(call.id, call.name, *texts, is_error, *media))
+        self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._breathe()
 
@@ -322,13 +330,17 @@ class LiveTurn:
         return Verdict(False, answer.reason)
 
     async def ask(
-        self, questions: Sequence[Question], *, tool_call_id: str = "", confirm_title: str = ""
+        self,
+        questions: Sequence[Question | Mapping[str, Any]],
+        *,
+        tool_call_id: str = "",
+        confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         self._check()
         batch = QuestionBatch(
             session_id=self.session_id,
             tool_call_id=tool_call_id,
-            questions=list(questions),
+            questions=[_typed(Question, question) for question in questions],
             confirm_title=confirm_title,
         )
         return await self._services.questions.ask(batch, self.run_id)
@@ -404,11 +416,12 @@ class LiveTurn:
         if self._order.max_cost is not None and self._cost >= self._order.max_cost:
             raise LimitReached(f"stopped at max_cost = {self._order.max_cost}")
 
-    async def todos(self, todos: Sequence[Todo]) -> None:
+    async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
+        listed = [_typed(Todo, todo) for todo in todos]
         session = await self._update(
             lambda conn, scope, now: session_rows.set_todos(
-                conn, scope, self.session_id, list(todos), now
+                conn, scope, self.session_id, listed, now
             )
         )
         self._services.hub.publish("updated", session)
@@ -514,6 +527,21 @@ class LiveTurn:
             await asyncio.sleep(0)
             self._breathed = self._services.clock.time()
             self._check()
+
+
+def _text(value: str | Mapping[str, Any]) -> str:
+    """What travels as a string of JSON may be given as the object it stands for."""
+    if isinstance(value, str):
+        return _clean(value)
+    try:
+        return dumps(dict(value)).decode("ascii")
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"this cannot be written as JSON: {error}") from None
+
+
+def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
+    """Our own dataclasses may be given in the shape they have on the wire."""
+    return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
 
 
 def _clean(text: str) -> str:

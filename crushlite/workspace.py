@@ -158,7 +158,7 @@ class Workspace:
         family = [session_id, *await self._read(session_rows.child_ids, session_id)]
         for member in family:
             await self.runs.drop(member)
-            self.runs.chores.kill_shells(member)
+            await self.runs.chores.end_shells(member)
             await self.jobs.kill_session(member)
         try:
             gone = await self._write(session_rows.delete_session, session_id, promise=True)

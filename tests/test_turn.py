@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import unittest
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import Usage
+from crushlite.agent.base import Usage, Verdict
 from crushlite.errors import BadRequest, LimitReached, TurnOver
 from crushlite.protocol.messages import (
     Attachment,
@@ -700,3 +701,33 @@ class OverHTTPTests(BoundedTestCase):
             self.assertEqual([m.text for m in await anna.messages(session)], ["hello", ""])
             await anna.events.never(lambda event: event.text == "I am still here")
         self.assertEqual(len(late), 1)
+
+
+class VerdictTests(unittest.TestCase):
+    def test_a_verdict_is_used_like_a_bool_and_keeps_its_reason(self) -> None:
+        yes, no = Verdict(True), Verdict(False, "not now")
+        self.assertTrue(yes)
+        self.assertFalse(no)
+        self.assertEqual((yes, no), (True, False))
+        self.assertEqual((str(yes), f"{no}"), ("True", "False"))
+        self.assertEqual((no.granted, no.reason), (False, "not now"))
+        self.assertNotEqual(no, Verdict(False, "never"))
+
+
+class WireShapeTests(TurnBench):
+    """What an agent writes may be given as the plain objects it has at hand."""
+
+    async def test_inputs_metadata_questions_and_todos_may_be_plain_objects(self) -> None:
+        turn = self.turn()
+        call = await turn.tool_call("ls", {"path": "."})
+        await turn.tool_result(call, "a", metadata={"count": 1})
+        await turn.todos([{"content": "look", "status": "completed"}])
+        calls = [p for live in turn.lives for p in live.message.tool_calls]
+        results = [p for live in turn.lives for p in live.message.tool_results]
+        self.assertEqual(calls[0].input, '{"path":"."}')
+        self.assertEqual(results[0].metadata, '{"count":1}')
+        self.assertEqual((await turn.session()).todos[0].content, "look")
+        with self.assertRaisesRegex(BadRequest, "cannot be written as JSON"):
+            await turn.tool_call("ls", {"path": object()})
+        with self.assertRaisesRegex(BadRequest, r"question.*type"):
+            await turn.ask([{"type": "riddle", "question": "?", "description": "d"}])

@@ -48,15 +48,35 @@ class Info:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Answer to a permission request; true if it was granted. `reason` is the denier's text."""
+class Verdict(int):
+    """Answer to a permission request: true if it was granted, and usable wherever a bool is.
+    `reason` is the denier's text, for the model."""
 
-    granted: bool
-    reason: str = ""
+    reason: str
 
-    def __bool__(self) -> bool:
-        return self.granted
+    def __new__(cls, granted: bool, reason: str = "") -> Verdict:
+        verdict = super().__new__(cls, bool(granted))
+        verdict.reason = reason
+        return verdict
+
+    @property
+    def granted(self) -> bool:
+        return bool(self)
+
+    def __eq__(self, other: object) -> bool:
+        # Two verdicts differ by their reasons too; against a plain bool only the answer counts.
+        same = int(self) == other
+        return same and self.reason == other.reason if isinstance(other, Verdict) else same
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+    def __repr__(self) -> str:
+        return str(bool(self))
+
+    __str__ = __repr__
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +128,11 @@ class Turn(Protocol):
         ...
 
     async def tool_call(
-        self, name: str, input: str, id: str | None = None, finished: bool = True
+        self,
+        name: str,
+        input: str | Mapping[str, Any],
+        id: str | None = None,
+        finished: bool = True,
     ) -> str:
         """Add a tool call (or, with a known id, replace its input); returns its id."""
         ...
@@ -118,7 +142,7 @@ class Turn(Protocol):
         id: str,
         content: str,
         is_error: bool = False,
-        metadata: str = "",
+        metadata: str | Mapping[str, Any] = "",
         data: str = "",
         mime_type: str = "",
     ) -> None:
@@ -151,7 +175,11 @@ class Turn(Protocol):
         ...
 
     async def ask(
-        self, questions: Sequence[Question], *, tool_call_id: str = "", confirm_title: str = ""
+        self,
+        questions: Sequence[Question | Mapping[str, Any]],
+        *,
+        tool_call_id: str = "",
+        confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         """Show a form; None if the user dismissed it. Raises BadRequest for a form no client
         could render, phrased for the model."""
@@ -195,7 +223,7 @@ class Turn(Protocol):
         """Keep both versions in the session's file history."""
         ...
 
-    async def todos(self, todos: Sequence[Todo]) -> None: ...
+    async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None: ...
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from crushlite.agent.base import Info, Title, Usage
-from crushlite.agent.history import chat_messages, estimated_tokens, valid_input
+from crushlite.agent.history import chat_messages, estimated_tokens, parsed_input, valid_input
 from crushlite.agent.prompts import SUMMARY, TITLE, context_files, system_prompt
 from crushlite.agent.providers.base import (
     CallPiece,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from crushlite.agent.tools.base import Desk, Tool
     from crushlite.clock import Clock
     from crushlite.protocol.config import Model, SelectedModel
+    from crushlite.protocol.sessions import Session
 
 __all__ = ["Brain", "CoderAgent", "Options"]
 
@@ -123,11 +124,18 @@ class CoderAgent:
     async def run(self, turn: Turn) -> None:
         system = await self._system(turn)
         recent: deque[tuple[str, ...]] = deque(maxlen=GUARD_WINDOW)
+        used: set[str] = set()  # ids of this turn's tool calls, also of those a summary stands for
+        again: ChatMessage | None = None  # what was asked, once a summary stands for it
         limit = turn.max_steps or MAX_STEPS
-        for _ in range(limit):
+        for step in range(limit):
             await turn.step()
+            # Also before the first step: a conversation of plain answers grows as well.
+            if self._is_full(await turn.session()):
+                await turn.summarize()
+                again = await self._asked(turn, whole=step == 0)
             await turn.followups()
-            answer = await self._ask(turn, await self._request(turn, system))
+            request = await self._request(turn, system, again)
+            answer = await self._ask(turn, request, used)
             if not answer.calls:
                 await turn.finish(answer.stop)
                 return
@@ -138,8 +146,6 @@ class CoderAgent:
             if _in_circles(recent):
                 await turn.say("I stopped: the same tool call kept giving the same result.")
                 return
-            if self._is_full(answer):
-                await turn.summarize()
         raise LimitReached(f"stopped at max_steps = {limit}: ask again to go on")
 
     async def _system(self, turn: Turn) -> str:
@@ -151,7 +157,18 @@ class CoderAgent:
             interactive=turn.interactive,
         )
 
-    async def _request(self, turn: Turn, system: str) -> ModelRequest:
+    async def _asked(self, turn: Turn, *, whole: bool) -> ChatMessage:
+        """What this turn is about. Its files come along only if no step has seen them yet: they may
+        be what fills the window."""
+        found: list[ChatMessage] = []
+        if whole:
+            users = [m for m in await turn.history() if m.role == "user" and m.text == turn.prompt]
+            found = chat_messages(users[-1:], images=self._large.model.supports_attachments)
+        return found[0] if found else ChatMessage("user", turn.prompt)
+
+    async def _request(
+        self, turn: Turn, system: str, again: ChatMessage | None = None
+    ) -> ModelRequest:
         brain = self._large
         session = await turn.session()
         messages = chat_messages(
@@ -164,17 +181,20 @@ class CoderAgent:
             for tool in self._tools.values()
             if turn.interactive or tool.name != "question"
         ]
-        if session.summary_message_id and messages[-1:] == messages[:1]:
-            # Nothing but the summary: it was made in the middle of this turn, so say what is on.
-            messages[-1].text += f"\n\nGo on with what was asked last:\n{turn.prompt}"
+        if again is not None and session.summary_message_id and messages:
+            # The summary was made in this turn and stands for its prompt, too: say what is on.
+            messages[0].text += f"\n\nGo on with what was asked last:\n{again.text}"
+            messages[0].images += again.images
         return _model_request(brain, system, messages, tools)
 
-    async def _ask(self, turn: Turn, request: ModelRequest) -> _Answer:
+    async def _ask(
+        self, turn: Turn, request: ModelRequest, used: set[str] | None = None
+    ) -> _Answer:
         """One answer, retried as long as the provider says that may help. What a failed attempt
         streamed is erased before the next; what the last one streamed stays beneath its error."""
         waited = 0.0
         for attempt in range(RETRIES + 1):
-            answer = _Answer()
+            answer = _Answer(used=set(used or ()))
             try:
                 await self._stream(turn, request, answer)
             except ProviderError as error:
@@ -186,11 +206,13 @@ class CoderAgent:
                 waited += delay
             else:
                 await turn.usage(self._usage(self._large, request, answer))
+                if used is not None:
+                    used |= answer.used
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
     async def _stream(self, turn: Turn, request: ModelRequest, answer: _Answer) -> None:
-        answer.used = {call.id for message in request.messages for call in message.tool_calls}
+        answer.used |= {call.id for message in request.messages for call in message.tool_calls}
         stream = self._large.provider.stream(request)
         try:
             async for piece in stream:
@@ -233,7 +255,8 @@ class CoderAgent:
             if tool is None or not tool.read_only:
                 outcomes += await self._run_batch(turn, batch)
                 batch = []
-                outcomes += await self._run_batch(turn, [call])
+                if not any(outcome.stop for outcome in outcomes):
+                    outcomes += await self._run_batch(turn, [call])
             else:
                 batch.append(call)
             if any(outcome.stop for outcome in outcomes):
@@ -264,7 +287,7 @@ class CoderAgent:
         if tool is None:
             return failure(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
         try:
-            value = json.loads(call.arguments or "{}")
+            value = parsed_input(call.arguments or "{}")
         except ValueError as error:
             return failure(f"the arguments are not valid JSON: {error}")
         if not isinstance(value, dict):
@@ -284,8 +307,10 @@ class CoderAgent:
     def _usage(self, brain: Brain, request: ModelRequest, answer: _Answer) -> Usage:
         if not answer.prompt and not answer.completion:
             texts = [request.system, *(message.text for message in request.messages)]
+            texts += [call.input for message in request.messages for call in message.tool_calls]
             asked = estimated_tokens(*texts)
-            said = estimated_tokens(answer.text, answer.thought)
+            calls = [call.arguments for call in answer.calls.values()]
+            said = estimated_tokens(answer.text, answer.thought, *calls)
             return Usage(asked, said, estimated=True)
         model = brain.model
         prompt, completion = answer.prompt or 0, answer.completion or 0
@@ -297,12 +322,12 @@ class CoderAgent:
         ) / 1_000_000
         return Usage(prompt + answer.cache_read + answer.cache_write, completion, cost)
 
-    def _is_full(self, answer: _Answer) -> bool:
+    def _is_full(self, session: Session) -> bool:
+        """Whether the last model call, as it was reported or estimated, left too little room."""
         window = self._large.model.context_window
         if not self._options.auto_summarize or window <= 0:
             return False
-        used = (answer.prompt or 0) + answer.cache_read + answer.cache_write
-        left = window - used - (answer.completion or 0)
+        left = window - session.prompt_tokens - session.completion_tokens
         return left <= (20_000 if window > 200_000 else window // 5)
 
     # Summaries and titles ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.providers.base import ChatMessage, Image, ToolCall
 from crushlite.protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from crushlite.protocol.messages import Message
 
-__all__ = ["chat_messages", "estimated_tokens", "valid_input"]
+__all__ = ["chat_messages", "estimated_tokens", "parsed_input", "valid_input"]
 
 INTERRUPTED = "Error: this tool call was interrupted and has no result"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -32,7 +32,7 @@ def chat_messages(
 ) -> list[ChatMessage]:
     """The conversation from the last summary on. `images` says whether the model takes them."""
     start = next((n for n, m in enumerate(messages) if summary_id and m.id == summary_id), None)
-    answered = _results(messages)
+    answered = _results(messages[start or 0 :])
     chat: list[ChatMessage] = []
     for message in messages[start or 0 :]:
         if start is not None and message.id == summary_id:
@@ -99,10 +99,23 @@ def _assistant(message: Message, answered: dict[str, ChatMessage]) -> list[ChatM
 def valid_input(text: str) -> str:
     """Tool arguments as a JSON object; `{}` for anything else."""
     try:
-        value = json.loads(text)
+        value = parsed_input(text)
     except ValueError:
         return "{}"
     return text if isinstance(value, dict) else "{}"
+
+
+def parsed_input(text: str) -> Any:
+    """Tool arguments as a value; ValueError for what any strict reader of JSON would refuse: the
+    text is stored, and sent again with every later request."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def estimated_tokens(*texts: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+COMMANDS = ("run", "serve")  # each is a module in here with `add_parser`
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -24,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"crushlite {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    # Imported here so that a usage error does not pay for the server.
-    from crushlite.cli import serve
-
-    serve.add_parser(commands)
+    # Only what was asked for: a client must not pay for the import of the server.
+    given = sys.argv[1:] if argv is None else argv
+    for name in [name for name in COMMANDS if given[:1] == [name]] or COMMANDS:
+        importlib.import_module(f"crushlite.cli.{name}").add_parser(commands)
     options = parser.parse_args(argv)
     try:
         return int(options.run(options))

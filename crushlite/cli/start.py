@@ -32,7 +32,7 @@ from crushlite.errors import (
     UsageError,
     WrongPeer,
 )
-from crushlite.listen import default_socket, private_directory
+from crushlite.listen import default_socket, parse_address, private_directory
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from crushlite.client import RemoteWorkspace
 
-__all__ = ["Wanted", "ensure_daemon", "join", "ready_seconds"]
+__all__ = ["Wanted", "ensure_daemon", "here", "join", "own_environment", "ready_seconds"]
 
 READY_SECONDS = 10.0
 ATTEMPT_SECONDS = 0.1  # between two looks
@@ -95,8 +95,13 @@ async def ensure_daemon(
     TCP: who may use a port is for a person to decide. Whether somebody serves it the first
     request will tell."""
     address = url or f"unix://{default_socket()}"
-    if address.startswith("unix://") and await _probe(address) != "alive":
-        command = ("--host", address, "--agent", agent, "--idle-timeout", f"{idle_timeout:g}")
+    if not address.startswith("unix://"):
+        return address
+    parse_address(address)
+    if await _probe(address) != "alive":
+        idle = os.environ.get("CRUSHLITE_IDLE_TIMEOUT") or f"{idle_timeout:g}"
+        command = [f"--host={address}", f"--agent={agent}", f"--idle-timeout={idle}"]
+        command.append("--log-format=text")
         await _start(address, _Starter(address, command), say)
     return address
 
@@ -118,6 +123,7 @@ async def _probe(address: str) -> Probe:
 
 async def _start(address: str, starter: _Starter, say: Callable[[str], None]) -> None:
     deadline = time.monotonic() + ready_seconds()
+    waiting = False
     with starter:
         while (state := await _probe(address)) != "alive":
             starter.check(state)
@@ -128,6 +134,9 @@ async def _start(address: str, starter: _Starter, say: Callable[[str], None]) ->
                 starter.spawn()
             elif state == "absent" and not starter.locked and starter.lock():
                 continue  # whoever held the lock may have started one: look before starting another
+            elif not starter.spawned and not waiting:
+                waiting = True
+                say(f"waiting for the daemon at {address}")
             await asyncio.sleep(ATTEMPT_SECONDS)
 
 
@@ -135,7 +144,7 @@ class _Starter:
     """The lock, the process and the log of one start. They are kept in our own directory also for
     a socket elsewhere: a directory that others can write to is no place for them."""
 
-    def __init__(self, address: str, command: tuple[str, ...]) -> None:
+    def __init__(self, address: str, command: list[str]) -> None:
         folder = default_socket().parent
         private_directory(folder)
         suffix = ""
@@ -169,8 +178,7 @@ class _Starter:
 
     def lock(self) -> bool:
         """Try to become the one who starts. The file stays: to unlink it would make two locks."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._lock_path, flags, 0o600)
+        descriptor = _open_private(self._lock_path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -180,8 +188,7 @@ class _Starter:
         return True
 
     def spawn(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        log = os.open(self._log_path, flags, 0o600)
+        log = _open_private(self._log_path)
         try:
             if os.fstat(log).st_size > LOG_LIMIT:
                 os.ftruncate(log, 0)
@@ -189,8 +196,7 @@ class _Starter:
             # -P: the directory we stand in may hold anything, a module named like one of ours too.
             # A session of its own: Ctrl-C in this terminal is not for the daemon.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "crushlite", "serve", *self._command]
-                + ["--log-format", "text"],
+                [sys.executable, "-P", "-m", "crushlite", "serve", *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -216,9 +222,15 @@ class _Starter:
             log.seek(self._log_start if self.spawned else 0)
             lines = log.read(LOG_LIMIT).decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
         told = "".join(f"\n  {line}" for line in lines) or " nothing"
-        return CrushliteError(
-            f"the daemon at {self._address} {what}; {self._log_path} says:{told}"
-        )
+        return CrushliteError(f"the daemon at {self._address} {what}; {self._log_path} says:{told}")
+
+
+def _open_private(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot open {path}: {error.strerror}") from None
 
 
 def _environment() -> dict[str, str]:
@@ -244,26 +256,32 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
     while True:
         address = await ensure_daemon(wanted.url, agent=wanted.agent, say=wanted.say)
         before = _identity(address)
-        client = Client(address, token=wanted.token)
         try:
-            workspace = await client.create(os.getcwd(), env=_own_environment(), yolo=wanted.yolo)
-        except (ShuttingDown, ConnectionFailed, DataDirectoryInUse) as error:
-            await client.aclose()
-            if isinstance(error, DataDirectoryInUse):
-                if time.monotonic() > patience:
-                    raise
-            else:
-                tries -= 1
-                if not tries or before is None:
-                    raise
+            workspace = await _create(address, wanted)
+        except (ShuttingDown, ConnectionFailed) as error:
+            tries -= 1
+            if not tries or not address.startswith("unix://"):
+                raise
+            wanted.say(f"looking for another daemon: {error.message}")
+            if isinstance(error, ShuttingDown):
+                await _until_gone(address, before)
+        except DataDirectoryInUse as error:
+            if time.monotonic() > patience:
+                raise
             wanted.say(f"waiting: {error.message}")
-            await _changed(address, before if isinstance(error, ShuttingDown) else None)
-        except BaseException:
-            await client.aclose()
-            raise
+            await asyncio.sleep(5 * ATTEMPT_SECONDS)
         else:
             _compare(workspace, wanted)
             return workspace
+
+
+async def _create(address: str, wanted: Wanted) -> RemoteWorkspace:
+    client = Client(address, token=wanted.token)
+    try:
+        return await client.create(here(), env=own_environment(), yolo=wanted.yolo)
+    except BaseException:
+        await client.aclose()
+        raise
 
 
 def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
@@ -274,19 +292,17 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
         wanted.say("--yolo has no effect: the workspace was open without it")
 
 
-async def _changed(address: str, before: tuple[int, int, int] | None) -> None:
-    """Wait until the socket of a leaving daemon is gone, or is another one's. Without a socket to
-    look at, wait for a moment."""
+async def _until_gone(address: str, socket: tuple[int, int, int] | None) -> None:
+    """Wait until the socket of a leaving daemon has gone, or is another one's."""
     deadline = time.monotonic() + ready_seconds()
-    await asyncio.sleep(ATTEMPT_SECONDS)
-    while before is not None and _identity(address) == before and time.monotonic() < deadline:
+    while socket is not None and _identity(address) == socket:
+        if time.monotonic() > deadline:
+            break  # asked once more, it will say the same or something better
         await asyncio.sleep(ATTEMPT_SECONDS)
 
 
 def _identity(address: str) -> tuple[int, int, int] | None:
-    """What tells one socket file from the next at its path; None for TCP, and where none is."""
-    if not address.startswith("unix://"):
-        return None
+    """What tells one socket file from the next at its path; None where none is."""
     try:
         info = os.stat(address.removeprefix("unix://"))
     except OSError:
@@ -294,7 +310,14 @@ def _identity(address: str) -> tuple[int, int, int] | None:
     return info.st_dev, info.st_ino, info.st_ctime_ns
 
 
-def _own_environment() -> list[str]:
+def here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        raise UsageError("the current directory is gone: go to another one") from None
+
+
+def own_environment() -> list[str]:
     """What tools will see. An entry that is not text cannot be sent, and is left out."""
     entries = (f"{name}={value}" for name, value in os.environ.items())
     return [entry for entry in entries if not any("\ud800" <= c <= "\udfff" for c in entry)]

@@ -63,7 +63,7 @@ class PermissionSkip:
 
 @dataclass(slots=True)
 class Resolution:
-    """`by` is the client id of the answer that won, if it gave one."""
+    """`by` is the client id of the answer that won, empty if it gave none."""
 
     resolved: bool
-    by: str = omitted()
+    by: str = ""

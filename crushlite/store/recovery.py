@@ -116,7 +116,9 @@ def _binaries(attachments: str | None) -> list[Part]:
         files = [decode(Attachment, item) for item in json.loads(attachments or "[]")]
     except (BadRequest, ValueError):
         return []  # unreadable: better the prompt alone than a store that cannot be opened
-    return [BinaryPart(file.file_path, file.mime_type, file.content) for file in files]
+    return [
+        BinaryPart(file.file_path or file.file_name, file.mime_type, file.content) for file in files
+    ]
 
 
 # The turn ---------------------------------------------------------------------------------------

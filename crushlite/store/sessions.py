@@ -242,6 +242,8 @@ def _todos(todos: list[Todo]) -> str:
 
 
 def _check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None:
-    counts = 0 <= prompt_tokens <= _MAX and 0 <= completion_tokens <= _MAX
-    if not counts or not math.isfinite(cost):
-        raise BadRequest("token counts must be 64-bit and not negative, and a cost finite")
+    # A fraction would be stored as one, and a client that reads an integer refuses the session.
+    counts = (prompt_tokens, completion_tokens)
+    whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
+    if not whole or not math.isfinite(cost):
+        raise BadRequest("token counts must be whole, 64-bit and not negative, and a cost finite")

@@ -150,6 +150,7 @@ class _Writer:
             self._put(f"{'#' * int(name[1])} ")
         elif name == "hr":
             self._put("---")
+            self._break(1)
         elif name == "a":
             found = _HREF.search(f" {inside}")
             target = next((group for group in found.groups() if group), "") if found else ""

@@ -154,10 +154,11 @@ def _entering(folder: Path, program: str, words: list[str]) -> list[str]:
 
 
 def _below(cwd: Path, names: list[str]) -> Path | None:
-    """The one folder that is named, if the way to it is neither up nor through a link."""
+    """The one folder that is named, if the way to it is neither up nor through a link: either
+    would make it resolve to something other than what is written."""
     if not names:
         return cwd
-    if len(names) > 1 or names[0].startswith("/") or ".." in names[0].split("/"):
+    if len(names) > 1 or names[0].startswith("/"):
         return None
     folder = cwd / names[0]
     try:
