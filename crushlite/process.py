@@ -33,14 +33,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound
+from crushlite.errors import BadRequest, CrushliteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from crushlite.clock import Clock, Timer
 
-__all__ = ["Command", "Exit", "JobOutput", "Jobs", "Output", "start"]
+__all__ = ["Command", "Exit", "Output", "start"]
 
 log = logging.getLogger(__name__)
 
@@ -516,163 +516,3 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except OSError:
         pass  # gone, or another user's
-
-
-# Background jobs --------------------------------------------------------------------------------
-
-
-class JobOutput(NamedTuple):
-    text: str
-    done: bool
-    exit: Exit | None
-
-
-class _Job:
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        self.starting: asyncio.Future[None] | None = None
-        self.command: Command | None = None
-        self.exit: Exit | None = None
-        self.expiry: Timer | None = None
-        self.doomed = False  # killed before it had started
-
-
-class Jobs:
-    """The background commands of a workspace. They belong to a session, not to a run.
-
-    A job that has ended stays until its output was read, for an hour, or until too many newer
-    ones have ended.
-    """
-
-    def __init__(
-        self, clock: Clock, *, live: int = 50, kept: int = 50, keep: float = 3600.0
-    ) -> None:
-        self._clock = clock
-        self._max_live = live
-        self._max_kept = kept
-        self._keep = keep
-        self._jobs: dict[str, _Job] = {}
-        self._ended: dict[str, None] = {}  # in the order of their ends
-        self._count = 0
-        self._closed = False
-
-    @property
-    def live(self) -> int:
-        return len(self._jobs) - len(self._ended)
-
-    async def start(
-        self,
-        session_id: str,
-        command: str | Sequence[str],
-        *,
-        cwd: str | os.PathLike[str],
-        env: Mapping[str, str],
-        on_output: Callable[[bytes], None] | None = None,
-    ) -> str:
-        """Start a command in the background; returns its job id."""
-        job_id, job = self._enter(session_id)
-
-        async def launch() -> None:  # one step from "it runs" to "it can be found and killed"
-            clock = self._clock
-            started = await start(command, cwd=cwd, env=env, clock=clock, on_output=on_output)
-            self._run(job_id, job, started)
-
-        job.starting = asyncio.ensure_future(launch())
-        try:
-            await job.starting
-        except BaseException:
-            if job.command is not None:  # nobody will ever know its id
-                job.command.kill()
-                await job.command.wait()
-            self._forget(job_id)
-            if job.doomed:
-                raise Conflict("the job was killed before it had started") from None
-            raise
-        return job_id
-
-    def adopt(self, session_id: str, command: Command) -> str:
-        """Make a job of a command that already runs."""
-        job_id, job = self._enter(session_id)
-        self._run(job_id, job, command)
-        return job_id
-
-    def output(self, job_id: str) -> JobOutput:
-        """What a job has said so far. One that has ended is forgotten after this."""
-        job = self._find(job_id)
-        text = job.command.output.text() if job.command is not None else ""
-        if job.exit is not None:
-            self._forget(job_id)
-        return JobOutput(text, job.exit is not None, job.exit)
-
-    async def kill(self, job_id: str) -> Exit | None:
-        """End a job; returns when it is dead. Its output stays readable."""
-        job = self._find(job_id)
-        await self._kill([job])
-        return job.exit
-
-    async def kill_session(self, session_id: str) -> None:
-        """End the jobs of a session and forget them."""
-        await self._drop([key for key, job in self._jobs.items() if job.session_id == session_id])
-
-    async def close(self) -> None:
-        """End all jobs, take no new ones."""
-        self._closed = True
-        await self._drop(list(self._jobs))
-
-    async def _drop(self, ids: list[str]) -> None:
-        await self._kill([self._jobs[job_id] for job_id in ids])
-        for job_id in ids:
-            self._forget(job_id)
-
-    def _enter(self, session_id: str) -> tuple[str, _Job]:
-        if self._closed:
-            raise Conflict("the workspace is closing: no new jobs")
-        if self.live >= self._max_live:
-            raise Conflict(
-                f"{self._max_live} background jobs are running, which is the most there may be: "
-                "kill one first"
-            )
-        self._count += 1
-        job = self._jobs[str(self._count)] = _Job(session_id)
-        return str(self._count), job
-
-    def _find(self, job_id: str) -> _Job:
-        job = self._jobs.get(job_id)
-        if job is None:
-            raise NotFound(
-                f"no job {job_id}: there was none, or it has ended and its output was read"
-            )
-        return job
-
-    def _run(self, job_id: str, job: _Job, command: Command) -> None:
-        job.command = command
-        command.done.add_done_callback(lambda done: self._end(job_id, done.result()))
-
-    def _end(self, job_id: str, result: Exit) -> None:
-        job = self._jobs.get(job_id)
-        if job is None:
-            return
-        job.exit = result
-        job.expiry = self._clock.call_later(self._keep, lambda: self._forget(job_id))
-        self._ended[job_id] = None
-        while len(self._ended) > self._max_kept:
-            self._forget(next(iter(self._ended)))
-
-    def _forget(self, job_id: str) -> None:
-        job = self._jobs.pop(job_id, None)
-        self._ended.pop(job_id, None)
-        if job is not None and job.expiry is not None:
-            job.expiry.cancel()
-
-    async def _kill(self, jobs: list[_Job]) -> None:
-        """Returns when all of them are dead, and those that were starting have not started."""
-        waits: list[asyncio.Future[None] | asyncio.Future[Exit]] = []
-        for job in jobs:
-            if job.command is not None:
-                job.command.kill()
-                waits.append(job.command.done)
-            elif job.starting is not None:
-                job.doomed = True
-                job.starting.cancel()
-                waits.append(job.starting)
-        await asyncio.gather(*waits, return_exceptions=True)

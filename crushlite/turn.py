@@ -38,10 +38,11 @@ from crushlite.store import files as file_rows, sessions as session_rows
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from crushlite.background import JobOutput, Jobs
     from crushlite.clock import Clock
     from crushlite.events import Hub
     from crushlite.pending import Permissions, Questions
-    from crushlite.process import Command, Exit, JobOutput, Jobs
+    from crushlite.process import Command, Exit
     from crushlite.protocol.config import SelectedModel
     from crushlite.protocol.messages import Attachment
     from crushlite.protocol.questions import QuestionResponse
@@ -381,11 +382,11 @@ class LiveTurn:
 
     def job_output(self, job_id: str) -> JobOutput:
         self._check()
-        return self._services.jobs.output(job_id)
+        return self._services.jobs.output(job_id, self.session_id)
 
     async def kill_job(self, job_id: str) -> Exit | None:
         self._check()
-        return await self._services.jobs.kill(job_id)
+        return await self._services.jobs.kill(job_id, self.session_id)
 
     async def summarize(self) -> None:
         self._check()

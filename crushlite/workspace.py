@@ -13,10 +13,10 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crushlite.background import Jobs
 from crushlite.errors import BadRequest, SessionNotFound
 from crushlite.events import Bounds, Hub
 from crushlite.pending import Permissions, Questions
-from crushlite.process import Jobs
 from crushlite.protocol.sessions import Session
 from crushlite.runner import Runner
 from crushlite.store import sessions as session_rows

@@ -21,6 +21,7 @@ from crushlite import process
 from crushlite.agent.base import Verdict
 from crushlite.agent.tools.base import Call, Desk, Outcome, failure
 from crushlite.agent.tools.registry import all_tools
+from crushlite.background import JobOutput, Jobs
 from crushlite.clock import SystemClock
 from crushlite.errors import CrushliteError
 from crushlite.pending import check_questions
@@ -73,7 +74,7 @@ class FakeTurn:
         self.commands: list[Command] = []
         self.started = asyncio.Event()  # a command runs, and the tool has gone on
         self.said = asyncio.Event()  # it has put something out
-        self.jobs = process.Jobs(SystemClock())
+        self.jobs = Jobs(SystemClock())
 
     async def permission(
         self,
@@ -121,11 +122,11 @@ class FakeTurn:
     def keep(self, command: Command) -> str:
         return self.jobs.adopt(self.session_id, command)
 
-    def job_output(self, job_id: str) -> process.JobOutput:
-        return self.jobs.output(job_id)
+    def job_output(self, job_id: str) -> JobOutput:
+        return self.jobs.output(job_id, self.session_id)
 
     async def kill_job(self, job_id: str) -> process.Exit | None:
-        return await self.jobs.kill(job_id)
+        return await self.jobs.kill(job_id, self.session_id)
 
     async def session(self) -> Session:
         return Session(id=self.session_id, todos=self.todo_list)

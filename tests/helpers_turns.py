@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.background import Jobs
 from crushlite.clock import FakeClock
 from crushlite.events import Hub
 from crushlite.pending import Permissions, Questions
-from crushlite.process import Jobs
 from crushlite.protocol.config import SelectedModel
 from crushlite.protocol.messages import Message
 from crushlite.protocol.sessions import Session

@@ -36,6 +36,7 @@ ROWS = (
     "config",
     "keeper",
     "process",
+    "background",
     "http",
     "agent.base",
     "transcript",

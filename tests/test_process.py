@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import process
+from crushlite.background import Jobs
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound
-from crushlite.process import Command, Exit, Jobs, Output, start
+from crushlite.process import Command, Exit, Output, start
 from tools.escapees import GROWTH, KINDS, LIMIT, Kind, hunt, kill_daemon, open_all, resident
 
 if TYPE_CHECKING:
@@ -701,31 +702,31 @@ class JobTests(ProcessTestCase):
         job_id = await self.job(f"echo one; exec {LONG}", heard=heard)
         await heard.until(b"one")
         for _ in range(2):
-            self.assertEqual(self.jobs.output(job_id), ("one\n", False, None))
-        ended = await self.jobs.kill(job_id)
+            self.assertEqual(self.jobs.output(job_id, "s"), ("one\n", False, None))
+        ended = await self.jobs.kill(job_id, "s")
         assert ended is not None
         self.assertTrue(ended.canceled)
-        self.assertEqual(self.jobs.output(job_id), ("one\n", True, ended))
+        self.assertEqual(self.jobs.output(job_id, "s"), ("one\n", True, ended))
         with self.assertRaisesRegex(NotFound, f"no job {job_id}"):
-            self.jobs.output(job_id)
+            self.jobs.output(job_id, "s")
 
     async def test_a_job_that_ends_by_itself_tells_its_code(self) -> None:
         job_id = await self.finished("echo x; exit 9")
-        text, done, ended = self.jobs.output(job_id)
+        text, done, ended = self.jobs.output(job_id, "s")
         assert ended is not None
         self.assertEqual((text, done, ended.code, ended.canceled), ("x\n", True, 9, False))
 
     async def test_killing_a_job_that_has_ended_changes_nothing(self) -> None:
         job_id = await self.finished("exit 9")
-        ended = await self.jobs.kill(job_id)
+        ended = await self.jobs.kill(job_id, "s")
         assert ended is not None
         self.assertEqual((ended.code, ended.canceled), (9, False))
 
     async def test_unknown_ids_are_not_found(self) -> None:
         with self.assertRaises(NotFound):
-            self.jobs.output("7")
+            self.jobs.output("7", "s")
         with self.assertRaises(NotFound):
-            await self.jobs.kill("7")
+            await self.jobs.kill("7", "s")
 
     async def test_there_may_be_only_so_many(self) -> None:
         starts = [self.job(LONG, session) for session in "abcd"]
@@ -734,7 +735,7 @@ class JobTests(ProcessTestCase):
         self.assertIsInstance(results[3], Conflict)
         self.assertIn("3 background jobs are running", str(results[3]))
         self.assertEqual(self.jobs.live, 3)
-        await self.jobs.kill("1")
+        await self.jobs.kill("1", "a")
         self.assertEqual(await self.job("true"), "4")
 
     async def test_a_start_that_fails_takes_no_place(self) -> None:
@@ -749,13 +750,13 @@ class JobTests(ProcessTestCase):
         self.assertIn(job_id, self.jobs._jobs)
         await self.fake.advance(1.0)
         with self.assertRaises(NotFound):
-            self.jobs.output(job_id)
+            self.jobs.output(job_id, "s")
 
     async def test_of_finished_jobs_only_the_last_are_kept(self) -> None:
         ids = [await self.finished(f"echo {number}") for number in range(4)]
         with self.assertRaises(NotFound):
-            self.jobs.output(ids[1])
-        self.assertEqual([self.jobs.output(key).text for key in ids[2:]], ["2\n", "3\n"])
+            self.jobs.output(ids[1], "s")
+        self.assertEqual([self.jobs.output(key, "s").text for key in ids[2:]], ["2\n", "3\n"])
 
     async def test_a_session_s_jobs_end_with_it_and_no_others(self) -> None:
         heard = Heard()
@@ -767,8 +768,10 @@ class JobTests(ProcessTestCase):
         self.assertTrue(dead(pidfds))
         for key in (job_id, done):
             with self.assertRaises(NotFound):
-                self.jobs.output(key)
-        self.assertFalse(self.jobs.output(other).done)
+                self.jobs.output(key, "gone")
+        with self.assertRaises(NotFound):
+            self.jobs.output(other, "gone")  # nobody reads the jobs of another session
+        self.assertFalse(self.jobs.output(other, "stays").done)
 
     async def test_a_job_that_is_still_starting_is_killed_too(self) -> None:
         starting = asyncio.ensure_future(self.job(LONG, "gone"))
@@ -789,7 +792,7 @@ class JobTests(ProcessTestCase):
     async def test_a_running_command_can_become_a_job(self) -> None:
         command = await self.start(LONG)
         job_id = self.jobs.adopt("s", command)
-        self.assertEqual(self.jobs.output(job_id), ("", False, None))
+        self.assertEqual(self.jobs.output(job_id, "s"), ("", False, None))
         await self.jobs.kill_session("s")
         self.assertTrue((await command.wait()).canceled)
 

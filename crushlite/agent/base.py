@@ -20,7 +20,8 @@ from crushlite.protocol.config import Model, SelectedModel
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from crushlite.process import Command, Exit, JobOutput
+    from crushlite.background import JobOutput
+    from crushlite.process import Command, Exit
     from crushlite.protocol.messages import Attachment, Message
     from crushlite.protocol.questions import Question, QuestionResponse
     from crushlite.protocol.sessions import Session, Todo
