@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import uuid
@@ -28,6 +29,7 @@ from crushlite.errors import (
     StoreUnusable,
     WorkspaceNotFound,
 )
+from crushlite.jobs import within
 from crushlite.protocol.config import AgentInfo
 from crushlite.protocol.workspaces import Workspace as WireWorkspace
 from crushlite.store import Stores
@@ -96,7 +98,7 @@ class Backend:
         self._joining: Counter[Path] = Counter()  # creates under way at a path
         self._opening: dict[Path, asyncio.Task[Hosted]] = {}
         self._unclaimed: dict[Path, Hosted] = {}  # opened, for the creates under way at its path
-        self._closing: dict[Path, asyncio.Task[None]] = {}
+        self._closing: dict[Path, list[asyncio.Task[None]]] = {}  # teardowns, newest last
         self._timers: dict[Timer, ClockTimer] = {}
 
     def begin(self) -> None:
@@ -138,12 +140,18 @@ class Backend:
         path = _absolute(request)
         key = _resolved(path)
         self._joining[key] += 1
+        patience = self._clock.time() + self._settings.drain
         try:
             while True:
                 hosted = self._found(key)
                 if hosted is None and key in self._closing:
-                    await asyncio.wait([self._closing[key]])  # bounded: teardowns are
-                    continue
+                    # Not for ever: an agent may hold its teardown up, and the new one does not
+                    # need what the old one still has.
+                    left = patience - self._clock.time()
+                    if left > 0:
+                        await within(self._clock, self._closing[key][-1], left)
+                        await asyncio.sleep(0)  # one that is over may not have left the list yet
+                        continue
                 if hosted is None:
                     hosted = await self._open(key, path, request)
                 if hosted.channels != request.channels:
@@ -286,7 +294,7 @@ class Backend:
         self._perform(self.claims.latch())
         self.leaving.set()
         while self._opening or self._closing or self._joining:
-            waiting = [*self._opening.values(), *self._closing.values()]
+            waiting = [*self._opening.values(), *itertools.chain(*self._closing.values())]
             if waiting:
                 await asyncio.wait(waiting)
             await asyncio.sleep(0)  # whoever waited for the same goes first
@@ -327,8 +335,13 @@ class Backend:
         hosted.closing = True
         hosted.workspace.runs.shut()
         task = asyncio.create_task(self._tear_down(hosted))
-        self._closing[hosted.key] = task
-        task.add_done_callback(lambda _: self._closing.pop(hosted.key, None))
+        self._closing.setdefault(hosted.key, []).append(task)
+        task.add_done_callback(lambda _: self._torn_down(hosted.key, task))
+
+    def _torn_down(self, key: Path, task: asyncio.Task[None]) -> None:
+        self._closing[key].remove(task)
+        if not self._closing[key]:
+            del self._closing[key]
 
     # Views ---------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol
 from crushlite.errors import IllegalCall
 from crushlite.protocol.codec import dumps
 from crushlite.protocol.events import Resync, to_json
-from crushlite.protocol.messages import Message
+from crushlite.protocol.messages import Message, ToolOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -463,7 +463,8 @@ class Hub:
         """Send an event to everyone; return its number, or 0 when the hub is closed.
 
         `growth` marks an update of a message in which text or reasoning got longer and nothing
-        else. Raises only for a payload that is no event: never because of a subscriber.
+        else; output of a running tool always is, and goes to streams with ids only. Raises only for
+        a payload that is no event: never because of a subscriber.
         """
         if self.closed:
             return 0
@@ -489,7 +490,9 @@ class Hub:
         self, action: str, payload: object, seq: int | None, *, growth: bool = False
     ) -> Event:
         key = supersedes = None
-        if growth:
+        if isinstance(payload, ToolOutput):
+            key = f"output of {payload.tool_call_id}"
+        elif growth:
             if not isinstance(payload, Message) or action != "updated":
                 raise IllegalCall("only an update of a message can be growth")
             key = payload.id
@@ -498,6 +501,9 @@ class Hub:
         body = to_json(action, payload)
         frame = b"data: " + dumps(body) + b"\n\n"
         id_line = b"" if seq is None else self._id_line(seq)
+        if isinstance(payload, ToolOutput):
+            # Beyond the base protocol: streams that did not ask for more get nothing of it.
+            id_line, frame = id_line + frame, b""
         size = len(id_line) + len(frame)
         kind = body["type"]
         return Event(seq or 0, action, kind, payload, frame, id_line, key, supersedes, size)

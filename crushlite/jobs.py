@@ -13,6 +13,7 @@ from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
 from crushlite.protocol.runs import RunInfo
 from crushlite.runs import WhenBusy
+from crushlite.store import messages as message_rows
 from crushlite.store.runs import RunRow
 from crushlite.turn import Order
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from crushlite.clock import Clock, Timer
     from crushlite.protocol.messages import Prompt
     from crushlite.runs import Run
+    from crushlite.store import Connection
     from crushlite.transcript import Live
     from crushlite.turn import Failure, LiveTurn
 
-__all__ = ["Job", "Lanes", "digest_of", "info_of_row", "read_prompt", "settled", "within"]
+__all__ = ["Job", "Lanes", "digest_of", "read_prompt", "row_info", "settled", "within"]
 
 T = TypeVar("T")
 
@@ -153,7 +155,15 @@ class Job:
         )
 
 
-def info_of_row(row: RunRow, text: str) -> RunInfo:
+def row_info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
+    """A run as its row tells it, with the text of its last message if that is still there."""
+    text = ""
+    if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
+        text = message_rows.get_message(conn, scope, row.message_id).text
+    return _info_of_row(row, text)
+
+
+def _info_of_row(row: RunRow, text: str) -> RunInfo:
     """An ended run, as its row tells it."""
     return RunInfo(
         run_id=row.run_id,

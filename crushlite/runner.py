@@ -25,6 +25,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from crushlite.blocking import run_blocking
 from crushlite.chores import Chores, write_summary
 from crushlite.errors import (
     BadRequest,
@@ -37,7 +38,7 @@ from crushlite.errors import (
     SessionBusy,
     SessionNotFound,
 )
-from crushlite.jobs import Job, Lanes, digest_of, info_of_row, read_prompt, settled, within
+from crushlite.jobs import Job, Lanes, digest_of, read_prompt, row_info, settled, within
 from crushlite.protocol.runs import (
     AgentEvent,
     CanceledRun,
@@ -46,8 +47,8 @@ from crushlite.protocol.runs import (
     RunComplete,
 )
 from crushlite.runs import Drained, End, Fold, Outcome, Runs, RunState, Start, Stop, WhenBusy
-from crushlite.store import messages as message_rows, runs as run_rows, sessions as session_rows
-from crushlite.turn import Failure, LiveTurn, Order, Services, run_blocking
+from crushlite.store import runs as run_rows, sessions as session_rows
+from crushlite.turn import Failure, LiveTurn, Order, Services
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -514,7 +515,7 @@ class Runner:
         scope = self._scope
 
         def read(conn: Connection) -> RunInfo:
-            return _row_info(conn, scope, run_rows.get_run(conn, scope, run_id))
+            return row_info(conn, scope, run_rows.get_run(conn, scope, run_id))
 
         try:
             return await self._store.read(read)
@@ -532,7 +533,7 @@ class Runner:
 
         def read(conn: Connection) -> list[RunInfo]:
             rows = run_rows.list_runs(conn, scope, session_id, None)
-            return [_row_info(conn, scope, row) for row in rows]
+            return [row_info(conn, scope, row) for row in rows]
 
         infos = []
         for info in await self._store.read(read):
@@ -615,13 +616,6 @@ class Runner:
 
 async def _nothing() -> None:
     """Pushed to a lane to learn when everything before it is done."""
-
-
-def _row_info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
-    text = ""
-    if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
-        text = message_rows.get_message(conn, scope, row.message_id).text
-    return info_of_row(row, text)
 
 
 def _explain(error: BaseException) -> Failure:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from crushlite.protocol.messages import (
     FinishPart,
     Message,
     ToolCallPart,
+    ToolOutput,
     ToolResultPart,
 )
 from crushlite.protocol.permissions import PermissionRequest
@@ -36,7 +36,7 @@ from crushlite.runs import Outcome
 from crushlite.store import files as file_rows, sessions as session_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from crushlite.background import JobOutput, Jobs
     from crushlite.clock import Clock
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from crushlite.store import Connection, Store
     from crushlite.transcript import Live, Transcript
 
-__all__ = ["Failure", "LiveTurn", "Order", "Services", "run_blocking"]
+__all__ = ["Failure", "LiveTurn", "Order", "Services"]
 
 T = TypeVar("T")
 
@@ -279,6 +279,11 @@ class LiveTurn:
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._breathe()
+
+    def progress(self, id: str, output: str) -> None:
+        self._check()
+        shown = ToolOutput(self.session_id, _clean(id), _clean(output))
+        self._services.hub.publish("updated", shown, growth=True)
 
     async def step(self) -> None:
         self._check()
@@ -552,87 +557,3 @@ def _clean(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode("utf-8")
     return text
-
-
-# Plain functions as agents ----------------------------------------------------------------------
-
-
-class _BlockingTurn:
-    """A Turn for an agent in a thread of its own: the same calls, each waits for its answer."""
-
-    def __init__(self, turn: LiveTurn, loop: asyncio.AbstractEventLoop) -> None:
-        self._turn = turn
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._waiting: asyncio.Task[Any] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._turn, name)
-        if name.startswith("_") or not asyncio.iscoroutinefunction(attribute):
-            return attribute
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            work = self._guarded(attribute(*args, **kwargs))
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-        return call
-
-    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        if self._stopped:
-            work.close()
-            raise TurnOver(f"run {self._turn.run_id} was canceled")
-        self._waiting = asyncio.ensure_future(work)
-        try:
-            return await self._waiting
-        except asyncio.CancelledError:
-            raise TurnOver(f"run {self._turn.run_id} was canceled") from None
-        finally:
-            self._waiting = None
-
-    def stop(self) -> None:
-        self._stopped = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-
-async def run_blocking(run: Callable[[Any], Any], turn: LiveTurn) -> None:
-    """Run a plain function as the agent; a cancel makes its next call, or the present one, raise.
-
-    A thread cannot be killed: one that makes no call any more is abandoned by the turn's grace.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    blocking = _BlockingTurn(turn, loop)
-
-    def settle(error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(RuntimeError(repr(error)) if _is_exit(error) else error)
-
-    def work() -> None:
-        error: BaseException | None = None
-        try:
-            run(blocking)
-        except BaseException as caught:  # noqa: BLE001 - handed to the turn task, which reports it
-            error = caught
-        try:
-            loop.call_soon_threadsafe(settle, error)
-        except RuntimeError:
-            pass  # the loop is closed: nobody is left to tell
-
-    threading.Thread(target=work, name=f"agent-{turn.run_id}", daemon=True).start()
-    try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError:
-        blocking.stop()
-        await asyncio.wait([done])
-        done.exception()
-        raise
-
-
-def _is_exit(error: BaseException) -> bool:
-    return not isinstance(error, Exception)

@@ -72,6 +72,7 @@ class FakeTurn:
         self.changed: list[tuple[str, str, str]] = []
         self.ran: list[str | list[str]] = []
         self.commands: list[Command] = []
+        self.shown: list[tuple[str, str]] = []
         self.started = asyncio.Event()  # a command runs, and the tool has gone on
         self.said = asyncio.Event()  # it has put something out
         self.jobs = Jobs(SystemClock())
@@ -108,12 +109,18 @@ class FakeTurn:
         on_output: Callable[[bytes], None] | None = None,
     ) -> Command:
         self.ran.append(command if isinstance(command, str) else list(command))
+
+        def heard(data: bytes) -> None:
+            if on_output is not None:
+                on_output(data)
+            self.said.set()
+
         started = await process.start(
             command,
             cwd=cwd or self.path,
             env=dict(os.environ) if env is None else env,
             clock=SystemClock(),
-            on_output=lambda data: self.said.set(),
+            on_output=heard,
         )
         self.commands.append(started)
         self.started.set()
@@ -121,6 +128,9 @@ class FakeTurn:
 
     def keep(self, command: Command) -> str:
         return self.jobs.adopt(self.session_id, command)
+
+    def progress(self, call_id: str, output: str) -> None:
+        self.shown.append((call_id, output))
 
     def job_output(self, job_id: str) -> JobOutput:
         return self.jobs.output(job_id, self.session_id)

@@ -15,7 +15,7 @@ from crushlite.clock import FakeClock
 from crushlite.errors import IllegalCall
 from crushlite.events import Bounds, Event, Hub, Subscriber
 from crushlite.protocol.codec import dumps
-from crushlite.protocol.messages import FinishPart, Message, TextPart
+from crushlite.protocol.messages import FinishPart, Message, TextPart, ToolOutput
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import QuestionBatch
 from crushlite.protocol.runs import RunComplete
@@ -1084,6 +1084,46 @@ class PendingTest(Case):
         with self.assertRaises(LookupError):
             self.hub.subscribe(pending=mock.Mock(side_effect=LookupError))
         self.assertEqual(self.hub.statistics().subscribers, 0)
+
+
+class ToolOutputTest(Case):
+    """What a running tool puts out: beyond the base protocol, so only for streams that ask."""
+
+    def output(self, text: str, call: str = "c") -> int:
+        return self.hub.publish("updated", ToolOutput("s", call, text), growth=True)
+
+    async def test_streams_with_ids_get_it_and_base_streams_nothing_at_all(self) -> None:
+        _, base = self.stream()
+        _, tagged = self.stream(resume=True)
+        self.output("one")
+        self.fact(2)
+        await self.ticks()
+        self.assertNotIn("tool_output", base.text)
+        self.assertEqual([data["type"] for _, data in blocks(base.text)], ["run_complete"])
+        kinds = [data["type"] for _, data in blocks(tagged.text) if data is not None]
+        self.assertEqual(kinds, ["tool_output", "run_complete"])
+        self.assertIn("id: e-1\ndata: ", tagged.text)
+
+    async def test_a_newer_output_of_a_call_replaces_the_one_that_waits(self) -> None:
+        _, lagging = self.stream(resume=True, paused=True)
+        _, base = self.stream(paused=True)
+        for text in ("a", "ab", "abc"):
+            self.output(text)
+            self.output(text, call="other")
+        for sink in (lagging, base):
+            sink.writable = True
+            assert sink.subscriber is not None
+            sink.subscriber.resumed()
+        shown = [data["payload"]["payload"] for _, data in blocks(lagging.text) if data is not None]
+        self.assertEqual([item["output"] for item in shown], ["abc", "abc"])
+        self.assertEqual(base.text, "")
+
+    async def test_a_consumer_in_process_gets_it(self) -> None:
+        subscriber = self.hub.subscribe()
+        self.output("one")
+        event = await subscriber.get()
+        assert event is not None
+        self.assertEqual((event.kind, event.frame), ("tool_output", b""))
 
 
 class KeepAliveTest(Case):

@@ -41,6 +41,7 @@ ROWS = (
     "agent.base",
     "transcript",
     "turn",
+    "blocking",
     "chores",
     "jobs",
     "runner",

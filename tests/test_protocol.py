@@ -35,6 +35,7 @@ from crushlite.protocol.messages import (
     ShellCommandPart,
     TextPart,
     ToolCallPart,
+    ToolOutput,
     ToolResultPart,
 )
 from crushlite.protocol.permissions import (
@@ -64,7 +65,15 @@ from crushlite.protocol.runs import (
     RunComplete,
     RunInfo,
 )
-from crushlite.protocol.sessions import AgentSession, CurrentSession, File, Session, Todo
+from crushlite.protocol.sessions import (
+    AgentSession,
+    CurrentSession,
+    File,
+    Session,
+    ShellAnswer,
+    ShellCommand,
+    Todo,
+)
 from crushlite.protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
 
 # A class, the keys that are always there, and the keys that are left out when empty.
@@ -91,6 +100,9 @@ SHAPES: list[tuple[type, str, str]] = [
     ),
     (Todo, "content status active_form", ""),
     (CurrentSession, "session_id", ""),
+    (ToolOutput, "session_id tool_call_id output", ""),
+    (ShellCommand, "session_id command term_width", ""),
+    (ShellAnswer, "output exit_code", ""),
     (File, "id session_id path content version created_at updated_at", ""),
     (
         Message,
@@ -134,7 +146,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (Grant, "permission action", ""),
     (PermissionAnswer, "action", "reason"),
     (PermissionSkip, "skip", ""),
-    (Resolution, "resolved", "by"),
+    (Resolution, "resolved by", ""),
     (Choice, "id label", "description"),
     (Question, "id type question", "label description choices"),
     (
@@ -146,6 +158,8 @@ SHAPES: list[tuple[type, str, str]] = [
     (QuestionAnswer, "batch_request_id responses", ""),
     (QuestionReply, "responses", "action"),
     (QuestionNotification, "batch_id", ""),
+    (ShellCommand, "session_id command term_width", ""),
+    (ShellAnswer, "output exit_code", ""),
     (Accepted, "run_id session_id state", ""),
     (
         RunInfo,
@@ -730,11 +744,11 @@ class EventTests(unittest.TestCase):
                     self.assertEqual(value["payload"]["type"], action)
                     self.assertEqual(events.parse(value), Envelope(kind, action, payload))
 
-    def test_the_registry_holds_the_kinds_of_the_base_protocol(self) -> None:
+    def test_the_registry_holds_the_kinds_of_the_base_protocol_and_one_more(self) -> None:
         kinds = (
             "session message file permission_request permission_notification"
             " question_batch_request question_batch_notification run_complete agent_event"
-            " config_changed"
+            " config_changed tool_output"
         )
         self.assertEqual(set(events.KINDS), set(kinds.split()))
         self.assertEqual(len(set(events.KINDS.values())), len(events.KINDS))

@@ -359,9 +359,9 @@ class PermissionRouteTests(Scenario):
         self.ask()
         ident = (await self.shown())["id"]
         answer = await self.anna.call("POST", f"/permissions/{ident}", {"action": "allow"})
-        self.assertEqual(answer.json, {"resolved": True})
+        self.assertEqual(answer.json, {"resolved": True, "by": ""})
         late = await self.resolve(ident, self.ben, action="allow")
-        self.assertEqual(late.json, {"resolved": False})
+        self.assertEqual(late.json, {"resolved": False, "by": ""})
 
     async def test_an_unknown_id_is_404_and_an_unknown_action_400(self) -> None:
         self.ask()
@@ -653,7 +653,7 @@ class QuestionScenarios(Scenario):
         ]
         body = {"batch_request_id": "", "responses": responses}
         answer = await self.anna.call("POST", "/questions/answer", body)
-        self.assertEqual((answer.status, answer.json), (200, {"resolved": True}))
+        self.assertEqual((answer.status, answer.json), (200, {"resolved": True, "by": ""}))
         self.assertEqual(
             await soon(answers),
             [
@@ -669,9 +669,9 @@ class QuestionScenarios(Scenario):
         body = {"batch_request_id": "", "responses": [{"request_id": "q1", "yes": True}]}
         for _ in range(2):
             answer = await self.anna.call("POST", "/questions/answer", body)
-            self.assertEqual((answer.status, answer.json), (200, {"resolved": False}))
+            self.assertEqual((answer.status, answer.json), (200, {"resolved": False, "by": ""}))
             cancel = await self.anna.call("POST", "/questions/cancel")
-            self.assertEqual((cancel.status, cancel.json), (200, {"resolved": False}))
+            self.assertEqual((cancel.status, cancel.json), (200, {"resolved": False, "by": ""}))
         await self.quiet()
         self.assertEqual(self.ben.events.all("question_batch_notification"), [])
 
@@ -725,7 +725,8 @@ class QuestionScenarios(Scenario):
         response = {"request_id": form["questions"][0]["id"], "yes": True}
         body = {"batch_request_id": "", "responses": [response]}
         self.assertEqual(
-            (await self.ben.call("POST", "/questions/answer", body)).json, {"resolved": False}
+            (await self.ben.call("POST", "/questions/answer", body)).json,
+            {"resolved": False, "by": ""},
         )
         assistant = (await self.anna.messages(self.session))[-1]
         self.assertEqual(assistant.finish, "canceled")

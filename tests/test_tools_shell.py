@@ -156,6 +156,16 @@ class TimeTests(ShellTestCase):
         self.assertTrue(alive(self.turn.commands[0].pid))
         self.assertEqual(self.clock.pending, 0)
 
+    async def test_what_it_puts_out_is_shown_while_it_runs(self) -> None:
+        task = await self.waiting(FOREVER)
+        self.assertEqual(self.turn.shown, [])
+        await self.clock.advance(0.1)
+        self.assertEqual([text for _, text in self.turn.shown], ["begun\n"])
+        await self.clock.advance(50)
+        self.assertEqual(len(self.turn.shown), 1)  # nothing new, nothing said
+        task.cancel()
+        await asyncio.wait([task])
+
     async def test_the_model_can_choose_when(self) -> None:
         task = await self.waiting(FOREVER, auto_background_after=5)
         await self.clock.advance(6)

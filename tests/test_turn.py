@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Usage, Verdict
+from crushlite.blocking import run_blocking
 from crushlite.errors import BadRequest, LimitReached, TurnOver
 from crushlite.protocol.messages import (
     Attachment,
@@ -26,7 +27,7 @@ from crushlite.runs import Outcome
 from crushlite.settings import Settings
 from crushlite.store import files as file_rows
 from crushlite.testing import LocalDaemon
-from crushlite.turn import BREATHS, Failure, LiveTurn, run_blocking
+from crushlite.turn import BREATHS, Failure, LiveTurn
 from tests.helpers_turns import SCOPE, SESSION, Bench, BoundedTestCase
 
 if TYPE_CHECKING:

@@ -150,6 +150,10 @@ class Turn(Protocol):
         """Record what a tool answered; the next say, think or tool_call begins a new step."""
         ...
 
+    def progress(self, id: str, output: str) -> None:
+        """Show what a running tool has put out so far; only its result is kept."""
+        ...
+
     async def step(self) -> None:
         """Begin a new step explicitly. Raises LimitReached at max_steps."""
         ...

@@ -7,7 +7,7 @@ from typing import Any
 
 from crushlite.errors import BadRequest
 from crushlite.protocol.codec import JSON, decode, encode
-from crushlite.protocol.messages import Message
+from crushlite.protocol.messages import Message, ToolOutput
 from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
 from crushlite.protocol.questions import QuestionBatch, QuestionNotification
 from crushlite.protocol.runs import AgentEvent, RunComplete
@@ -33,6 +33,7 @@ class Resync:
 KINDS: dict[str, type] = {
     "session": Session,
     "message": Message,
+    "tool_output": ToolOutput,
     "file": File,
     "permission_request": PermissionRequest,
     "permission_notification": PermissionNotification,

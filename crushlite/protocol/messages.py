@@ -24,6 +24,7 @@ __all__ = [
     "ShellCommandPart",
     "TextPart",
     "ToolCallPart",
+    "ToolOutput",
     "ToolResultPart",
 ]
 
@@ -166,6 +167,16 @@ class Message:
     @property
     def tool_results(self) -> list[ToolResultPart]:
         return [part for part in self.parts if isinstance(part, ToolResultPart)]
+
+
+@dataclass(slots=True)
+class ToolOutput:
+    """What a running tool has put out so far: its first and last lines. Only for streams that ask
+    to resume, and gone when the result is there."""
+
+    session_id: str
+    tool_call_id: str
+    output: str = ""
 
 
 @dataclass(slots=True)

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from crushlite.agent.base import Verdict
     from crushlite.agent.tools.base import Call
     from crushlite.agent.tools.paths import Place
-    from crushlite.clock import Clock
+    from crushlite.clock import Clock, Timer
     from crushlite.process import Command, Exit
 
 __all__ = ["Bash", "JobKill", "JobOutput"]
 
 TIMEOUT = 120.0
+PROGRESS_SECONDS = 0.1
+PROGRESS_BYTES = 4000
 BACKGROUND_AFTER = 60
 COMMAND_BYTES = 64 * 1024  # nobody reads more than that before allowing it
 
@@ -72,7 +74,7 @@ class Bash:
         self._timeout = timeout
 
     async def run(self, call: Call) -> Outcome:
-        order = await _Order.of(call)
+        order = await _Order.of(call, self._clock)
         words = await asyncio.to_thread(_unasked, order)
         if words is None:
             verdict = await order.permission()
@@ -85,6 +87,8 @@ class Bash:
         except BaseException:
             command.kill()
             raise
+        finally:
+            order.progress.stop()
         metadata: dict[str, Any] = {
             "start_time": int(began * 1000),
             "end_time": int(self._clock.now() * 1000),
@@ -122,9 +126,10 @@ class Bash:
 class _Order:
     """What the model wants to be run, checked."""
 
-    def __init__(self, call: Call, place: Place) -> None:
+    def __init__(self, call: Call, place: Place, clock: Clock) -> None:
         self._call = call
         self.place = place
+        self.progress = _Progress(call, clock)
         self.command = text(call, "command")
         self.description = text(call, "description", required=False)
         self.background = flag(call.input.get("run_in_background"), "run_in_background")
@@ -136,10 +141,10 @@ class _Order:
             raise BadRequest(f"command is longer than {COMMAND_BYTES} bytes: write it to a file")
 
     @classmethod
-    async def of(cls, call: Call) -> _Order:
+    async def of(cls, call: Call, clock: Clock) -> _Order:
         folder = text(call, "working_dir", required=False) or "."
         place = await asyncio.to_thread(locate, call.desk.path, folder)
-        return cls(call, place)
+        return cls(call, place, clock)
 
     async def permission(self) -> Verdict:
         call, place = self._call, self.place
@@ -166,12 +171,42 @@ class _Order:
         again = await asyncio.to_thread(locate, call.desk.path, str(self.place.path))
         if again != self.place:
             raise BadRequest(f"{self.place.shown} changed while permission was asked: try again")
-        return await call.turn.command(
-            self.command, cwd=str(self.place.path), env=dict(call.desk.env)
+        self.progress.command = await call.turn.command(
+            self.command,
+            cwd=str(self.place.path),
+            env=dict(call.desk.env),
+            on_output=self.progress.heard,
         )
+        return self.progress.command
 
     async def start_unasked(self, words: list[str]) -> Command:
         return await self._call.turn.command(words, cwd="/", env=environment())
+
+
+class _Progress:
+    """Shows what a command puts out while it runs, not more often than anybody could read it."""
+
+    def __init__(self, call: Call, clock: Clock) -> None:
+        self.command: Command | None = None
+        self._call = call
+        self._clock = clock
+        self._timer: Timer | None = None
+        self._over = False
+
+    def stop(self) -> None:
+        """The command is over, or goes on as a job: what it says is told elsewhere."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self, data: bytes) -> None:
+        if self._timer is None and not self._over:
+            self._timer = self._clock.call_later(PROGRESS_SECONDS, self._show)
+
+    def _show(self) -> None:
+        self._timer = None
+        if self.command is not None:
+            self._call.turn.progress(self._call.id, self.command.output.text(PROGRESS_BYTES))
 
 
 def _unasked(order: _Order) -> list[str] | None:
