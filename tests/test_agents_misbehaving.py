@@ -509,8 +509,8 @@ class RecordTests(PromptTestCase):
             data: Any = b"not base64 text"
             await turn.tool_result("call", "an image", data=data, mime_type="image/png")
 
-        async def dict_as_input(turn: Turn) -> None:
-            value: Any = {"file_path": "a"}
+        async def list_as_input(turn: Turn) -> None:
+            value: Any = [object()]
             await turn.tool_call("view", value, id="call")
 
         async def number_as_text(turn: Turn) -> None:
@@ -520,7 +520,7 @@ class RecordTests(PromptTestCase):
         async def infinite_cost(turn: Turn) -> None:
             await turn.usage(Usage(1, 1, cost=float("inf")))
 
-        for agent in (bytes_as_media, dict_as_input, number_as_text, infinite_cost):
+        for agent in (bytes_as_media, list_as_input, number_as_text, infinite_cost):
             with self.subTest(agent=agent.__name__):
                 async with LocalDaemon(Once(agent)) as daemon:
                     anna, session = await start(daemon)

@@ -188,3 +188,16 @@ class RecoveryTests(PromptTestCase):
         self.addAsyncCleanup(stores.release, store)
         user = (await store.read(lambda c: messages.list_messages(c, "", "session")))[0]
         self.assertIn(BinaryPart("a.txt", "text/plain", "Zm9v"), user.parts)
+
+
+class RenameTests(unittest.IsolatedAsyncioTestCase):
+    async def test_a_put_without_a_title_keeps_the_one_there_is(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            session = await anna.session("kept")
+            for body in ({}, {"title": ""}, {"cost": 3.0}):
+                answer = await anna.call("PUT", f"/sessions/{session}", body)
+                self.assertEqual((answer.status, answer.json["title"]), (200, "kept"))
+            answer = await anna.call("PUT", f"/sessions/{session}", {"title": "new"})
+            self.assertEqual(answer.json["title"], "new")
+            self.assertEqual((await anna.call("PUT", "/sessions/none", {})).status, 404)

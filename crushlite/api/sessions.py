@@ -45,10 +45,14 @@ async def get(context: Context, request: Request) -> Response:
 
 
 async def rename(context: Context, request: Request) -> Response:
-    """Clients send a whole session whose counters may be stale: only the title is taken."""
-    workspace = context.workspace(request)
-    session = await workspace.rename_session(request.params["sid"], body(Session, request).title)
-    return answer(_with_viewers(context, request, session))
+    """Clients send a whole session whose counters may be stale: only the title is taken, and an
+    empty one changes nothing."""
+    workspace, session_id = context.workspace(request), request.params["sid"]
+    title = body(Session, request).title
+    renamed = (
+        workspace.rename_session(session_id, title) if title else workspace.session(session_id)
+    )
+    return answer(_with_viewers(context, request, await renamed))
 
 
 async def delete(context: Context, request: Request) -> Response:
