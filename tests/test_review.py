@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +196,8 @@ class RenameTests(unittest.IsolatedAsyncioTestCase):
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
             session = await anna.session("kept")
-            for body in ({}, {"title": ""}, {"cost": 3.0}):
+            bodies: tuple[dict[str, Any], ...] = ({}, {"title": ""}, {"cost": 3.0})
+            for body in bodies:
                 answer = await anna.call("PUT", f"/sessions/{session}", body)
                 self.assertEqual((answer.status, answer.json["title"]), (200, "kept"))
             answer = await anna.call("PUT", f"/sessions/{session}", {"title": "new"})
