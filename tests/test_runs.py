@@ -102,6 +102,11 @@ class AcceptanceTest(unittest.TestCase):
         with self.assertRaises(IllegalCall):
             self.runs.durable(stranger)
 
+    def test_live_runs_are_listed_by_session_or_all_together(self) -> None:
+        a, b = promised(self.runs, "a"), promised(self.runs, "b", session=OTHER)
+        self.assertEqual((self.runs.live(S), self.runs.live(OTHER)), ([a], [b]))
+        self.assertEqual((self.runs.live(), self.runs.live("none")), ([a, b], []))
+
     def test_sessions_do_not_wait_for_each_other(self) -> None:
         a, b = promised(self.runs, "a"), promised(self.runs, "b", session=OTHER)
         self.assertEqual((self.runs.active(S), self.runs.active(OTHER)), (a, b))
