@@ -19,7 +19,7 @@ from crushlite.events import Bounds, Hub
 from crushlite.pending import Permissions, Questions
 from crushlite.protocol.sessions import Session
 from crushlite.runner import Runner
-from crushlite.store import sessions as session_rows
+from crushlite.store import files as file_rows, sessions as session_rows
 from crushlite.transcript import Transcript
 from crushlite.turn import Services
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import Agent
     from crushlite.clock import Clock
+    from crushlite.protocol.sessions import File
     from crushlite.settings import Settings
     from crushlite.store import Store
 
@@ -172,6 +173,25 @@ class Workspace:
         for member in gone:
             self.permissions.forget_session(member)
         self.hub.publish("deleted", session)
+
+    # Files ---------------------------------------------------------------------------------------
+
+    async def history(self, session_id: str) -> list[File]:
+        """Every stored version of every file the session changed."""
+        files: list[File] = await self._read(file_rows.list_files, session_id)
+        return files
+
+    async def read_files(self, session_id: str) -> list[str]:
+        """What the session has read, the last read first."""
+        paths: list[str] = await self._read(file_rows.list_read, session_id)
+        return paths
+
+    async def mark_read(self, session_id: str, path: str) -> None:
+        await self._write(file_rows.mark_read, session_id, path, self.clock.now())
+
+    async def last_read(self, session_id: str, path: str) -> float | None:
+        at: float | None = await self._read(file_rows.last_read, session_id, path)
+        return at
 
     def _seen(self, session: Session) -> Session:
         session.is_busy = self.runs.busy(session.id)

@@ -22,7 +22,7 @@ from crushlite.protocol.config import AgentInit
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
-from crushlite.protocol.sessions import CurrentSession, Session, ShellCommand
+from crushlite.protocol.sessions import CurrentSession, FileRead, Session, ShellCommand
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from tests.helpers_http import replies
@@ -44,6 +44,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/agent"): Prompt,
     ("POST", W + "/agent/init"): AgentInit,
     ("POST", W + "/agent/sessions/{sid}/shell"): ShellCommand,
+    ("POST", W + "/filetracker/read"): FileRead,
     ("POST", W + "/permissions/skip"): PermissionSkip,
     ("POST", W + "/permissions/grant"): Grant,
     ("POST", W + "/permissions/{request_id}"): PermissionAnswer,
@@ -58,6 +59,8 @@ BODILESS = {
     ("POST", W + "/agent/sessions/{sid}/summarize"),
     ("POST", W + "/agent/sessions/{sid}/prompts/clear"),
     ("POST", W + "/questions/cancel"),
+    ("POST", W + "/lsps/start"),
+    ("POST", W + "/lsps/stop"),
 }
 # A goodbye is never too late, and does not ask whether the workspace is known.
 FORGIVING = {("DELETE", W)}
@@ -101,6 +104,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             "request_id": "q",
             "batch_id": "b",
             "client_id": str(uuid.uuid4()),
+            "name": "gopls",
         }
 
     def url(self, method: str, pattern: str, **params: str) -> str:
@@ -124,6 +128,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             Prompt: {"session_id": self.session, "prompt": "hello"},
             AgentInit: {"interactive": True},
             ShellCommand: {"command": "true"},
+            FileRead: {"session_id": self.session, "path": "/p/a"},
             PermissionSkip: {"skip": False},
             Grant: {"permission": {"id": "x"}, "action": "allow"},
             PermissionAnswer: {"action": "allow"},

@@ -242,6 +242,22 @@ class SummaryUnderWay(UnderWay):
         seen = self.anna.events.seen
         self.assertLess(seen.index(last), seen.index(gone))
 
+    async def test_262_what_a_failed_summary_had_said_stays_beneath_its_error(self) -> None:
+        """People see how far it came; no later request does."""
+        asking, call = await self.begin()
+        call.raw(b'data: {"error": {"message": "out of paper", "code": 400}}\n\n')
+        call.end()
+        self.assertEqual((await asking).status, 502)
+        *history, failed = await self.anna.messages(self.session)
+        self.assertEqual(shape(history), self.before)
+        self.assertEqual(shape([failed]), [("assistant", "error", "We said")])
+        self.assertEqual((await self.known())["summary_message_id"], "")
+        await self.say("go on", "Sure.")
+        self.assertEqual(
+            chat(self.model.requests[-1]),
+            [("user", "hello"), ("assistant", "Hi."), ("user", "go on")],
+        )
+
     async def test_265_summarize_survives_disconnect(self) -> None:
         """Whoever asked may leave: the summary is finished and counts."""
         http = self.daemon.connect()
@@ -557,9 +573,16 @@ class ShellScenarios(ShellCase):
             await asyncio.wait([asking])
 
     async def test_272_a_deleted_session_ends_its_shell_command(self) -> None:
-        """When the delete is answered it is dead, and nothing of it follows the goodbye."""
+        """The delete waits until it is dead, and nothing of it follows the goodbye."""
         asking, mark = await self.begin()
-        answer = await self.anna.call("DELETE", f"/sessions/{self.session}")
+        killed: list[Command] = []
+        with mock.patch.object(process.Command, "kill", lambda command: killed.append(command)):
+            deleting = asyncio.create_task(self.anna.call("DELETE", f"/sessions/{self.session}"))
+            await until(lambda: bool(killed), "the command is to be killed")
+            await self.anna.events.never("session", action="deleted", id=self.session)
+        self.assertFalse(deleting.done(), "deleted although its command is alive")
+        killed[0].kill()
+        answer = await deleting
         self.assertEqual((answer.status, marked(mark)), (200, []))
         self.assertEqual((await asking).status, 200)
         await self.settle(self.anna)

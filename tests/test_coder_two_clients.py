@@ -15,9 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.client import Client
 from crushlite.errors import NotFound
+from crushlite.process import Command
 from crushlite.protocol.messages import ToolCallPart
 from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.helpers_coder_lo import (
@@ -299,6 +301,21 @@ class CancelTests(CoderTestCase):
         self.assert_valid_history(messages)
         self.assertEqual(len(results(messages)), self.times)
         self.assertFalse(await client.busy(session))
+
+    async def test_a_run_is_not_reported_as_ended_while_its_command_lives(self) -> None:
+        client = await self.join(yolo=True)
+        session, mark = await client.session(), new_mark()
+        run_id = await self.prompt(client, session, f"@bash sleep {mark} & wait")
+        await until(lambda: len(marked(mark)) == 2, "the command runs")
+        killed: list[Command] = []
+        with mock.patch.object(Command, "kill", lambda command: killed.append(command)):
+            await client.cancel(session)
+            await until(lambda: bool(killed), "the command is to be killed")
+            await client.events.never("run_complete", run_id=run_id)
+            self.assertTrue(await client.busy(session))
+        killed[0].kill()
+        await self.ended(client, run_id)
+        self.assertEqual(marked(mark), [])
 
     async def test_a_child_in_the_background_dies_with_its_run(self) -> None:
         await self.hunt("sleep MARK & wait", 2)

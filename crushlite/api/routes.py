@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.api import agent, requests, sessions, system, workspaces
+from crushlite.api import agent, features, files, requests, sessions, system, workspaces
 from crushlite.api.context import Context
 from crushlite.http.router import Route, Router
 
@@ -58,6 +58,10 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", S + "/messages", sessions.messages),
     Entry("GET", S + "/messages/user", sessions.user_messages),
     Entry("GET", W + "/messages/user", sessions.all_user_messages),
+    Entry("GET", S + "/history", files.history),
+    Entry("GET", S + "/filetracker/files", files.read_files),
+    Entry("POST", W + "/filetracker/read", files.mark_read),
+    Entry("GET", W + "/filetracker/lastread", files.last_read),
     # The agent. A prompt carries its attachments in base64.
     Entry("GET", W + "/agent", agent.info),
     Entry("POST", W + "/agent", agent.prompt, body_limit=32 * MIB),
@@ -84,6 +88,16 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", W + "/questions/answer", requests.answer_questions, urgent=True),
     Entry("POST", W + "/questions/cancel", requests.cancel_questions, urgent=True),
     Entry("POST", W + "/questions/{batch_id}", requests.answer_question, urgent=True),
+    # What the Crush UI asks for and there is none of.
+    Entry("GET", W + "/project/needs-init", features.needs_init),
+    Entry("GET", W + "/skills", features.no_list),
+    Entry("GET", W + "/lsps", features.no_map),
+    Entry("GET", W + "/lsps/{name}/diagnostics", features.diagnostics),
+    Entry("POST", W + "/lsps/start", features.nothing_to_do),
+    Entry("POST", W + "/lsps/stop", features.nothing_to_do),
+    Entry("GET", W + "/mcp/states", features.no_map),
+    Entry("GET", W + "/mcp/pending-auth", features.no_list),
+    Entry("GET", W + "/mcp/prompts", features.no_list),
 )
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "AgentSession",
     "CurrentSession",
     "File",
+    "FileRead",
     "Session",
     "ShellAnswer",
     "ShellCommand",
@@ -76,6 +77,12 @@ class File:
     version: int = 0
     created_at: int = 0
     updated_at: int = 0
+
+
+@dataclass(slots=True)
+class FileRead:
+    session_id: str = ""
+    path: str = ""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,46 @@
+"""Files of a session: the versions its turns stored, and what was read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from crushlite.api.context import EMPTY, answer, body
+from crushlite.errors import BadRequest
+from crushlite.protocol.sessions import FileRead
+
+if TYPE_CHECKING:
+    from crushlite.api.context import Context
+    from crushlite.http.messages import Request, Response
+
+__all__ = ["history", "last_read", "mark_read", "read_files"]
+
+NEVER = "0001-01-01T00:00:00Z"  # what a Go client takes for "no time"
+
+
+async def history(context: Context, request: Request) -> Response:
+    return answer(await context.workspace(request).history(request.params["sid"]))
+
+
+async def read_files(context: Context, request: Request) -> Response:
+    return answer(await context.workspace(request).read_files(request.params["sid"]))
+
+
+async def mark_read(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    wanted = body(FileRead, request)
+    if not wanted.path or "\0" in wanted.path:
+        raise BadRequest("path must not be empty or contain NUL")
+    await workspace.mark_read(wanted.session_id, wanted.path)
+    return EMPTY
+
+
+async def last_read(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    session, path = request.query_one("session_id"), request.query_one("path")
+    if not session or not path:
+        raise BadRequest("session_id and path are required")
+    at = await workspace.last_read(session, path)
+    if at is None:
+        return answer(NEVER)
+    return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))
