@@ -33,6 +33,7 @@ from crushlite.daemon import Daemon
 from crushlite.errors import UsageError
 from crushlite.store import Store, Stores
 from crushlite.version import __version__
+from tests.helpers_curl import path_with_curl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -855,7 +856,7 @@ class FirstSteps(ProcessTestCase):
         with subprocess.Popen(
             ["bash", "--norc", "--noprofile"],
             cwd=folder,
-            env=self.environment({"LC_ALL": "C.UTF-8"}),
+            env=self.environment({"LC_ALL": "C.UTF-8", "PATH": path_with_curl(self.root)}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

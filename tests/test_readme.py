@@ -10,6 +10,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from tests.helpers_curl import path_with_curl
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PATIENCE = 60.0
@@ -64,6 +66,12 @@ class Shown(unittest.TestCase):
 
 class ReadmeTest(Shown):
     def test_the_demo_works_as_typed(self) -> None:
+        for stand_in in (False, True):
+            with self.subTest(stand_in=stand_in):
+                self.environment["PATH"] = path_with_curl(self.folder, stand_in=stand_in)
+                self.check_demo()
+
+    def check_demo(self) -> None:
         script = next(block for block in blocks("sh") if "curl" in block)
         printed = self.run_block("bash", "-c", "set -m\n" + self.mapped(script))
         self.assertIn('"was":"active"', printed)
