@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
-import unittest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import h11
@@ -18,31 +15,16 @@ from crushlite.http.messages import HTTPError, Pairs, Request, Response, Sink, S
 from crushlite.http.router import Guard, Route, Router
 from crushlite.http.server import HTTPServer
 from crushlite.testing.memory import MemoryTransport
+from tests.helpers import BoundedTestCase
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
 T = TypeVar("T")
 
-TIMEOUT = 20.0
 
-
-def _limited(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
-    @functools.wraps(method)
-    async def limited(self: Any) -> None:
-        async with asyncio.timeout(TIMEOUT):
-            await method(self)
-
-    return limited
-
-
-class HTTPTestCase(unittest.IsolatedAsyncioTestCase):
-    """Every test ends within TIMEOUT or fails by name, and leaves no timer behind."""
-
-    def __init_subclass__(cls) -> None:
-        for name, method in list(vars(cls).items()):
-            if name.startswith("test") and inspect.iscoroutinefunction(method):
-                setattr(cls, name, _limited(method))
+class HTTPTestCase(BoundedTestCase):
+    """Every test leaves no timer behind."""
 
     def setUp(self) -> None:
         self.clock = FakeClock()

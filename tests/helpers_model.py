@@ -20,7 +20,8 @@ from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say
 from crushlite.turn import LiveTurn, Order
-from tests.helpers_turns import SESSION, Bench, BoundedTestCase
+from tests.helpers import BoundedTestCase
+from tests.helpers_turns import SESSION, Bench
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence

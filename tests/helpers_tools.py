@@ -8,11 +8,8 @@ the record and never of a hanging test.
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import os
 import tempfile
-import unittest
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,9 +23,10 @@ from crushlite.clock import SystemClock
 from crushlite.errors import CrushliteError
 from crushlite.pending import check_questions
 from crushlite.protocol.sessions import Session
+from tests.helpers import BoundedTestCase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from crushlite.agent.base import Turn
     from crushlite.agent.tools.base import Tool
@@ -157,22 +155,8 @@ class FakeTurn:
             await command.wait()
 
 
-def _limited(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
-    @functools.wraps(method)
-    async def limited(self: Any) -> None:
-        async with asyncio.timeout(PATIENCE):
-            await method(self)
-
-    return limited
-
-
-class ToolTestCase(unittest.IsolatedAsyncioTestCase):
+class ToolTestCase(BoundedTestCase):
     """A workspace at `self.root`, with `self.outside` beside it, and the tools by name."""
-
-    def __init_subclass__(cls) -> None:
-        for name, method in list(vars(cls).items()):
-            if name.startswith("test") and inspect.iscoroutinefunction(method):
-                setattr(cls, name, _limited(method))
 
     async def asyncSetUp(self) -> None:
         folder = tempfile.TemporaryDirectory(prefix="crushlite-tools-")

@@ -3,12 +3,7 @@ and one time limit per test."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import inspect
-import logging
 import tempfile
-import unittest
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,37 +18,13 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import InlineExecutor, Stores, messages as message_rows, sessions
 from crushlite.transcript import Transcript
 from crushlite.turn import LiveTurn, Order, Services
+from tests.helpers import BoundedTestCase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from crushlite.store import Connection
 
-TIMEOUT = 20.0
 SESSION = "session-1"
 SCOPE = ""
-
-
-def _limited(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
-    @functools.wraps(method)
-    async def limited(self: Any) -> None:
-        async with asyncio.timeout(TIMEOUT):
-            await method(self)
-
-    return limited
-
-
-class BoundedTestCase(unittest.IsolatedAsyncioTestCase):
-    """Every test ends within TIMEOUT or fails by name."""
-
-    def __init_subclass__(cls) -> None:
-        for name, method in list(vars(cls).items()):
-            if name.startswith("test") and inspect.iscoroutinefunction(method):
-                setattr(cls, name, _limited(method))
-
-    def setUp(self) -> None:
-        # Failures are provoked on purpose; what must be logged is asserted with assertLogs.
-        logging.getLogger("crushlite").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from crushlite.store import sessions
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Fail, FakeModel, Say, Use, obedient
 from crushlite.turn import Failure
+from tests.helpers import BoundedTestCase
 from tests.helpers_model import (
     CoderBench,
     CoderTestCase,
@@ -59,7 +60,7 @@ from tests.helpers_model import (
     chat_of,
     said,
 )
-from tests.helpers_turns import SCOPE, SESSION, BoundedTestCase
+from tests.helpers_turns import SCOPE, SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.clock import FakeClock
 from crushlite.settings import Settings
 from crushlite.testing.model import End, Use
-from tests.helpers_coder_lo import CoderTestCase, chat, notes, results, use
+from tests.helpers_configured import CoderTestCase, chat, notes, results, use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from crushlite.store import (
     runs as run_rows,
 )
 from crushlite.testing.model import End, Say, Use
-from tests.helpers_coder_lo import (
+from tests.helpers_configured import (
     CoderTestCase,
     chat,
     marked,

@@ -14,8 +14,8 @@ from crushlite.errors import TurnOver
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Fail, Say
-from tests.helpers_coder_lo import (
-    BoundedTestCase,
+from tests.helpers import BoundedTestCase
+from tests.helpers_configured import (
     CoderTestCase,
     chat,
     marked,

@@ -22,9 +22,8 @@ from crushlite.errors import NotFound
 from crushlite.process import Command
 from crushlite.protocol.messages import ToolCallPart
 from crushlite.testing.model import End, FakeModel, Say, obedient
-from tests.helpers_coder_lo import (
-    LIMIT,
-    BoundedTestCase,
+from tests.helpers import LIMIT, BoundedTestCase
+from tests.helpers_configured import (
     CoderTestCase,
     chat,
     configuration,

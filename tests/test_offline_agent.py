@@ -9,7 +9,7 @@ from typing import Any
 
 from crushlite.agent.offline import HELP, OfflineAgent
 from crushlite.testing import LocalDaemon, Participant, Seen
-from tests.helpers_turns import BoundedTestCase
+from tests.helpers import BoundedTestCase
 
 
 class Pauses:

@@ -7,8 +7,6 @@ ends of processes. What a shell in a test sleeps is never slept to its end.
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 import marshal
 import os
@@ -28,6 +26,7 @@ from crushlite.background import Jobs
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound
 from crushlite.process import Command, Exit, Output, start
+from tests.helpers import BoundedTestCase, limited_test
 from tools.escapees import GROWTH, KINDS, LIMIT, Kind, hunt, kill_daemon, open_all, resident
 
 if TYPE_CHECKING:
@@ -41,22 +40,8 @@ PATH = os.environ.get("PATH", os.defpath)
 LONG = "sleep 600"
 
 
-def _limited(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
-    @functools.wraps(method)
-    async def limited(self: Any) -> None:
-        async with asyncio.timeout(TIMEOUT):
-            await method(self)
-
-    return limited
-
-
-class ProcessTestCase(unittest.IsolatedAsyncioTestCase):
-    """Every test ends within TIMEOUT or fails by name, in a folder of its own."""
-
-    def __init_subclass__(cls) -> None:
-        for name, method in list(vars(cls).items()):
-            if name.startswith("test") and inspect.iscoroutinefunction(method):
-                setattr(cls, name, _limited(method))
+class ProcessTestCase(BoundedTestCase):
+    """Every test has a folder of its own."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory(prefix="crushlite-process-")
@@ -553,7 +538,7 @@ def _escape(kind: Kind) -> Callable[[EscapeTests], Coroutine[Any, Any, None]]:
 
 for _kind in KINDS:
     _name = f"test_nobody_escapes_{_kind.name.replace(' ', '_')}"
-    setattr(EscapeTests, _name, _limited(_escape(_kind)))
+    setattr(EscapeTests, _name, limited_test(_escape(_kind)))
 
 
 class CaptureTests(ProcessTestCase):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from crushlite.agent.base import Usage
 from crushlite.protocol.sessions import Todo
 from crushlite.testing import Answer, LocalDaemon, Participant, ScriptedRun, Seen
-from tests.helpers_turns import BoundedTestCase
+from tests.helpers import BoundedTestCase
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.settings import Settings
 from crushlite.store import messages as message_rows
 from crushlite.testing import LocalDaemon, Participant, ScriptedRun, Seen
-from tests.helpers_turns import BoundedTestCase
+from tests.helpers import BoundedTestCase
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn

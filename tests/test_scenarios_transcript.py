@@ -16,7 +16,8 @@ from crushlite.protocol.messages import (
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from crushlite.transcript import ROW_CHARS, ROW_SECONDS, Transcript
-from tests.helpers_turns import SCOPE, SESSION, Bench, BoundedTestCase
+from tests.helpers import BoundedTestCase
+from tests.helpers_turns import SCOPE, SESSION, Bench
 
 if TYPE_CHECKING:
     from crushlite.transcript import Live

@@ -28,7 +28,8 @@ from crushlite.settings import Settings
 from crushlite.store import files as file_rows
 from crushlite.testing import LocalDaemon
 from crushlite.turn import BREATHS, Failure, LiveTurn
-from tests.helpers_turns import SCOPE, SESSION, Bench, BoundedTestCase
+from tests.helpers import BoundedTestCase
+from tests.helpers_turns import SCOPE, SESSION, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -8,12 +8,8 @@ titles, so that the requests of the one can be counted without the other's.
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import json
-import logging
 import os
-import unittest
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +19,10 @@ from crushlite.clock import SystemClock
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say, Use, obedient
+from tests.helpers import LIMIT, BoundedTestCase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from crushlite.agent.base import Agent
     from crushlite.clock import Clock
@@ -48,8 +45,6 @@ __all__ = [
     "until",
     "use",
 ]
-
-LIMIT = 60.0  # seconds: only a hang takes that long
 
 
 def use(tool: str, ident: str = "", **arguments: Any) -> list[Step]:
@@ -135,28 +130,6 @@ def configuration(large: FakeModel, small: FakeModel, **model: Any) -> dict[str,
             "small": {"model": "fake-small", "provider": "titles"},
         },
     }
-
-
-def _limited(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
-    @functools.wraps(method)
-    async def limited(self: Any) -> None:
-        async with asyncio.timeout(LIMIT):
-            await method(self)
-
-    return limited
-
-
-class BoundedTestCase(unittest.IsolatedAsyncioTestCase):
-    """Every test ends within LIMIT or fails by name."""
-
-    def __init_subclass__(cls) -> None:
-        for name, method in list(vars(cls).items()):
-            if name.startswith("test") and inspect.iscoroutinefunction(method):
-                setattr(cls, name, _limited(method))
-
-    def setUp(self) -> None:
-        # Failures are provoked on purpose; what must be logged is asserted with assertLogs.
-        logging.getLogger("crushlite").addHandler(logging.NullHandler())
 
 
 class CoderTestCase(BoundedTestCase):

@@ -1,0 +1,37 @@
+"""What every kind of test here needs: an end, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import unittest
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+LIMIT = 60.0  # seconds: far above what anything takes, so that only a hang reaches it
+
+
+def limited_test(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
+    @functools.wraps(method)
+    async def limited(self: Any) -> None:
+        async with asyncio.timeout(LIMIT):
+            await method(self)
+
+    return limited
+
+
+class BoundedTestCase(unittest.IsolatedAsyncioTestCase):
+    """Every test ends within LIMIT or fails by name."""
+
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if name.startswith("test") and inspect.iscoroutinefunction(method):
+                setattr(cls, name, limited_test(method))
+
+    def setUp(self) -> None:
+        # Failures are provoked on purpose; what must be logged is asserted with assertLogs.
+        logging.getLogger("crushlite").addHandler(logging.NullHandler())
