@@ -53,6 +53,8 @@ __all__ = ["Backend", "Hosted"]
 log = logging.getLogger(__name__)
 
 OWN_DATA_DIR = ".crushlite"
+# The variables that say where the machine's configuration files are.
+PLACES = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "CRUSH_GLOBAL_CONFIG", "CRUSH_GLOBAL_DATA")
 
 # What the system says of a place where no data directory can be made, whoever tries again.
 NO_PLACE = (
@@ -242,6 +244,7 @@ class Backend:
         """Where the data goes and what the files say; the one decides where to look for the other.
         A relative directory is relative to what its author sees: the workspace, or the daemon."""
         shared = self._settings.data_dir
+        env = _for_configuration(env, self._roots)
         if request.data_dir:
             data_dir = _resolved(path / request.data_dir)
         elif shared:
@@ -396,6 +399,18 @@ def _log_ignored(hosted: Hosted, path: Path, request: CreateWorkspace) -> None:
     ignored = [name for name, differs in wishes.items() if differs]
     if ignored:
         log.info("workspace %s is open: %s stay as they are", hosted.key, ", ".join(ignored))
+
+
+def _for_configuration(env: Mapping[str, str], roots: Roots) -> Mapping[str, str]:
+    """What configuration is found and expanded with: the client's environment, and the daemon's own
+    for what the client left out. A client that sends next to nothing, or a home in which there is
+    no configuration, gets the one of the user who started the daemon: it is the same user."""
+    both = {**os.environ, **env}
+    folders = (roots.config(both), roots.crush_data(both), roots.own_data(both))
+    if not any((folder / "crush.json").exists() for folder in folders):
+        both = {name: value for name, value in both.items() if name not in PLACES}
+        both |= {name: os.environ[name] for name in PLACES if name in os.environ}
+    return both
 
 
 def _policy(config: Config) -> Callable[[str, str], bool]:
