@@ -115,7 +115,7 @@ class Backend:
     def hosted(self, workspace_id: str) -> Hosted:
         found = self._hosted.get(workspace_id)
         if found is None:
-            raise WorkspaceNotFound(f"workspace {workspace_id} not found: create it again")
+            raise WorkspaceNotFound("workspace not found: create it again")
         return found
 
     def everything(self) -> list[Hosted]:

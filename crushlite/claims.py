@@ -341,7 +341,7 @@ class Claims:
         """The client shows this session now, or none ("")."""
         claim = self._live(workspace).claims.get(client)
         if claim is None or not claim.streams:
-            raise NotAttached(f"client {client!r} has no open event stream on this workspace")
+            raise NotAttached("client not attached: open an event stream first")
         claim.session = session or None
 
     def viewers(self, workspace: str, session: str) -> int:
@@ -373,7 +373,7 @@ class Claims:
         if self._latched:
             return []
         if self._workspaces or self._pending:
-            raise ServerInUse(f"{len(self._workspaces)} live workspaces, {self._pending} creates")
+            raise ServerInUse("server is hosting live workspaces: it leaves when they do")
         return [*self.latch(), Shutdown()]
 
     def latch(self) -> list[Effect]:
@@ -453,9 +453,9 @@ class Claims:
 
     def _refuse(self, client: str) -> None:
         if self._latched:
-            raise ShuttingDown("the server is leaving; start another one")
+            raise ShuttingDown("server is shutting down: start another one")
         if client in self._retired:
-            raise ClientRetired(f"client {client!r} was retired; use a new client id")
+            raise ClientRetired("client has been retired: use a new client id")
 
     def _check_admitted(self) -> None:
         if not self._pending:

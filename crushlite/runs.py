@@ -265,7 +265,7 @@ class Runs:
         if known is not None:
             return known, False
         if self._closed:
-            raise WorkspaceClosing("the workspace is closing: create it again and retry")
+            raise WorkspaceClosing("workspace closing: create it again and retry")
         if session_id in self._dropped:
             raise SessionNotFound(f"session {session_id} is being deleted")
         if when_busy is WhenBusy.REJECT and self.busy(session_id):

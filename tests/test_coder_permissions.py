@@ -305,7 +305,7 @@ class DenialTests(TwoClients):
 
 def question(**fields: Any) -> dict[str, Any]:
     """A question that would do, but for what is given."""
-    choices = [{"id": "a", "label": "A"}, {"id": "b", "label": "B"}]
+    choices = [{"id": key, "label": key.upper(), "description": "One."} for key in "ab"]
     base = {"type": "single_choice", "question": "Which?", "description": "Pick one."}
     return {**base, "choices": choices, **fields}
 
@@ -362,13 +362,14 @@ class QuestionScenarios(TwoClients):
 
     async def test_234_validation_errors_to_model(self) -> None:
         """A form nobody could show is an error the model can read; no client sees it."""
-        twice = [{"id": "a", "label": "A"}, {"id": "a", "label": "B"}]
+        twice = [{"id": "a", "label": "A", "description": "One."}] * 2
         for wrong, words in (
             ([], "at least one"),
             ([question()] * 6, "1 to 5 questions"),
             ([question(type="essay")], "type must be one of"),
-            ([question(choices=[{"id": "a", "label": "A"}])], "2 to 5 choices"),
+            ([question(choices=twice[:1])], "2 to 5 choices"),
             ([question(choices=twice)], "an id of its own"),
+            ([question(choices=[{"id": key, "label": key} for key in "ab"])], "choice 'a'"),
             ([question(question="x" * 241)], "240"),
             ([question(description="x" * 601)], "600"),
             ([question(description="")], "description is required"),

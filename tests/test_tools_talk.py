@@ -16,7 +16,10 @@ DATABASE: dict[str, Any] = {
     "label": "DB",
     "question": "Which database?",
     "description": "Pick one",
-    "choices": [{"id": "pg", "label": "Postgres"}, {"id": "sq", "label": "SQLite"}],
+    "choices": [
+        {"id": "pg", "label": "Postgres", "description": "big"},
+        {"id": "sq", "label": "SQLite", "description": "small"},
+    ],
 }
 SURE: dict[str, Any] = {"type": "yes_no", "question": "Sure?", "description": "Really"}
 NAME: dict[str, Any] = {"type": "free_text", "question": "Name?", "description": "Any"}
@@ -118,7 +121,8 @@ class QuestionTests(ToolTestCase):
             [{**DATABASE, "choices": []}],
             [{**DATABASE, "choices": "pg"}],
             [{**DATABASE, "choices": ["pg", "sq"]}],
-            [{**DATABASE, "choices": [{"id": "a", "label": "A"}] * 2}],
+            [{**DATABASE, "choices": [{"id": "a", "label": "A", "description": "x"}] * 2}],
+            [{**DATABASE, "choices": [{"id": i, "label": i, "description": ""} for i in "ab"]}],
             [{**DATABASE, "choices": [{"id": "a"}, {"id": "b", "label": "B"}]}],
         ]
         for wrong in forms:

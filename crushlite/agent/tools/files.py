@@ -193,7 +193,7 @@ async def _change(call: Call, file: _File, after: str, metadata: dict[str, Any])
     verdict = await call.turn.permission(
         call.name,
         "write",
-        description=f"{'Change' if file.data is not None else 'Create'} {place.shown}",
+        description=f"{'Change' if file.data is not None else 'Create'} file {place.path}",
         params={"file_path": str(place.path)} | {k: v for k, v in params.items() if v},
         path=str(call.desk.path if place.inside else place.path),
         tool_call_id=call.id,

@@ -140,6 +140,7 @@ class Question:
                                 },
                                 "id",
                                 "label",
+                                "description",
                             ),
                         },
                     },
@@ -180,11 +181,19 @@ def _asked(item: dict[str, Any], number: int) -> Asked:
             Choice(
                 _field(choice, "id", where, ""),
                 _field(choice, "label", where),
-                _field(choice, "description", where, ""),
+                _described(choice, where),
             )
             for choice in choices
         ],
     )
+
+
+def _described(choice: dict[str, Any], where: str) -> str:
+    """What a choice means: a person who sees only labels decides in the dark."""
+    description = _field(choice, "description", where, "")
+    if not description:
+        raise BadRequest(f"{where}: choice {choice.get('id')!r}: description is required")
+    return description
 
 
 def _answered(questions: Sequence[Asked], answers: Sequence[QuestionResponse]) -> str:
