@@ -27,7 +27,6 @@ class _BlockingTurn:
     def __init__(self, turn: LiveTurn, loop: asyncio.AbstractEventLoop) -> None:
         self._turn = turn
         self._loop = loop
-        self._lock = threading.Lock()
         self._stopped = False
         self._waiting: asyncio.Task[Any] | None = None
 

@@ -103,7 +103,7 @@ class Runner:
     def accept(self, prompt: Prompt) -> Job:
         """Take a prompt into the line. Synchronous: the order of calls is the order of the line.
 
-        Await `promised` for the 202. The insert goes on whoever waits for it.
+        `prompt` waits for the commit behind it; the insert goes on whoever waits.
         """
         self._require_agent()
         order, when_busy = read_prompt(prompt)
