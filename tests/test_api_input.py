@@ -15,14 +15,26 @@ import unittest
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api.routes import TABLE
-from crushlite.protocol.config import AgentInit
+from crushlite.protocol.changes import UndoRequest
+from crushlite.protocol.config import (
+    AgentInit,
+    CompactMode,
+    ModelChoice,
+    OAuthRefresh,
+    ProviderKey,
+    RemoveValue,
+    SetValue,
+)
+from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
 from crushlite.protocol.sessions import CurrentSession, FileRead, Session, ShellCommand
+from crushlite.protocol.web import WebCode, WebRequest
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from tests.helpers_http import replies
@@ -36,6 +48,8 @@ W = "/v1/workspaces/{id}"
 
 # The routes that read a body, and what they read it as.
 BODIES: dict[tuple[str, str], type] = {
+    ("POST", "/v1/web"): WebRequest,
+    ("POST", "/v1/web/token"): WebCode,
     ("POST", "/v1/control"): Control,
     ("POST", "/v1/workspaces"): CreateWorkspace,
     ("POST", W + "/current-session"): CurrentSession,
@@ -45,23 +59,42 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/agent/init"): AgentInit,
     ("POST", W + "/agent/sessions/{sid}/shell"): ShellCommand,
     ("POST", W + "/filetracker/read"): FileRead,
+    ("POST", W + "/config/set"): SetValue,
+    ("POST", W + "/config/remove"): RemoveValue,
+    ("POST", W + "/config/model"): ModelChoice,
+    ("POST", W + "/config/compact"): CompactMode,
+    ("POST", W + "/config/provider-key"): ProviderKey,
+    ("POST", W + "/config/refresh-oauth"): OAuthRefresh,
+    ("POST", W + "/skills/read"): ReadSkill,
+    ("POST", W + "/mcp/auth"): NamedServer,
+    ("POST", W + "/mcp/get-prompt"): GetPrompt,
+    ("POST", W + "/mcp/read-resource"): NamedServer,
+    ("POST", W + "/mcp/refresh-tools"): NamedServer,
+    ("POST", W + "/mcp/refresh-prompts"): NamedServer,
+    ("POST", W + "/mcp/refresh-resources"): NamedServer,
+    ("POST", W + "/runs/{run_id}/undo"): UndoRequest,
     ("POST", W + "/permissions/skip"): PermissionSkip,
     ("POST", W + "/permissions/grant"): Grant,
     ("POST", W + "/permissions/{request_id}"): PermissionAnswer,
     ("POST", W + "/questions/answer"): QuestionAnswer,
     ("POST", W + "/questions/{batch_id}"): QuestionReply,
 }
-OPTIONAL = {("POST", W + "/agent/init")}
+OPTIONAL = {("POST", W + "/agent/init"), ("POST", "/v1/web")}
 # The routes that need none, and do not look at one.
 BODILESS = {
     ("POST", W + "/agent/update"),
+    ("POST", W + "/compact"),
     ("POST", W + "/agent/sessions/{sid}/cancel"),
     ("POST", W + "/agent/sessions/{sid}/summarize"),
     ("POST", W + "/agent/sessions/{sid}/prompts/clear"),
     ("POST", W + "/questions/cancel"),
     ("POST", W + "/lsps/start"),
     ("POST", W + "/lsps/stop"),
+    ("POST", W + "/project/init"),
+    ("POST", W + "/config/import-copilot"),
 }
+# Asks for something that does not exist here, however it is spelt.
+UNSUPPORTED = {("POST", W + "/mcp/docker/enable"), ("POST", W + "/mcp/docker/disable")}
 # A goodbye is never too late, and does not ask whether the workspace is known.
 FORGIVING = {("DELETE", W)}
 NEED_CLIENT = {("DELETE", W), ("GET", W + "/events"), ("POST", W + "/current-session")}
@@ -92,6 +125,8 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
         # Relative paths of clients that say nothing of theirs begin where the daemon is.
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir(self.root)
+        # The token of a port that is opened goes next to the default socket.
+        self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder.name}))
         self.daemon = LocalDaemon(Obliging(auto=True))
         await self.daemon.__aenter__()
         self.addAsyncCleanup(self.daemon.__aexit__, None, None, None)
@@ -121,6 +156,8 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
         """A body that the route carries out, or refuses for what it asks, not for how."""
         path = str(self.daemon.root / "project")
         bodies: dict[type, dict[str, Any]] = {
+            WebRequest: {"port": 0},
+            WebCode: {"code": "never issued"},
             Control: {"command": "shutdown_if_idle"},
             CreateWorkspace: {"path": path, "client_id": str(uuid.uuid4())},
             CurrentSession: {"session_id": self.session},
@@ -129,6 +166,16 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             AgentInit: {"interactive": True},
             ShellCommand: {"command": "true"},
             FileRead: {"session_id": self.session, "path": "/p/a"},
+            SetValue: {"key": "options.notifications", "value": "disabled"},
+            RemoveValue: {"key": "options.notifications"},
+            ModelChoice: {"model_type": "large", "model": {"model": "m", "provider": "p"}},
+            CompactMode: {"enabled": True},
+            ProviderKey: {"provider_id": "p", "kind": "string", "api_key": "k"},
+            OAuthRefresh: {"provider_id": "p"},
+            ReadSkill: {"skill_id": "s"},
+            NamedServer: {"name": "n"},
+            GetPrompt: {"client_id": "n", "prompt_id": "p"},
+            UndoRequest: {"dry_run": True, "partial": True},
             PermissionSkip: {"skip": False},
             Grant: {"permission": {"id": "x"}, "action": "allow"},
             PermissionAnswer: {"action": "allow"},
@@ -141,14 +188,20 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
 class Bodies(InputTestCase):
     def test_every_route_that_may_have_a_body_is_tested_here(self) -> None:
         table = {(e.method, e.pattern) for e in TABLE if e.method in ("POST", "PUT", "PATCH")}
-        self.assertEqual(table, set(BODIES) | BODILESS)
+        self.assertEqual(table, set(BODIES) | BODILESS | UNSUPPORTED)
 
     async def test_the_good_bodies_are_good(self) -> None:
         wanted = {
+            ("POST", "/v1/web/token"): 403,
             ("POST", "/v1/control"): 409,
             ("POST", W + "/agent"): 202,
+            ("POST", W + "/runs/{run_id}/undo"): 404,
             ("POST", W + "/permissions/{request_id}"): 404,
             ("POST", W + "/questions/{batch_id}"): 404,
+            ("POST", W + "/config/refresh-oauth"): 404,
+            ("POST", W + "/skills/read"): 404,
+            ("POST", W + "/mcp/auth"): 404,
+            ("POST", W + "/mcp/get-prompt"): 404,
         }
         for route, cls in BODIES.items():
             with self.subTest(route):
@@ -175,6 +228,10 @@ class Bodies(InputTestCase):
             for body in (b"", b"{", b"\xff", b'{"session_id":1}'):
                 answer = await self.call(route[0], self.url(*route), body)
                 self.assertEqual(answer.status, 200, (route, body))
+        for route in UNSUPPORTED:
+            answer = await self.call(route[0], self.url(*route))
+            self.assertEqual(answer.status, 400, answer.json)
+            self.assertIn("not supported", answer.json["message"])
 
     async def test_a_field_of_the_wrong_type_is_named(self) -> None:
         tried = 0
@@ -320,7 +377,10 @@ def wrong_for(kind: Any) -> list[Any]:
         float: ["1.5", True, [], {}],
         list: ["x", 1, True, {}, [1], [[]]],
         dict: ["x", 1, True, []],
+        Any: [],
     }
+    if dataclasses.is_dataclass(origin):
+        return wrong[dict]
     return wrong[origin]
 
 
@@ -453,7 +513,7 @@ class Places(InputTestCase):
     async def test_an_unknown_path_is_404(self) -> None:
         base = self.anna.base
         for path in (
-            *("/", "/v1", "/v1/", "/v2/health", "/v1/healthy", "/v1/health/", "//v1/health"),
+            *("/v1", "/v1/", "/v2/health", "/v1/healthy", "/v1/health/", "//v1/health"),
             *(base + "/", base + "/agent/", base + "/nothing", "/v1/../v1/health", "/V1/health"),
             *(base.replace("/v1/", "/v1//"), "/v1/workspaces//agent", "/v1/clients/"),
         ):
@@ -576,7 +636,7 @@ def fill(kind: Any) -> Any:
         return [fill(typing.get_args(kind)[0])]
     if origin is dict:
         return {"key": "value"}
-    return {str: "text", int: 3, float: 2.5, bool: True}[origin]
+    return {str: "text", int: 3, float: 2.5, bool: True, Any: "anything"}[origin]
 
 
 ODD_VALUES: tuple[Any, ...] = (

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.base import Agent
@@ -17,6 +17,11 @@ from crushlite.clock import SystemClock
 from crushlite.config import Config, Roots
 from crushlite.protocol.workspaces import CreateWorkspace
 from crushlite.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crushlite.profile import Profile
 
 
 async def silent(turn: Any) -> None:
@@ -41,7 +46,12 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
         place.mkdir(parents=True)
         (place / "crush.json").write_text(json.dumps({"providers": {name: provider}}))
 
-    async def open(self, daemon: dict[str, str], client: list[str]) -> Config:
+    async def open(
+        self,
+        daemon: dict[str, str],
+        client: list[str],
+        look: Callable[[Profile], Any] = lambda profile: None,
+    ) -> Config:
         def agents(path: Path, env: Any, config: Config) -> Agent:
             self.seen.append(config)
             return Agent(silent)
@@ -52,6 +62,8 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
             path = str(self.root / "project")
             request = CreateWorkspace(path=path, client_id=str(uuid.uuid4()), env=client)
             await backend.create(request)
+            [hosted] = backend.everything()
+            self.looked = look(hosted.profile)
             await backend.shutdown()
         return self.seen[-1]
 
@@ -69,6 +81,24 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
             with self.subTest(env=env):
                 config = await self.open(daemon, env)
                 self.assertEqual(list(config.providers), ["of-the-daemon"])
+
+    async def test_the_variables_that_name_the_files_belong_together(self) -> None:
+        self.configure("daemon", "of-the-daemon")
+        self.configure("client", "of-the-client")
+        daemon = {"HOME": "/nowhere", "XDG_CONFIG_HOME": f"{self.root}/daemon/.config"}
+        config = await self.open(daemon, [f"HOME={self.root}/client"])
+        self.assertEqual(list(config.providers), ["of-the-client"])
+        config = await self.open(daemon, ["PATH=/usr/bin"])
+        self.assertEqual(list(config.providers), ["of-the-daemon"])
+
+    async def test_where_nobody_has_any_the_client_s_place_is_written(self) -> None:
+        daemon = {"HOME": str(self.root / "daemon")}
+        home = self.root / "client"
+        await self.open(daemon, [f"HOME={home}"], lambda profile: profile.places.file(0))
+        self.assertEqual(self.looked, home / ".local/share/crushlite/crush.json")
+        home = self.root / "elsewhere"
+        await self.open(daemon, [f"XDG_DATA_HOME={home}"], lambda profile: profile.places.file(0))
+        self.assertEqual(self.looked, home / "crushlite/crush.json")
 
     async def test_a_variable_the_client_left_out_is_the_daemon_s(self) -> None:
         self.configure("client", "lab", "$LAB_KEY")

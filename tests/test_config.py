@@ -12,7 +12,7 @@ import tempfile
 import threading
 import unittest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.config import (
@@ -35,6 +35,9 @@ from crushlite.config.catalogue import CATALOGUE
 from crushlite.errors import BadRequest
 from crushlite.protocol.codec import dumps
 from crushlite.protocol.config import AgentInfo, Model, SelectedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 JSONObject = dict[str, Any]
 
@@ -1449,9 +1452,25 @@ class WritingTests(ConfigCase):
         set_value(self.file, "s", None)
         self.assertEqual((self.content()["n"], self.content()["s"]), ({"deep": 1}, None))
 
+    def test_large_numbers_that_are_times_are_no_mistake(self) -> None:
+        tokens = {"access_token": "a", "expires_at": 1_789_003_600}
+        document = {
+            "providers": {"lab": LAB | {"oauth": tokens}},
+            "tools": {"grep": {"timeout": 5_000_000_000}},
+        }
+        self.write("own", document)
+        self.assertEqual(list(self.load().providers), ["lab"])
+        set_value(self.file, "providers.lab.oauth.expires_at", 1_889_003_600)
+        with self.assertRaises(ConfigError):
+            set_value(self.file, "models.large.max_tokens", 1_889_003_600)
+
     def test_a_broken_file_is_left_alone(self) -> None:
         self.write("own", "{broken")
-        for change in (lambda: set_value(self.file, "a", 1), lambda: remove_value(self.file, "a")):
+        changes: list[Callable[[], bool]] = [
+            lambda: set_value(self.file, "a", 1),
+            lambda: remove_value(self.file, "a"),
+        ]
+        for change in changes:
             with self.assertRaises(ConfigError) as caught:
                 change()
             self.assertIn(str(self.file), str(caught.exception))

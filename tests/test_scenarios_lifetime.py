@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crushlite.agent.base import FollowsConfig
 from crushlite.claims import Graces
-from crushlite.daemon import Daemon
 from crushlite.testing import LocalDaemon
 from tests.helpers_workspaces import PATIENCE, SETTINGS, WorkspaceTestCase, ticks, until
 
 if TYPE_CHECKING:
+    from crushlite.clock import Clock
     from crushlite.testing import Participant
 
 CREATE, DETACH, IDLE = SETTINGS.graces.create, SETTINGS.graces.detach, SETTINGS.graces.idle or 0.0
@@ -298,7 +299,7 @@ class PresenceScenarios(WorkspaceTestCase):
 
     async def test_179_is_busy_without_an_agent(self) -> None:
         """A workspace that has no agent at all shows its sessions, none of them busy."""
-        async with AgentlessDaemon(clock=self.clock) as daemon:
+        async with agentless(self.clock) as daemon:
             anna = await daemon.join()
             session = await anna.session()
             self.assertEqual(await self.busy(anna), {session: False})
@@ -306,20 +307,9 @@ class PresenceScenarios(WorkspaceTestCase):
             self.assertEqual((refused.status, refused.json["code"]), (400, "no_agent"))
 
 
-class AgentlessDaemon(LocalDaemon):
+def agentless(clock: Clock) -> LocalDaemon:
     """As a daemon that found nothing to run: workspaces open, but nobody answers."""
-
-    async def __aenter__(self) -> LocalDaemon:
-        (self.root / "project").mkdir(exist_ok=True)
-        self.daemon = Daemon(
-            agents=lambda path, env, config: None,
-            hosts=[f"unix://{self.socket}"],
-            clock=self.clock,
-        )
-        await self.daemon.start()
-        self.backend = self.daemon.backend
-        self.http = self.connect()
-        return self
+    return LocalDaemon(FollowsConfig(lambda path, env, config: None), clock=clock)
 
 
 # (number, name, reason) of the scenarios of these sections that leave nothing to observe here.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentFactory",
+    "FollowsConfig",
     "Info",
     "RunsTurns",
     "Title",
@@ -205,9 +206,11 @@ class Turn(Protocol):
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
+        read_only: bool = False,
     ) -> Command:
         """Start a command (a text for the shell, or a list of words for none). Whatever it started
-        is dead before this run is reported ended, unless it was kept."""
+        is dead before this run is reported ended, unless it was kept. What it changes in the
+        workspace goes into the file history, unless `read_only` says that it cannot."""
         ...
 
     def keep(self, command: Command) -> str:
@@ -224,8 +227,9 @@ class Turn(Protocol):
 
     async def file_read(self, path: str) -> None: ...
 
-    async def file_changed(self, path: str, before: str, after: str) -> None:
-        """Keep both versions in the session's file history."""
+    async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
+        """Keep both versions in the session's file history; None means that there is no file. The
+        run can be undone from there. Call it after the change; `path` is absolute."""
         ...
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None: ...
@@ -309,12 +313,34 @@ async def _contained(work: Awaitable[Any]) -> Any:
 AgentFactory = Callable[["Path", Mapping[str, str], Any], Agent | None]
 
 
+async def _as_it_is(env: Mapping[str, str], config: Any, again: bool) -> Any:
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class FollowsConfig:
+    """A factory that is asked again, for later runs, whenever the configuration has changed.
+
+    `complete` is awaited before that, with the client's environment: it may add to a configuration
+    what is not in the files, such as the models that a server offers, and must neither fail nor
+    take long. Its last argument says whether somebody asked to look again.
+    """
+
+    make: AgentFactory
+    complete: Callable[[Mapping[str, str], Any, bool], Awaitable[Any]] = _as_it_is
+
+    def __call__(self, path: Path, env: Mapping[str, str], config: Any) -> Agent | None:
+        return self.make(path, env, config)
+
+
 def agent_factory(target: Any) -> AgentFactory:
     """Turn what the user gave into a factory, called once per workspace.
 
     A class, or a callable whose parameters are named path, env and config, is a factory; anything
     else is the agent itself, shared by all workspaces.
     """
+    if isinstance(target, FollowsConfig):
+        return target
     if isinstance(target, type) or _takes_workspace(target):
         return lambda path, env, config: Agent(target(path=path, env=env, config=config))
     agent = Agent(target)

@@ -14,9 +14,9 @@ from crushlite.api.context import (
     optional_client,
     seconds,
 )
-from crushlite.errors import BadRequest
+from crushlite.errors import BadRequest, NotFound
 from crushlite.jobs import within
-from crushlite.protocol.config import AgentInit
+from crushlite.protocol.config import AgentInit, SelectedModel
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.runs import Accepted
 from crushlite.protocol.sessions import AgentSession, ShellCommand
@@ -29,6 +29,7 @@ __all__ = [
     "agent_session",
     "cancel",
     "clear_queue",
+    "default_small_model",
     "info",
     "init",
     "list_queue",
@@ -70,9 +71,24 @@ async def init(context: Context, request: Request) -> Response:
 
 
 async def update(context: Context, request: Request) -> Response:
-    """Nothing to re-read yet: the agent's configuration does not change while it is open."""
-    context.workspace(request)
+    """Read the configuration again, and look for models again: somebody may have edited a file by
+    hand, or started a model server."""
+    await context.backend.reread_config(context.hosted(request), again=True)
     return EMPTY
+
+
+async def default_small_model(context: Context, request: Request) -> Response:
+    hosted = context.hosted(request)
+    provider = request.query_one("provider_id")
+    if not provider:
+        raise BadRequest("provider_id is required")
+    small = hosted.profile.config.small_of(provider)
+    own = context.backend.agent_info(hosted.workspace).model_cfg
+    if small is None and own.provider == provider:
+        small = SelectedModel(model=own.model, provider=own.provider)
+    if small is None:
+        raise NotFound(f"provider not found: {provider!r} is not configured")
+    return answer(small)
 
 
 async def agent_session(context: Context, request: Request) -> Response:

@@ -12,7 +12,10 @@ from crushlite.http.messages import HTTPError, Response
 from crushlite.protocol.codec import decode, dumps, encode, loads
 
 if TYPE_CHECKING:
-    from crushlite.backend import Backend
+    from crushlite.api.console import Console
+    from crushlite.api.entry import Entry
+    from crushlite.api.vitals import Vitals
+    from crushlite.backend import Backend, Hosted
     from crushlite.http.messages import Request
     from crushlite.workspace import Workspace
 
@@ -20,6 +23,7 @@ __all__ = [
     "EMPTY",
     "Context",
     "answer",
+    "answer_list",
     "body",
     "canonical_client",
     "client_of",
@@ -33,19 +37,34 @@ T = TypeVar("T")
 
 EMPTY = Response(200)
 MAX_WAIT = 600.0  # seconds a request may wait for a run
+ONE_PIECE = 256 * 1024  # bytes of an answer that are written at once
 MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which may be a megabyte
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     backend: Backend
+    console: Console
+    vitals: Vitals
+    table: tuple[Entry, ...]  # every route, for the one that describes them all
+
+    def hosted(self, request: Request) -> Hosted:
+        return self.backend.hosted(request.params["id"])
 
     def workspace(self, request: Request) -> Workspace:
-        return self.backend.get(request.params["id"])
+        return self.hosted(request).workspace
 
 
 def answer(value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
     return Response(status, dumps(encode(value)) + b"\n", headers=headers)
+
+
+def answer_list(pieces: list[bytes]) -> Response:
+    """An array of which the elements are JSON already, one or more in a piece."""
+    if sum(map(len, pieces)) < ONE_PIECE:
+        return Response(200, b"[%b]\n" % b",".join(pieces))
+    first, *others = pieces
+    return Response(200, b"[" + first, more=(*(b"," + piece for piece in others), b"]\n"))
 
 
 def body(cls: type[T], request: Request) -> T:

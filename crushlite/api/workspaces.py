@@ -8,6 +8,7 @@ from crushlite.api.context import EMPTY, answer, body, canonical_client, client_
 from crushlite.errors import BadRequest
 from crushlite.http.messages import Stream
 from crushlite.protocol.sessions import CurrentSession
+from crushlite.protocol.space import Space
 from crushlite.protocol.workspaces import CreateWorkspace
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from crushlite.http.messages import Request, Response, Sink
 
 __all__ = [
-    "config",
+    "compact",
     "create",
     "current_session",
     "events",
@@ -42,19 +43,18 @@ async def list_workspaces(context: Context, request: Request) -> Response:
 
 
 async def get(context: Context, request: Request) -> Response:
-    backend = context.backend
-    return answer(backend.describe(backend.hosted(request.params["id"])))
-
-
-async def config(context: Context, request: Request) -> Response:
-    backend = context.backend
-    return answer(backend.config(backend.hosted(request.params["id"])))
+    return answer(context.backend.describe(context.hosted(request)))
 
 
 async def release(context: Context, request: Request) -> Response:
     """Give the workspace back. Unknown workspaces are fine: a goodbye is never too late."""
     context.backend.release(request.params["id"], client_of(request))
     return EMPTY
+
+
+async def compact(context: Context, request: Request) -> Response:
+    """Answered when it is done: writes wait for it, so it is refused while something runs."""
+    return answer(Space(*await context.backend.compact(context.hosted(request))))
 
 
 async def current_session(context: Context, request: Request) -> Response:

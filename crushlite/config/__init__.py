@@ -20,7 +20,7 @@ nor lead a key or a variable with a secret to a server of their choice. The rule
     project    what a project may say         expand     $V, ${V:-x}, $(command)
     catalogue  providers that need only a key providers  usable providers, large and small model
     secrets    redaction, child environment   view       Config, and what clients see of it
-    loading    load                           writing    set_value, remove_value
+    loading    load                           writing    changing one file
 
 Synchronous: call it in a thread.
 """
@@ -32,7 +32,7 @@ from crushlite.config.loading import data_directory, load
 from crushlite.config.providers import Provider, Selected
 from crushlite.config.secrets import redact, scrubbed_environment
 from crushlite.config.view import CONTEXT_FILES, Choice, Config, Options
-from crushlite.config.writing import remove_value, set_value
+from crushlite.config.writing import change, put, remove_value, set_value, take
 
 __all__ = [
     "CONTEXT_FILES",
@@ -43,11 +43,14 @@ __all__ = [
     "Provider",
     "Roots",
     "Selected",
+    "change",
     "data_directory",
     "global_file",
     "load",
+    "put",
     "redact",
     "remove_value",
     "scrubbed_environment",
     "set_value",
+    "take",
 ]

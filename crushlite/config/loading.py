@@ -31,12 +31,14 @@ def load(
     data_dir: Path | None,
     allow_commands: bool = False,
     roots: Roots | None = None,
+    instead: Mapping[Path, dict[str, Any]] | None = None,
 ) -> Config:
     """Read the configuration of a workspace. `env` is its client's environment, `data_dir` the
-    folder of its scope 1 file. Raise ConfigError if a file that exists cannot be used."""
+    folder of its scope 1 file, `instead` holds documents that are about to be written, by file.
+    Raise ConfigError if a file that exists cannot be used."""
     sources, warnings = find(workspace, env, data_dir=data_dir, roots=roots or Roots())
     warn = warnings.append
-    layers = list(_layers(sources, workspace, warn))
+    layers = list(_layers(sources, workspace, warn, instead or {}))
     outside, merged = _merged(layers, workspace, warn)
     expander = Expander(
         env,
@@ -60,7 +62,7 @@ def data_directory(
     """Where `options.data_directory` wants the database; None if no file says. It cannot wait for
     `load`, which needs the answer to find the last file."""
     sources, warnings = find(workspace, env, data_dir=None, roots=roots or Roots())
-    layers = list(_layers(sources, workspace, warnings.append))
+    layers = list(_layers(sources, workspace, warnings.append, {}))
     _, merged = _merged(layers, workspace, warnings.append)
     wanted = merged.get("options", "data_directory")
     if not wanted:
@@ -70,9 +72,14 @@ def data_directory(
     return Path(home or "", tail) if below_home else workspace / wanted
 
 
-def _layers(sources: list[Source], workspace: Path, warn: Callable[[str], None]) -> Iterator[Layer]:
+def _layers(
+    sources: list[Source],
+    workspace: Path,
+    warn: Callable[[str], None],
+    instead: Mapping[Path, dict[str, Any]],
+) -> Iterator[Layer]:
     for source in sources:
-        document = read(source, workspace, warn)
+        document = instead.get(source.path) or read(source, workspace, warn)
         if document is not None:
             check(document, source.path)
             yield source, document

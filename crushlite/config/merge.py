@@ -100,7 +100,7 @@ def _check(value: Any, schema: Any, path: tuple[str, ...], file: Path) -> None:
     expected = _expected(value, schema)
     if expected:
         raise ConfigError(f"{file}: {spell(path)} must be {expected}, not {kind_of(value)}")
-    if size := _excess(value) or ("is negative" if schema is int and value < 0 else ""):
+    if size := _excess(value, schema) or ("is negative" if schema is int and value < 0 else ""):
         raise ConfigError(f"{file}: {spell(path) or 'the file'} {size}")
     if isinstance(value, dict):
         known = schema if isinstance(schema, dict) else {}
@@ -130,12 +130,14 @@ def _expected(value: Any, schema: Any) -> str:
     return "" if good else _WORDS[schema]
 
 
-def _excess(value: Any) -> str:
+def _excess(value: Any, schema: Any) -> str:
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"is longer than {MAX_TEXT} characters"
     if isinstance(value, dict | list) and len(value) > MAX_ITEMS:
         return f"has more than {MAX_ITEMS} entries"
-    if isinstance(value, int | float) and not -MAX_COUNT <= value <= MAX_COUNT:
+    # Only where the meaning is known: elsewhere a large number may be a time, such as the expiry of
+    # a token or a limit in nanoseconds.
+    if schema in (int, float) and not -MAX_COUNT <= value <= MAX_COUNT:
         return f"is out of range (at most {MAX_COUNT})"
     return ""
 
@@ -214,6 +216,8 @@ class Merged:
                 )
             if isinstance(value, list) and place[0] in _REPLACED:
                 self.drop(*place)
+            if path == ("models",) and _names_other(value, old):
+                self.drop(*place)
             self._sources[place] = source
             if isinstance(value, dict):
                 self._merge(into.setdefault(key, {}), value, place, source)
@@ -224,3 +228,12 @@ class Merged:
                 entries.extend(copy.deepcopy(value))
             else:
                 into[key] = value
+
+
+def _names_other(choice: dict[str, Any], old: dict[str, Any] | None) -> bool:
+    """Limits and temperatures were chosen for one model; the next one does not inherit them."""
+    return any(
+        choice.get(key, was) != was
+        for key in ("provider", "model")
+        if (was := (old or {}).get(key))
+    )

@@ -24,14 +24,14 @@ from crushlite.config.secrets import (
     worth_hiding,
 )
 from crushlite.protocol.codec import decode, encode
-from crushlite.protocol.config import SelectedModel, wire_config
+from crushlite.protocol.config import Model, SelectedModel, wire_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from crushlite.config.merge import Merged
-    from crushlite.protocol.config import AgentInfo, Model
+    from crushlite.protocol.config import AgentInfo
 
 __all__ = ["CONTEXT_FILES", "Choice", "Config", "Options", "options_of"]
 
@@ -118,6 +118,27 @@ class Config:
     def __repr__(self) -> str:
         return f"<Config providers={list(self.providers)} large={self.large} small={self.small}>"
 
+    def same_as(self, other: Config) -> bool:
+        """Whether nobody could tell the two apart, but for warnings."""
+        mine, its = (c._merged.values for c in (self, other))
+        return (mine, self.providers, self.allowed_tools) == (
+            its,
+            other.providers,
+            other.allowed_tools,
+        )
+
+    def small_of(self, provider_id: str) -> SelectedModel | None:
+        """The small model that goes with a provider: the catalogue's choice, else the large one
+        in use if it is this provider's, else its first. None if it has none."""
+        provider = self.providers.get(provider_id)
+        if provider is None or not provider.models:
+            return None
+        known = CATALOGUE.get(provider_id)
+        ids = [model.id for model in provider.models]
+        large = self.large.model.id if self.large and self.large.provider is provider else ids[0]
+        small = known.small.id if known and known.small.id in ids else large
+        return SelectedModel(model=small, provider=provider_id)
+
     def _literals(self) -> set[str]:
         """What the files hold in plain sight. References are no secrets."""
         found = set(hidden_values(self._merged.values))
@@ -164,7 +185,15 @@ class Config:
         for ident, models in found.items():
             known = providers.get(ident)
             if known is not None and known.discover and (listed := tuple(models)):
-                providers[ident] = dataclasses.replace(known, models=listed, discover=False)
+                # Not every server lists all that it serves: what somebody chose counts.
+                ids = {model.id for model in listed}
+                chosen = (c.model for c in self._wanted.values() if c.provider == ident)
+                more = (Model(id=name, name=name) for name in dict.fromkeys(chosen))
+                models = (*listed, *(model for model in more if model.id not in ids))
+                providers[ident] = dataclasses.replace(known, models=models, discover=False)
+        return self._with(providers)
+
+    def _with(self, providers: Mapping[str, Provider]) -> Config:
         return Config(
             self._merged,
             providers,
@@ -172,6 +201,17 @@ class Config:
             secrets=self._secrets,
             notes=(self._notes, self.files),
         )
+
+    def wants_local(self, provider_id: str) -> bool:
+        """Whether a model server that happens to run on this machine may be used: only if nothing
+        else can be, and nobody has said no to it or to all defaults."""
+        section = self._merged.get("providers", provider_id) or {}
+        refused = section.get("disable") or self._merged.get("options", "disable_default_providers")
+        return not self.providers and not refused
+
+    def joined(self, provider: Provider) -> Config:
+        """The same configuration with a provider that no file names."""
+        return self._with({**self.providers, provider.id: provider})
 
     def choice(self) -> Choice:
         if self.large is not None:
@@ -191,6 +231,8 @@ class Config:
         source = self._merged.source("providers", large.provider.id)
         if source:
             return f"the first usable one, from {source.path}"
+        if large.provider.id not in CATALOGUE:
+            return f"found on this machine at {large.provider.base_url}"
         return f"the first usable one, with the key in {CATALOGUE[large.provider.id].key}"
 
     # The wire ------------------------------------------------------------------------------------

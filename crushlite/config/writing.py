@@ -9,6 +9,7 @@ user) both survive. Keys that crushlite does not know stay where they are.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import json
 import os
@@ -19,54 +20,69 @@ from crushlite.config.files import MAX_FILE, ConfigError, Source, parse, read
 from crushlite.config.merge import check, kind_of, spell, split_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["remove_value", "set_value"]
+__all__ = ["change", "put", "remove_value", "set_value", "take"]
 
 
-def set_value(file: Path, key: str, value: Any) -> None:
-    """Set the value at a dotted key, making the objects on the way. Raise ConfigError, and change
-    nothing, if the file could not be read afterwards or a value of another type is there."""
-    steps = split_key(key)
+def change(
+    file: Path,
+    edit: Callable[[dict[str, Any]], None],
+    accept: Callable[[dict[str, Any]], None] = lambda document: None,
+) -> bool:
+    """Edit the document of a file; say whether that changed anything. Raise ConfigError, and
+    change nothing, if the file could not be read afterwards or `accept` refuses the result."""
     with _locked(file):
-        document = _document(file)
-        parent = document
-        for count, step in enumerate(steps[:-1], 1):
-            if parent.get(step) is None:
-                parent[step] = {}
-            parent = _object(file, parent[step], steps[:count])
-        old = parent.get(steps[-1])
-        if old is not None and value is not None and kind_of(old) != kind_of(value):
-            raise ConfigError(
-                f"{file}: {spell(steps)} is {kind_of(old)} and cannot become {kind_of(value)}"
-            )
-        parent[steps[-1]] = value
-        _replace(file, document)
-
-
-def remove_value(file: Path, key: str) -> bool:
-    """Remove the value at a dotted key; say whether there was one."""
-    steps = split_key(key)
-    if not file.exists():
-        return False
-    with _locked(file):
-        document = _document(file)
-        parent = document
-        for count, step in enumerate(steps[:-1], 1):
-            if parent.get(step) is None:
-                return False
-            parent = _object(file, parent[step], steps[:count])
-        if steps[-1] not in parent:
+        before = _document(file)
+        document = copy.deepcopy(before)
+        edit(document)
+        content = _encoded(file, document)
+        if content == _encoded(file, before):
             return False
-        del parent[steps[-1]]
-        _replace(file, document)
+        accept(_checked(file, content))
+        _replace(file, content)
         return True
 
 
-def _object(file: Path, value: Any, path: tuple[str, ...]) -> dict[str, Any]:
+def put(document: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value at a dotted key, making the objects on the way. Raise ConfigError if a value
+    of another type is there."""
+    steps = split_key(key)
+    parent = document
+    for count, step in enumerate(steps[:-1], 1):
+        if parent.get(step) is None:
+            parent[step] = {}
+        parent = _object(parent[step], steps[:count])
+    old = parent.get(steps[-1])
+    if old is not None and value is not None and kind_of(old) != kind_of(value):
+        raise ConfigError(f"{spell(steps)} is {kind_of(old)} and cannot become {kind_of(value)}")
+    parent[steps[-1]] = value
+
+
+def take(document: dict[str, Any], key: str) -> None:
+    """Remove the value at a dotted key, if there is one."""
+    steps = split_key(key)
+    parent = document
+    for count, step in enumerate(steps[:-1], 1):
+        if parent.get(step) is None:
+            return
+        parent = _object(parent[step], steps[:count])
+    parent.pop(steps[-1], None)
+
+
+def set_value(file: Path, key: str, value: Any) -> bool:
+    return change(file, lambda document: put(document, key, value))
+
+
+def remove_value(file: Path, key: str) -> bool:
+    split_key(key)  # a bad key is an error whether there is a file or not
+    return file.exists() and change(file, lambda document: take(document, key))
+
+
+def _object(value: Any, path: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{file}: {spell(path)} is {kind_of(value)}, not an object")
+        raise ConfigError(f"{spell(path)} is {kind_of(value)}, not an object")
     return value
 
 
@@ -92,9 +108,13 @@ def _locked(file: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(file: Path, document: dict[str, Any]) -> None:
-    content = _encoded(file, document)
-    check(parse(file, content), file)
+def _checked(file: Path, content: bytes) -> dict[str, Any]:
+    document = parse(file, content)
+    check(document, file)
+    return document
+
+
+def _replace(file: Path, content: bytes) -> None:
     temporary = ""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")

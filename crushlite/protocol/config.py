@@ -11,7 +11,19 @@ from typing import Any
 
 from crushlite.protocol.codec import encode, omitted, omitted_dict, omitted_list
 
-__all__ = ["AgentInfo", "AgentInit", "Model", "SelectedModel", "wire_config"]
+__all__ = [
+    "AgentInfo",
+    "AgentInit",
+    "CompactMode",
+    "Model",
+    "ModelChoice",
+    "OAuthRefresh",
+    "ProviderKey",
+    "RemoveValue",
+    "SelectedModel",
+    "SetValue",
+    "wire_config",
+]
 
 
 @dataclass(slots=True)
@@ -63,6 +75,51 @@ class AgentInfo:
 @dataclass(slots=True)
 class AgentInit:
     interactive: bool = False
+
+
+# Mutations. `scope` says which file is written: 0 the user's, 1 the workspace's own.
+
+
+@dataclass(slots=True)
+class SetValue:
+    key: str
+    value: Any = None
+    scope: int = 0
+
+
+@dataclass(slots=True)
+class RemoveValue:
+    key: str
+    scope: int = 0
+
+
+@dataclass(slots=True)
+class ModelChoice:
+    model_type: str
+    model: SelectedModel
+    scope: int = 0
+
+
+@dataclass(slots=True)
+class CompactMode:
+    enabled: bool
+    scope: int = 0
+
+
+@dataclass(slots=True)
+class ProviderKey:
+    """`api_key` is a text or, of kind `oauth`, an object with the tokens."""
+
+    provider_id: str
+    kind: str
+    api_key: Any = None
+    scope: int = 0
+
+
+@dataclass(slots=True)
+class OAuthRefresh:
+    provider_id: str
+    scope: int = 0
 
 
 def wire_config(

@@ -1,0 +1,206 @@
+"""How one workspace is configured: where its files are, what they say now, and how that changes.
+
+A client changes the configuration by writing one of two files: the user's own (scope 0) or the
+workspace's (scope 1). What it asks for is checked before it is written: a file that would make the
+configuration unreadable, or a model that does not exist, is refused and changes nothing.
+
+Reads and writes files: everything but the plain fields is for a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.config import (
+    Config,
+    change,
+    data_directory,
+    global_file,
+    load,
+    put,
+    take,
+)
+from crushlite.errors import BadRequest
+from crushlite.protocol.codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from crushlite.config import Roots
+    from crushlite.protocol.config import ModelChoice, ProviderKey
+
+__all__ = ["Places", "Profile"]
+
+OWN_DATA_DIR = ".crushlite"
+ROLES = ("large", "small")
+RECENT = 5  # models that are remembered for each role
+# The variables that say where the machine's configuration files are.
+VARIABLES = (
+    *("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    *("CRUSH_GLOBAL_CONFIG", "CRUSH_GLOBAL_DATA"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the files of one workspace are."""
+
+    workspace: Path
+    env: Mapping[str, str]  # what configuration is found and expanded with
+    roots: Roots
+    data_dir: Path
+    allow_commands: bool = False
+
+    @classmethod
+    def find(
+        cls,
+        workspace: Path,
+        env: Mapping[str, str],
+        roots: Roots,
+        *,
+        data_dir: Path | None = None,
+        allow_commands: bool = False,
+    ) -> Places:
+        """`data_dir`: if somebody decided on it already; else the files are asked."""
+        env = _environment(env, roots)
+        wanted = data_dir or data_directory(workspace, env, roots) or workspace / OWN_DATA_DIR
+        return cls(workspace, env, roots, Path(os.path.realpath(wanted)), allow_commands)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the data directory serves other workspaces too. One inside the project moves
+        with it; in a shared one everything must say whose it is."""
+        return self.data_dir.parent != self.workspace
+
+    @property
+    def folder(self) -> Path:
+        """Of the workspace's own file."""
+        if not self.shared:
+            return self.data_dir
+        return self.data_dir / hashlib.sha256(os.fsencode(self.workspace)).hexdigest()[:16]
+
+    def file(self, scope: int) -> Path:
+        if scope not in (0, 1):
+            raise BadRequest(f"scope {scope}: use 0 for the user's file or 1 for the workspace's")
+        return self.folder / "crush.json" if scope else global_file(self.env, self.roots)
+
+    def load(self, instead: Mapping[Path, dict[str, Any]] | None = None) -> Config:
+        return load(
+            self.workspace,
+            self.env,
+            data_dir=self.folder,
+            allow_commands=self.allow_commands,
+            roots=self.roots,
+            instead=instead,
+        )
+
+
+class Profile:
+    """The configuration in force. Whoever loads a newer one puts it here, on the event loop."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.config = places.load()
+
+    def allows(self, tool: str, action: str) -> bool:
+        """Whether a tool may run without asking."""
+        return not {tool, f"{tool}:{action}"}.isdisjoint(self.config.allowed_tools)
+
+    # Changes: each says whether it changed a file ------------------------------------------------
+
+    def set_value(self, scope: int, key: str, value: Any) -> bool:
+        return self._change(scope, lambda document: put(document, key, value))
+
+    def remove_value(self, scope: int, key: str) -> bool:
+        return self._change(scope, lambda document: take(document, key))
+
+    def choose_model(self, wanted: ModelChoice) -> bool:
+        role, choice = wanted.model_type, wanted.model
+        if role not in ROLES:
+            raise BadRequest(f"model_type {role!r}: use large or small")
+        if not choice.model or not choice.provider:
+            raise BadRequest("model must name a provider and a model")
+        providers = self.config.providers
+        provider = providers.get(choice.provider)
+        # Without any provider there is nothing to hold it against: the file may come before them.
+        if providers and (provider is None or provider.model(choice.model) is None):
+            known = ", ".join(providers)
+            raise BadRequest(
+                f"no model {choice.model!r} of a provider {choice.provider!r}: "
+                f"configured are {known}"
+            )
+
+        def edit(document: dict[str, Any]) -> None:
+            put(document, f"models.{role}", encode(choice))
+            put(document, f"recent_models.{role}", self._recent(document, wanted))
+
+        return self._change(wanted.scope, edit)
+
+    def _recent(self, document: dict[str, Any], wanted: ModelChoice) -> list[dict[str, Any]]:
+        newest = wanted.model.model, wanted.model.provider
+        before = (document.get("recent_models") or {}).get(wanted.model_type) or []
+        others = [one for one in before if (one.get("model"), one.get("provider")) != newest]
+        return [encode(wanted.model), *others][:RECENT]
+
+    def set_key(self, wanted: ProviderKey) -> bool:
+        if not wanted.provider_id:
+            raise BadRequest("provider_id must not be empty")
+        ident = wanted.provider_id.replace(".", r"\.")
+        token, values = _credentials(wanted)
+
+        def edit(document: dict[str, Any]) -> None:
+            for name, value in values.items():
+                put(document, f"providers.{ident}.{name}", value)
+
+        changed = self._change(wanted.scope, edit)
+        provider = self.places.load().providers.get(wanted.provider_id)
+        if provider is not None and provider.api_key != token and wanted.scope == 0:
+            # A provider that the project brought gets nothing from the user's file, so that no
+            # project can draw a key to itself. Here a person gave it a key: it goes to its file.
+            changed |= self._change(1, edit)
+        return changed
+
+    def _change(self, scope: int, edit: Callable[[dict[str, Any]], None]) -> bool:
+        file = self.places.file(scope)
+
+        def accept(document: dict[str, Any]) -> None:
+            self.places.load(instead={file: document})
+
+        return change(file, edit, accept)
+
+
+def _credentials(wanted: ProviderKey) -> tuple[str, dict[str, Any]]:
+    """The key itself, and what is written."""
+    key = wanted.api_key
+    if wanted.kind == "string":
+        if not isinstance(key, str):
+            raise BadRequest("decode api key: a string was expected")
+        return key, {"api_key": key}
+    if wanted.kind == "oauth":
+        if not isinstance(key, dict) or not isinstance(key.get("access_token"), str):
+            raise BadRequest("decode api key: an object with an access_token was expected")
+        return key["access_token"], {"api_key": key["access_token"], "oauth": key}
+    raise BadRequest(f'unsupported api key kind "{wanted.kind}": use string or oauth')
+
+
+def _environment(env: Mapping[str, str], roots: Roots) -> Mapping[str, str]:
+    """What configuration is found and expanded with: the client's environment, and the daemon's own
+    for what the client left out. The variables that say where the files are go together: they are
+    the client's if it named any, unless there is no configuration and the user who started the
+    daemon, who is the same user, has one."""
+    both = {**os.environ, **env}
+    rest = {name: value for name, value in both.items() if name not in VARIABLES}
+    theirs = rest | {name: env[name] for name in VARIABLES if name in env}
+    ours = rest | {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if theirs == rest:
+        return ours
+    return ours if not _configured(theirs, roots) and _configured(ours, roots) else theirs
+
+
+def _configured(env: Mapping[str, str], roots: Roots) -> bool:
+    folders = (roots.config(env), roots.crush_data(env), roots.own_data(env))
+    return any((folder / "crush.json").exists() for folder in folders)
