@@ -27,9 +27,10 @@ functions never translate anything and a client can branch on `code` without rea
     ├── Unavailable                    503 unavailable
     │   ├── ShuttingDown               503 shutting_down    the Crush client then spawns a server
     │   ├── StoreOverloaded            503 store_overloaded
-    │   └── StoreBusy                  503 store_busy
+    │   ├── StoreBusy                  503 store_busy
+    │   └── StoreFailed                503 store_failed     an I/O error; it may pass
     ├── StoreFull                      507 store_full
-    ├── StoreFailed                    500 store_failed
+    │   └── NotSaved                   507 not_saved        the endings of earlier runs wait
     ├── ProviderFailed                 502 provider_failed
     ├── UsageError                     (no status) exit 2   bad flags, refused bind
     ├── WrongPeer                      (no status) exit 3   the other end is another user
@@ -58,6 +59,7 @@ __all__ = [
     "NotAttached",
     "NotFound",
     "NotQueued",
+    "NotSaved",
     "ProviderFailed",
     "RequestNotFound",
     "RunIdReused",
@@ -202,13 +204,21 @@ class StoreBusy(Unavailable):
     code = "store_busy"
 
 
+class StoreFailed(Unavailable):
+    """The database cannot be reached: an I/O error, a file that was removed, a closed store."""
+
+    code = "store_failed"
+
+
 class StoreFull(CrushliteError):
     status = 507
     code = "store_full"
 
 
-class StoreFailed(CrushliteError):
-    code = "store_failed"
+class NotSaved(StoreFull):
+    """An earlier run has ended and the store has not written it yet: nothing new till then."""
+
+    code = "not_saved"
 
 
 class ProviderFailed(CrushliteError):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
-import tempfile
 import threading
 import unittest
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import FakeClock
 from crushlite.errors import (
     BadRequest,
     SessionNotFound,
@@ -23,92 +18,10 @@ from crushlite.errors import (
     StoreOverloaded,
 )
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor, Store, Stores, ThreadExecutor, connect
+from crushlite.store import InlineExecutor
 from crushlite.store.lanes import MAX_WAITING
-from crushlite.store.sessions import get_session, insert_session, list_sessions, rename_session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from crushlite.store import ConnectionFactory, Executor
-
-LIMIT = 30  # seconds: a hang is a failure with a name
-
-
-def add(sid: str) -> Callable[[sqlite3.Connection], str]:
-    def work(conn: sqlite3.Connection) -> str:
-        insert_session(conn, "", Session(id=sid))
-        return sid
-
-    return work
-
-
-def ids(conn: sqlite3.Connection) -> list[str]:
-    return sorted(session.id for session in list_sessions(conn, ""))
-
-
-class Gate:
-    """Work that holds the thread it runs in until it is opened."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.open = threading.Event()
-
-    def __call__(self, conn: sqlite3.Connection) -> bool:
-        self.entered.set()
-        return self.open.wait(LIMIT)
-
-    async def reached(self) -> None:
-        await asyncio.to_thread(self.entered.wait, LIMIT)
-
-
-class StoreCase(unittest.IsolatedAsyncioTestCase):
-    def setUp(self) -> None:
-        self.directory = Path(self.enterContext(tempfile.TemporaryDirectory())) / "data"
-        self.trace: list[str] = []  # what the writer's connection executed
-
-    def tracing(self, path: Path, read_only: bool) -> sqlite3.Connection:
-        conn = connect(path, read_only)
-        if not read_only:
-            conn.set_trace_callback(self.trace.append)
-        return conn
-
-    @contextlib.asynccontextmanager
-    async def opened(
-        self,
-        factory: ConnectionFactory | None = None,
-        executor: Callable[[str], Executor] = ThreadExecutor,
-    ) -> AsyncIterator[Store]:
-        async with asyncio.timeout(LIMIT):
-            stores = Stores(
-                clock=FakeClock(),
-                boot_id="boot",
-                executor=executor,
-                connect=factory or self.tracing,
-            )
-            store = await stores.open(self.directory)
-            self.trace.clear()
-            try:
-                yield store
-            finally:
-                await stores.release(store)
-
-    async def batch(
-        self, store: Store, *works: Callable[[sqlite3.Connection], object], promise: bool = False
-    ) -> list[Any]:
-        """Run works that certainly wait together: the thread is held until all are queued."""
-        gate = Gate()
-        held = store.submit(gate)
-        await gate.reached()
-        futures = [store.submit(work, promise=promise) for work in works]
-        self.trace.clear()
-        gate.open.set()
-        results = await asyncio.gather(*futures, return_exceptions=True)
-        self.assertTrue(await held)
-        return results
-
-    def count(self, statement: str) -> int:
-        return sum(1 for line in self.trace if line == statement)
+from crushlite.store.sessions import get_session, insert_session, rename_session
+from tests.helpers_store import Gate, StoreCase, add, ids
 
 
 class GroupCommitTests(StoreCase):
@@ -219,33 +132,7 @@ class GroupCommitTests(StoreCase):
             self.assertEqual(len(await store.read(ids)), 20)
 
 
-class Faulty(sqlite3.Connection):
-    """A connection that fails where the test says, and never waits for a lock."""
-
-    faults: dict[str, int]  # statement -> how many times it is still to fail
-
-    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        if sql.startswith("PRAGMA busy_timeout"):
-            sql = "PRAGMA busy_timeout = 0"
-        if self.faults.get(sql, 0) > 0:
-            self.faults[sql] -= 1
-            raise sqlite3.OperationalError(f"injected into {sql}")
-        return super().execute(sql, *args)
-
-
 class LostTransactionTests(StoreCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.faults: dict[str, int] = {}
-
-    def faulty(self, path: Path, read_only: bool) -> sqlite3.Connection:
-        if read_only:
-            return connect(path, True)
-        conn = sqlite3.connect(path, isolation_level=None, timeout=0, factory=Faulty)
-        conn.faults = self.faults
-        conn.set_trace_callback(self.trace.append)
-        return conn
-
     async def test_a_full_disk_fails_only_the_call_that_does_not_fit(self) -> None:
         def limit(conn: sqlite3.Connection) -> None:
             (pages,) = conn.execute("PRAGMA page_count").fetchone()
@@ -303,7 +190,7 @@ class LostTransactionTests(StoreCase):
             await gate.reached()
             futures = [store.submit(add(sid), promise=True) for sid in ("a", "b")]
             self.trace.clear()
-            self.faults["COMMIT"] = 2  # the gate's own, then the batch's
+            self.faults.fail("COMMIT", times=2)  # the gate's own, then the batch's
             gate.open.set()
             with self.assertRaises(StoreFailed):
                 await held
@@ -313,7 +200,7 @@ class LostTransactionTests(StoreCase):
 
     async def test_a_commit_that_keeps_failing_leaves_nothing_and_heals(self) -> None:
         async with self.opened(self.faulty) as store:
-            self.faults["COMMIT"] = 1_000
+            self.faults.fail("COMMIT", times=1_000)
             results = await asyncio.gather(
                 *(store.submit(add(f"s{n}")) for n in range(5)), return_exceptions=True
             )
@@ -324,7 +211,8 @@ class LostTransactionTests(StoreCase):
 
     async def test_a_rollback_that_fails_is_made_up_for_before_the_next_transaction(self) -> None:
         async with self.opened(self.faulty) as store:
-            self.faults.update({"COMMIT": 1, "ROLLBACK": 1})
+            self.faults.fail("COMMIT")
+            self.faults.fail("ROLLBACK")
             with self.assertRaises(StoreFailed):
                 await store.submit(add("lost"))
             self.assertEqual(await store.submit(add("kept")), "kept")
@@ -378,6 +266,15 @@ class ReaderTests(StoreCase):
             self.assertEqual(await reading, ([], []))
             self.assertEqual(await store.read(ids), ["a"])
 
+    async def test_a_long_read_pauses_for_others_and_a_short_one_does_not(self) -> None:
+        async with self.opened() as store:
+            await store.submit(lambda conn: [add(f"s{n}")(conn) for n in range(1_000)])
+            with mock.patch("crushlite.store.reader.time.sleep", return_value=None) as pause:
+                await store.read(lambda conn: get_session(conn, "", "s1"))
+                self.assertEqual(pause.call_count, 0)
+                self.assertEqual(len(await store.read(ids)), 1_000)
+                self.assertGreater(pause.call_count, 10)
+
     async def test_a_read_cannot_write_and_does_not_spoil_the_next(self) -> None:
         async with self.opened() as store:
             with self.assertRaises(StoreFailed):
@@ -388,7 +285,9 @@ class ReaderTests(StoreCase):
 
 
 class EdgeTests(StoreCase):
-    async def test_no_error_of_sqlite_leaves_the_store(self) -> None:
+    async def test_a_statement_that_makes_no_sense_is_a_bug_and_no_trouble_of_the_store(
+        self,
+    ) -> None:
         async with self.opened() as store:
             await store.submit(add("a"))
             for work in (
@@ -396,9 +295,10 @@ class EdgeTests(StoreCase):
                 lambda conn: conn.execute("SELECT nonsense").close(),
                 lambda conn: conn.execute("SELECT ?", (object(),)).close(),
             ):
-                with self.assertRaises(StoreFailed) as caught:
+                with self.assertRaises(RuntimeError) as caught:
                     await store.submit(work)
                 self.assertIsInstance(caught.exception.__cause__, sqlite3.Error)
+                self.assertIsNone(store.trouble)
 
     async def test_values_that_sqlite_cannot_hold_are_the_callers_fault(self) -> None:
         async with self.opened() as store:

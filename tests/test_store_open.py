@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import shutil
@@ -12,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.clock import FakeClock
 from crushlite.errors import (
@@ -22,12 +25,11 @@ from crushlite.errors import (
     DataDirectoryInUse,
     IllegalCall,
     NewerSchema,
-    StoreFailed,
     StoreUnusable,
 )
 from crushlite.protocol.sessions import Session
 from crushlite.store import Stores, connect
-from crushlite.store.schema import VERSION, migrate
+from crushlite.store.migrations import VERSION, migrate
 from crushlite.store.sessions import insert_session, list_sessions
 
 if TYPE_CHECKING:
@@ -67,11 +69,10 @@ asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """The files that hold data. The shared-memory file is an index that SQLite may rebuild."""
+    """Every file of the database: what is refused leaves neither a change nor litter."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.glob("crushlite.db*"))
-        if not path.name.endswith("-shm") and path.stat().st_size > 0
     }
 
 
@@ -93,7 +94,7 @@ class OpenCase(unittest.IsolatedAsyncioTestCase):
         conn = connect(self.database, False)
         self.addCleanup(conn.close)
         conn.execute("PRAGMA journal_mode = WAL")
-        migrate(conn)
+        migrate(conn, self.database)
         for n in range(100):
             insert_session(conn, "", Session(id=f"s{n}", title="x" * 200))
         return conn
@@ -148,7 +149,7 @@ class DirectoryTests(OpenCase):
         self.directory.parent.mkdir()
         self.directory.write_text("a file")
         async with asyncio.timeout(LIMIT):
-            with self.assertRaises(StoreFailed):
+            with self.assertRaises(StoreUnusable):
                 await self.stores.open(self.directory)
         self.assertEqual(self.directory.read_text(), "a file")
 
@@ -296,7 +297,7 @@ class RefusalTests(OpenCase):
                 stores = Stores(clock=FakeClock(), boot_id="boot", connect=failing_at(failing))
                 threads, files = threading.active_count(), descriptors()
                 async with asyncio.timeout(LIMIT):
-                    with self.assertRaises(StoreFailed):
+                    with self.assertRaises(StoreUnusable):
                         await stores.open(self.directory)
                     self.assertEqual((threading.active_count(), descriptors()), (threads, files))
                     store = await self.stores.open(self.directory)
@@ -313,7 +314,7 @@ class RefusalTests(OpenCase):
                 threads, files = threading.active_count(), descriptors()
                 try:
                     await stores.release(await stores.open(self.directory))
-                except StoreFailed:
+                except StoreUnusable:
                     failures += 1
                     self.assertEqual((threading.active_count(), descriptors()), (threads, files))
                 else:
@@ -383,7 +384,29 @@ class LockTests(OpenCase):
             await asyncio.to_thread(process.communicate, "", LIMIT)
             self.assertEqual(process.returncode, 0)
             await self.stores.release(await self.stores.open(self.directory))
-        self.assertEqual((self.directory / "crushlite.lock").read_text(), f"{os.getpid()}\n")
+        first, *_ = (self.directory / "crushlite.lock").read_text().splitlines()
+        self.assertEqual(first, str(os.getpid()))
+
+    async def test_an_owner_that_has_not_said_who_it_is_yet_is_waited_for_less_than_a_second(
+        self,
+    ) -> None:
+        self.directory.mkdir(parents=True)
+        with (self.directory / "crushlite.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            started = time.monotonic()
+            with self.assertRaisesRegex(DataDirectoryInUse, "process unknown"):
+                await self.stores.open(self.directory)
+            self.assertLess(time.monotonic() - started, 1.0)
+
+            def speak(_: float) -> None:
+                file.write("12345\n")
+                file.flush()
+
+            with (
+                mock.patch("crushlite.store.directory.time.sleep", side_effect=speak),
+                self.assertRaisesRegex(DataDirectoryInUse, "process 12345"),
+            ):
+                await self.stores.open(self.directory)
 
     async def test_two_owners_in_one_process_are_refused_too(self) -> None:
         async with asyncio.timeout(LIMIT):

@@ -31,6 +31,7 @@ from crushlite.protocol.sessions import File, Session, Todo
 from crushlite.store import RunRow, connect
 from crushlite.store.connection import configure
 from crushlite.store.files import (
+    Change,
     insert_file,
     last_read,
     list_files,
@@ -43,11 +44,10 @@ from crushlite.store.messages import (
     get_message,
     insert_message,
     list_messages,
-    list_user_messages,
     save_message,
 )
+from crushlite.store.migrations import migrate
 from crushlite.store.runs import end_run, get_run, insert_run, list_runs, start_run
-from crushlite.store.schema import migrate
 from crushlite.store.sessions import (
     child_ids,
     delete_session,
@@ -60,6 +60,7 @@ from crushlite.store.sessions import (
     set_title,
     set_todos,
 )
+from crushlite.worktree.states import MISSING, FileState
 
 EVERY_PART: list[Part] = [
     ReasoningPart("think\0", "sig", 1, 2),
@@ -80,7 +81,7 @@ class QueryCase(unittest.TestCase):
         self.conn = connect(path, False)
         self.addCleanup(self.conn.close)
         configure(self.conn)
-        migrate(self.conn)
+        migrate(self.conn, path)
 
     def add(self, *sids: str, scope: str = "", parent: str = "") -> None:
         for sid in sids:
@@ -288,14 +289,6 @@ class MessageTests(QueryCase):
         )
         self.assertEqual(list_messages(self.conn, "", "nobody"), [])
 
-    def test_what_users_wrote_is_listed_newest_first(self) -> None:
-        for n, (sid, role) in enumerate(zip("sstst", ("user", "tool", "user") * 2, strict=False)):
-            self.say(f"m{n}", sid, role)
-        newest_first = [m.id for m in list_user_messages(self.conn, "", None)]
-        self.assertEqual(newest_first, ["m3", "m2", "m0"])
-        self.assertEqual([m.id for m in list_user_messages(self.conn, "", "t")], ["m2"])
-        self.assertEqual(list_user_messages(self.conn, "/other", None), [])
-
     def test_the_count_follows_inserts_and_deletes(self) -> None:
         for n in range(3):
             self.say(f"m{n}")
@@ -452,7 +445,8 @@ class FileTests(QueryCase):
 
     def test_a_change_adds_the_content_before_only_if_it_is_not_the_last_version(self) -> None:
         def change(before: str, after: str) -> list[tuple[int, str]]:
-            added = record_change(self.conn, "", "s", "a", (before, after), 12.5)
+            states = FileState(before), FileState(after)
+            added = record_change(self.conn, "", "s", Change("a", *states), 12.5)
             self.assertTrue(all(file.created_at == 12 for file in added))
             return [(file.version, file.content) for file in added]
 
@@ -461,7 +455,7 @@ class FileTests(QueryCase):
         self.assertEqual(change("edited", "three"), [(3, "edited"), (4, "three")])
         self.assertEqual(change("three", "three"), [])
         with self.assertRaises(SessionNotFound):
-            record_change(self.conn, "", "nobody", "a", ("", "x"), 1.0)
+            record_change(self.conn, "", "nobody", Change("a", MISSING, FileState("x")), 1.0)
 
     def test_what_was_read_is_listed_the_last_read_first(self) -> None:
         for path, when in (("a", 5.5), ("b", 4.0), ("c", 3.0), ("a", 1.0)):

@@ -26,10 +26,12 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import RunRow, Stores, connect
 from crushlite.store.connection import configure
 from crushlite.store.messages import get_message, insert_message, list_messages
+from crushlite.store.migrations import migrate
 from crushlite.store.recovery import INTERRUPTED, recover
 from crushlite.store.runs import end_run, get_run, insert_run, list_runs, start_run
-from crushlite.store.schema import migrate
 from crushlite.store.sessions import get_session, insert_session
+from tests.helpers import BoundedTestCase
+from tests.helpers_store import open_and_die
 
 if TYPE_CHECKING:
     import sqlite3
@@ -46,7 +48,7 @@ class RecoveryCase(unittest.TestCase):
         self.conn = connect(path, False)
         self.addCleanup(self.conn.close)
         configure(self.conn)
-        migrate(self.conn)
+        migrate(self.conn, path)
         insert_session(self.conn, "", Session(id="s", title="t"))
 
     # What the daemon did before it died.
@@ -371,6 +373,46 @@ class OtherMessageTests(RecoveryCase):
         self.say("a1", TextPart("half"))
         self.assertEqual(self.recover(), [])
         self.assertEqual(self.history()[0].parts, [TextPart("half"), MARKER])
+
+
+class KilledTests(BoundedTestCase):
+    async def test_a_process_that_dies_at_any_statement_of_recovery_leaves_it_all_to_the_next(
+        self,
+    ) -> None:
+        directory = Path(self.enterContext(tempfile.TemporaryDirectory())) / "data"
+        stores = Stores(clock=FakeClock(), boot_id="boot1")
+        store = await stores.open(directory)
+        await store.submit(self.promise, promise=True)
+        await stores.release(store)
+        deaths = 0
+        while open_and_die(directory, deaths + 1):
+            deaths += 1
+        self.assertGreater(deaths, 30)
+        store = await stores.open(directory)
+        self.assertEqual(store.recovered, [])
+        rows = await store.read(lambda conn: list_runs(conn, "", "s", None))
+        self.assertEqual([row.outcome for row in rows], ["failed"] * 3)
+        messages = await store.read(lambda conn: list_messages(conn, "", "s"))
+        # The second run's answer was open; the third rode on it.
+        roles = ["user", "assistant", "user", "assistant", "tool", "user"]
+        self.assertEqual(sorted(m.role for m in messages), sorted(roles))
+        for message in messages:
+            self.assertIsNotNone(message.finish)
+        check = await store.read(lambda conn: conn.execute("PRAGMA integrity_check").fetchall())
+        self.assertEqual(check, [("ok",)])
+        await stores.release(store)
+
+    @staticmethod
+    def promise(conn: sqlite3.Connection) -> None:
+        """A run that never started, one in the middle of its answer, and one that rode on it."""
+        insert_session(conn, "", Session(id="s"))
+        for run_id, carrier in (("r1", ""), ("r2", ""), ("r3", "r2")):
+            row = RunRow(run_id, "s", "d", "hello", carrier=carrier, boot_id="boot1")
+            insert_run(conn, "", row)
+        prompt = Message("u2", "user", "s", [TextPart("hello"), FinishPart("stop")])
+        start_run(conn, "", "r2", prompt, 1.0)
+        call = ToolCallPart("c", "view", "{", finished=False)
+        insert_message(conn, "", Message("a2", "assistant", "s", [TextPart("half"), call]))
 
 
 class OpenTests(unittest.IsolatedAsyncioTestCase):

@@ -4,6 +4,13 @@
 are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(conn, scope, ...)`:
 `scope` is '' in a workspace's own data directory and the workspace's resolved path in a shared one.
 
+    stores       opening, sharing, closing         writer, reader   the two lanes into a file
+    directory    who owns a data directory         lanes, executor  what a lane is, and its thread
+    inspection   which files are refused           checkpoints      keeping the log short
+    migrations   bringing a file up to date        health           whether writes work
+    schema       the tables                        walfile          commits lost from a log
+    recovery     what a dead daemon left open      salvage          saving what damage has left
+
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.
 """

@@ -1,7 +1,7 @@
 """SQLite connections: how they are opened, and what their errors mean outside the store.
 
-`connect` is the only call of `sqlite3.connect`; a test that wants faults passes its own factory.
-`translate` is the edge: past it no error of sqlite3 is seen.
+`connect` opens every file; a test that wants faults passes its own factory. `translate` is the
+edge: past it no error of sqlite3 is seen.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from crushlite.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from types import UnionType
 
 __all__ = [
     "BUSY_TIMEOUT",
     "Connection",
     "ConnectionFactory",
+    "check_row",
     "configure",
     "connect",
+    "says_damage",
+    "spoils",
     "transaction",
     "translate",
     "translated",
@@ -63,6 +67,13 @@ def configure(conn: sqlite3.Connection) -> None:
         raise StoreFailed(f"the file system does not support SQLite's WAL mode (got {mode})")
 
 
+def check_row(what: str, row: Sequence[object], kinds: Sequence[type | UnionType]) -> None:
+    """SQLite stores any kind of value in any column, so a flipped bit can change the kind. Noticed
+    here it is damage with a name; noticed when it is encoded it would look like a bug."""
+    if not all(map(isinstance, row, kinds)):
+        raise CorruptDatabase(f"{what} {row[0]!r} is damaged and cannot be read")
+
+
 @contextlib.contextmanager
 def transaction(conn: sqlite3.Connection) -> Iterator[None]:
     """One write transaction for the steps of opening; the writer has its own, with savepoints."""
@@ -82,32 +93,70 @@ _BY_CODE: dict[int, type[CrushliteError]] = {
     sqlite3.SQLITE_FULL: StoreFull,
     sqlite3.SQLITE_BUSY: StoreBusy,
     sqlite3.SQLITE_LOCKED: StoreBusy,
-    sqlite3.SQLITE_CORRUPT: CorruptDatabase,
-    sqlite3.SQLITE_NOTADB: CorruptDatabase,
 }
+_BUGS = (
+    *(sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError),
+    *(sqlite3.NotSupportedError, StopIteration),  # a future cannot hold the last one
+)
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SPOILING = (
+    *(*_DAMAGE, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
+    *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def says_damage(error: BaseException) -> bool:
+    """Whether SQLite has met pages that make no sense, or Python a text that is none."""
+    if isinstance(error, sqlite3.Error):
+        return _code(error) & 0xFF in _DAMAGE or "Could not decode to UTF-8" in str(error)
+    return isinstance(error, UnicodeDecodeError)
+
+
+def spoils(error: BaseException) -> bool:
+    """Whether the connection may go on failing although the cause of this error is gone."""
+    return isinstance(error, sqlite3.Error) and _code(error) & 0xFF in _SPOILING
 
 
 def translate(error: BaseException, path: Path) -> BaseException:
     """What the outside sees of `error`: a new error for each call, as raising one adds to it."""
     answer: BaseException
-    if isinstance(error, sqlite3.Error):
-        code = getattr(error, "sqlite_errorcode", 0)  # absent on errors of the Python module
-        cls = _BY_CODE.get(code & 0xFF, StoreFailed)
-        # The shared-memory file is grown apart from the others and reports a full disk its own way.
-        answer = (StoreFull if code == sqlite3.SQLITE_IOERR_SHMSIZE else cls)(f"{path}: {error}")
+    if says_damage(error):
+        answer = CorruptDatabase(f"{path} is damaged: {error}")
+    elif _is_bug(error):
+        answer = RuntimeError(f"{path}: {error!r}")
+    elif isinstance(error, sqlite3.DataError):
+        answer = BadRequest("a text is too long to be stored")
+    elif isinstance(error, sqlite3.Error):
+        answer = _class(error)(f"{path}: {error}")
     elif isinstance(error, OSError):
         answer = (StoreFull if error.errno in _FULL else StoreFailed)(f"{path}: {error}")
     elif isinstance(error, OverflowError):
         answer = BadRequest("an integer does not fit in 64 bits")
     elif isinstance(error, UnicodeEncodeError):
         answer = BadRequest("a text holds a lone surrogate")
-    elif isinstance(error, StopIteration):
-        answer = RuntimeError("a store call raised StopIteration")  # a future cannot hold one
     else:
         return error
     answer.__cause__ = error
     return answer
+
+
+def _is_bug(error: BaseException) -> bool:
+    """The work was wrong, not the world: no client can do anything about it, nor will it pass."""
+    if isinstance(error, sqlite3.OperationalError):
+        return _code(error) == sqlite3.SQLITE_ERROR  # a statement that makes no sense
+    return isinstance(error, _BUGS)
+
+
+def _class(error: sqlite3.Error) -> type[CrushliteError]:
+    code = _code(error)
+    if code == sqlite3.SQLITE_IOERR_SHMSIZE:
+        return StoreFull  # the index of the log is grown apart and reports a full disk its own way
+    return _BY_CODE.get(code & 0xFF, StoreFailed)
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0))  # absent on errors of the Python module
 
 
 @contextlib.contextmanager

@@ -1,22 +1,36 @@
-"""The data directory: making it, and owning it.
+"""The data directory: making it, owning it, and remembering how it was left.
 
 One daemon owns a data directory. The owner holds an flock on `crushlite.lock`, which the system
 drops when the process dies, however it dies. The file itself is never unlinked: a process that
 opened the old file and one that made a new file would both hold "the" lock.
+
+The file's first line is the owner's pid, for the message only: the flock decides. The second is a
+note to the next owner. `open BOOT` says that the database holds data and in which boot of the
+machine it was written to; `closed SIZE MTIME` says that it was closed in order, and what the file
+then looked like.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from crushlite.errors import DataDirectoryInUse
 
-if TYPE_CHECKING:
-    from pathlib import Path
+__all__ = [
+    "DirectoryLock",
+    "Note",
+    "create_database_file",
+    "make_directory",
+    "sync_directory",
+    "this_boot",
+]
 
-__all__ = ["DirectoryLock", "create_database_file", "make_directory"]
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # where there is none every boot is unknown: ''
+_PATIENCE = 0.5  # seconds for an owner that has the lock to write who it is
 
 
 def make_directory(path: Path) -> None:
@@ -26,8 +40,8 @@ def make_directory(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     (path / ".gitignore").write_text("*\n", encoding="ascii")
-    _sync_directory(path)
-    _sync_directory(path.parent)
+    sync_directory(path)
+    sync_directory(path.parent)
 
 
 def create_database_file(path: Path) -> None:
@@ -36,10 +50,10 @@ def create_database_file(path: Path) -> None:
     if path.exists():
         return
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     # Without it a power cut could take the new name away, and every promise inside with it.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -48,19 +62,49 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def this_boot() -> str:
+    try:
+        return _BOOT.read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the last owner left behind; nothing is known of a directory without a note."""
+
+    holds_data: bool = False
+    boot: str = ""
+    closed: tuple[int, int] | None = None
+
+    @classmethod
+    def parse(cls, line: str) -> Note:
+        match line.split():
+            case ["open", *boot]:
+                return cls(True, " ".join(boot))
+            case ["closed", size, mtime] if size.isdecimal() and mtime.isdecimal():
+                return cls(True, "", (int(size), int(mtime)))
+            case _:
+                return cls()
+
+    def fits(self, file: os.stat_result) -> bool:
+        """Whether the file was closed in order and nobody has written to it since."""
+        return self.closed == (file.st_size, file.st_mtime_ns)
+
+
 class DirectoryLock:
-    """Held from construction to `release`. The file holds the owner's pid, for the message only:
-    the flock decides."""
+    """Held from construction to `release`."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / "crushlite.lock"
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+            line = self._lines()[1]
+            self.note = Note.parse(line)  # of the last owner
+            self._write(line)  # stays until this owner has something better to say
         except BlockingIOError:
-            owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
+            owner = self._owner()
             os.close(self._descriptor)
             raise DataDirectoryInUse(
                 f"{directory} is in use by process {owner or 'unknown'}; "
@@ -70,5 +114,28 @@ class DirectoryLock:
             os.close(self._descriptor)
             raise
 
+    def opened(self) -> None:
+        self._write(f"open {this_boot()}")
+
+    def closed(self, database: Path) -> None:
+        file = database.stat()
+        self._write(f"closed {file.st_size} {file.st_mtime_ns}")
+
     def release(self) -> None:
         os.close(self._descriptor)
+
+    def _lines(self) -> tuple[str, str]:
+        text = os.pread(self._descriptor, 200, 0).decode("ascii", "replace")
+        pid, _, rest = text.partition("\n")
+        return pid.strip(), rest.partition("\n")[0].strip()
+
+    def _write(self, line: str) -> None:
+        content = f"{os.getpid()}\n{line}\n".encode("ascii", "replace")
+        os.pwrite(self._descriptor, content, 0)  # in this order: the pid is never missing
+        os.ftruncate(self._descriptor, len(content))
+
+    def _owner(self) -> str:
+        deadline = time.monotonic() + _PATIENCE
+        while not (owner := self._lines()[0]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return owner

@@ -1,23 +1,89 @@
-"""Queries over the versions of files that a session changed, and over what it has read."""
+"""Queries over the versions of files that a session changed, and over what it has read.
+
+A version says what a file was: its content and mode, or that there was none. The versions that a
+run made carry its id; one that was merely found (before the first change, or edited by somebody
+else meanwhile) carries none. So the version before the first of a run is what the run began with.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from crushlite.errors import RunNotFound
+from crushlite.protocol.changes import ChangedRun
 from crushlite.protocol.sessions import File
+from crushlite.store.connection import check_row
 from crushlite.store.sessions import require_session
+from crushlite.worktree.states import FileState
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["insert_file", "last_read", "list_files", "list_read", "mark_read", "record_change"]
+__all__ = [
+    "Change",
+    "Mark",
+    "PathHistory",
+    "RunHistory",
+    "changed_runs",
+    "insert_file",
+    "last_read",
+    "list_files",
+    "list_read",
+    "mark_read",
+    "record_change",
+    "record_gap",
+    "run_history",
+]
 
 _COLUMNS = "id, session_id, path, content, version, created_at, updated_at"
+_KINDS = (str, str, str, str, int, int, int)
+_MARKS = "run_id, undoes, present, mode"
 
 
-def insert_file(conn: sqlite3.Connection, scope: str, file: File) -> File:
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Who made a version, and what the content alone does not say of it. `undoes` is the run that
+    was undone by it; there is no `mode` if nobody knew it."""
+
+    run_id: str = ""
+    undoes: str = ""
+    present: bool = True
+    mode: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    path: str
+    before: FileState
+    after: FileState
+    run_id: str = ""
+    undoes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PathHistory:
+    """What a run did to a file. `mixed`: somebody else changed it too, in between."""
+
+    path: str
+    before: FileState
+    after: FileState
+    mixed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """`gaps` are changes that were not recorded: a path, or '' for all there may be, and why."""
+
+    session_id: str
+    undoes: str
+    paths: list[PathHistory]
+    gaps: list[tuple[str, str]]
+
+
+def insert_file(conn: sqlite3.Connection, scope: str, file: File, mark: Mark | None = None) -> File:
     """Add the next version of a path; version 0 is the state before the session's first change.
     Returns the file with the version it got: the one in the argument is not believed."""
     require_session(conn, scope, file.session_id)
@@ -28,32 +94,123 @@ def insert_file(conn: sqlite3.Connection, scope: str, file: File) -> File:
     ).fetchone()
     stored = dataclasses.replace(file, version=version)
     conn.execute(
-        f"INSERT INTO files (scope, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (scope, *dataclasses.astuple(stored)),
+        f"INSERT INTO files (scope, {_COLUMNS}, {_MARKS}) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (scope, *dataclasses.astuple(stored), *dataclasses.astuple(mark or Mark())),
     )
     return stored
 
 
 def record_change(
-    conn: sqlite3.Connection, scope: str, sid: str, path: str, change: tuple[str, str], now: float
+    conn: sqlite3.Connection, scope: str, sid: str, change: Change, now: float
 ) -> list[File]:
-    """Add the versions that a change from one content to another makes; return them. The content
-    before is a version too if it is not the last one known: the session's first change of the
-    path, or somebody else has edited it since."""
+    """Add the versions that a change makes; return them. What was before is a version too if it is
+    not the last one known: the session's first change of the path, or somebody else has edited it
+    since."""
     require_session(conn, scope, sid)
     row = conn.execute(
-        "SELECT content FROM files WHERE scope = ? AND session_id = ? AND path = ? "
+        "SELECT content, present, mode FROM files WHERE scope = ? AND session_id = ? AND path = ? "
         "ORDER BY version DESC LIMIT 1",
-        (scope, sid, path),
+        (scope, sid, change.path),
     ).fetchone()
-    last = None if row is None else row[0]
+    last = None if row is None else _state(*row)
+    found, made = Mark(), Mark(change.run_id, change.undoes)
     added: list[File] = []
-    for content in change:
-        if content != last:
-            file = File(str(uuid.uuid4()), sid, path, content, 0, int(now), int(now))
-            added.append(insert_file(conn, scope, file))
-            last = content
+    for state, mark in ((change.before, found), (change.after, made)):
+        learned = last is not None and last.mode is None and state.mode is not None
+        if last is None or learned or not state.is_like(last):
+            content = state.content or ""
+            file = File(str(uuid.uuid4()), sid, change.path, content, 0, int(now), int(now))
+            present = state.content is not None
+            mark = dataclasses.replace(mark, present=present, mode=state.mode)
+            added.append(insert_file(conn, scope, file, mark))
+            last = state
     return added
+
+
+def _state(content: str, present: int, mode: int | None) -> FileState:
+    return FileState(content, mode) if present else FileState(None)
+
+
+def record_gap(
+    conn: sqlite3.Connection, scope: str, sid: str, run_id: str, path: str, reason: str
+) -> None:
+    """Remember that a change was not recorded; once for each path of a run."""
+    require_session(conn, scope, sid)
+    conn.execute(
+        "INSERT OR IGNORE INTO gaps (scope, session_id, run_id, path, reason) "
+        "VALUES (?, ?, ?, ?, ?)",
+        (scope, sid, run_id, path, reason),
+    )
+
+
+# What a run did ---------------------------------------------------------------------------------
+
+
+def changed_runs(conn: sqlite3.Connection, scope: str) -> list[ChangedRun]:
+    """The runs, and undoings of runs, that changed files: the one that changed last is last."""
+    found: dict[str, tuple[int, ChangedRun]] = {}
+    paths: dict[str, set[str]] = {}
+    rows = conn.execute(
+        "SELECT run_id, seq, session_id, path, undoes, created_at FROM files "
+        "WHERE scope = ? AND run_id <> '' ORDER BY run_id, seq",
+        (scope,),
+    )
+    for run_id, seq, session_id, path, undoes, at in rows:
+        paths.setdefault(run_id, set()).add(path)
+        changed = ChangedRun(run_id, session_id, undoes, len(paths[run_id]), at)
+        found[run_id] = (seq, changed)
+    ordered = [run for _, run in sorted(found.values(), key=lambda entry: entry[0])]
+    for run in reversed(ordered):  # an undoing that was undone itself undoes nothing
+        if run.undoes in found and not run.undone:
+            found[run.undoes][1].undone = True
+    return ordered
+
+
+def run_history(conn: sqlite3.Connection, scope: str, run_id: str) -> RunHistory:
+    spans: dict[str, tuple[int, int]] = {}  # versions by path, the first and the last of this run
+    session_id = undoes = ""
+    for session_id, path, version, undoes in conn.execute(  # noqa: B007 - used after the loop
+        "SELECT session_id, path, version, undoes FROM files "
+        "WHERE scope = ? AND run_id = ? AND run_id <> '' ORDER BY seq",
+        (scope, run_id),
+    ):
+        first, _ = spans.get(path, (version, version))
+        spans[path] = first, version
+    gaps = conn.execute(
+        "SELECT session_id, path, reason FROM gaps WHERE scope = ? AND run_id = ? ORDER BY path",
+        (scope, run_id),
+    ).fetchall()
+    if gaps and not session_id:
+        session_id = gaps[0][0]
+    if not session_id:
+        row = conn.execute(
+            "SELECT session_id FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
+        ).fetchone()
+        if row is None:
+            raise RunNotFound(f"run {run_id} not found")
+        session_id = row[0]
+    paths = [
+        _path_history(conn, scope, run_id, session_id, path, *span)
+        for path, span in sorted(spans.items())
+    ]
+    return RunHistory(session_id, undoes, paths, [(path, why) for _, path, why in gaps])
+
+
+def _path_history(  # noqa: PLR0913 - the columns of a span
+    conn: sqlite3.Connection, scope: str, run_id: str, sid: str, path: str, first: int, last: int
+) -> PathHistory:
+    rows = conn.execute(
+        """
+        SELECT content, present, mode, run_id FROM files
+        WHERE scope = ? AND session_id = ? AND path = ? AND version BETWEEN ? AND ?
+        ORDER BY version
+        """,
+        (scope, sid, path, first - 1, last),
+    ).fetchall()
+    states = [_state(*row[:3]) for row in rows]
+    mixed = any(row[3] != run_id for row in rows[1:])
+    return PathHistory(path, states[0], states[-1], mixed)
 
 
 def list_files(conn: sqlite3.Connection, scope: str, sid: str) -> list[File]:
@@ -62,7 +219,7 @@ def list_files(conn: sqlite3.Connection, scope: str, sid: str) -> list[File]:
         f"SELECT {_COLUMNS} FROM files WHERE scope = ? AND session_id = ? ORDER BY version, seq",
         (scope, sid),
     )
-    return [File(*row) for row in rows]
+    return [_file(row) for row in rows]
 
 
 def mark_read(conn: sqlite3.Connection, scope: str, sid: str, path: str, now: float) -> None:
@@ -89,4 +246,12 @@ def last_read(conn: sqlite3.Connection, scope: str, sid: str, path: str) -> floa
         "SELECT read_at FROM reads WHERE scope = ? AND session_id = ? AND path = ?",
         (scope, sid, path),
     ).fetchone()
-    return None if row is None else float(row[0])
+    if row is None:
+        return None
+    check_row(f"the read mark of {path}", row, (float,))
+    return float(row[0])
+
+
+def _file(row: tuple[Any, ...]) -> File:
+    check_row("file", row, _KINDS)
+    return File(*row)

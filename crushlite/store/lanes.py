@@ -1,15 +1,11 @@
-"""The two lanes into a database: the writer with group commit, and the reader.
+"""A lane into the database: a queue of calls, an executor, and the one connection that only that
+executor uses. There are two, the writer and the reader.
 
-A lane is a queue of calls, an executor, and the one connection that only that executor uses.
 Calls are queued in the event loop, in the order they are made, and their futures are resolved in
-the event loop again; a cancelled waiter does not undo its call.
+the event loop again; a cancelled waiter does not undo its call. The queue is bounded.
 
-The writer takes all calls that wait and runs each under a savepoint in one transaction: a commit
-costs a disk flush, however many calls share it. A call that fails is rolled back alone. But SQLite
-may drop the whole transaction (a full disk, an I/O error), and what ran next would then run outside
-any; so `in_transaction` is checked after every exception, and a lost batch is repeated call by
-call, each in its own transaction. Hence work may run twice, and must touch nothing but its
-connection and return plain data.
+A connection that has failed in a way that may have spoilt it (an I/O error, damage) is replaced
+before the next call: what was wrong may be over, and a connection does not always notice.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite.errors import StoreFailed, StoreOverloaded
-from crushlite.store.connection import translate
+from crushlite.store.connection import spoils, translate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,22 +25,21 @@ if TYPE_CHECKING:
 
     from crushlite.store.executor import Executor
 
-__all__ = ["MAX_WAITING", "Reader", "Writer", "run_in"]
+__all__ = ["MAX_WAITING", "Call", "Lane", "deliver", "run_in"]
 
 T = TypeVar("T")
 
 MAX_WAITING = 10_000  # calls per lane: seconds of backlog at any speed, megabytes of memory
 
-_SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
-
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Call:
     work: Callable[..., Any]
     promise: bool
     future: asyncio.Future[Any]
     value: Any = None
     error: BaseException | None = None
+    wrote: bool = False  # rows: a commit without any proves nothing about the disk
 
     def resolve(self) -> None:
         if self.future.done():  # the waiter was cancelled; the work is done all the same
@@ -58,21 +53,27 @@ class _Call:
 def run_in(executor: Executor, path: Path, work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in an executor that has no lane yet, or none any more."""
     loop = asyncio.get_running_loop()
-    call = _Call(work, False, loop.create_future())
+    call = Call(work, False, loop.create_future())
 
     def perform() -> None:
         try:
             call.value = call.work()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter gets it
             call.error = translate(error, path)
-        _deliver(loop, [call])
+        deliver(loop, [call])
 
     executor.submit(perform)
     return call.future
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, calls: list[_Call]) -> None:
+def deliver(
+    loop: asyncio.AbstractEventLoop, calls: list[Call], first: Callable[[], None] | None = None
+) -> None:
+    """Resolve the futures of calls in the event loop, after `first` has run there."""
+
     def resolve() -> None:
+        if first is not None:
+            first()
         for call in calls:
             call.resolve()
 
@@ -82,31 +83,43 @@ def _deliver(loop: asyncio.AbstractEventLoop, calls: list[_Call]) -> None:
         pass  # the loop is closed: nobody is left to hear it
 
 
-class _Lane:
+class Lane:
     """The queue. `_run` performs a batch in the executor's thread and delivers it."""
 
-    def __init__(self, executor: Executor, conn: sqlite3.Connection, path: Path) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        conn: sqlite3.Connection,
+        path: Path,
+        connect: Callable[[], sqlite3.Connection],
+    ) -> None:
         self._executor = executor
-        self._conn = conn  # used in the executor's thread only
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
+        # Used in the executor's thread only:
+        self._conn = conn
+        self._connect = connect
+        self._spoilt = False  # the connection is to be replaced before it is used again
+
         self._lock = threading.Lock()  # guards the two below
-        self._waiting: list[_Call] = []
+        self._waiting: list[Call] = []
         self._draining = False  # a drain is submitted or running, and will see what is added
 
     def submit(self, work: Callable[[sqlite3.Connection], T], promise: bool) -> asyncio.Future[T]:
-        call = _Call(work, promise, self._loop.create_future())
+        call = Call(work, promise, self._loop.create_future())
         if self._closed:
             call.error = StoreFailed("the store is closed")
         elif not self._enqueue(call):
-            call.error = StoreOverloaded(f"{MAX_WAITING} calls wait for the database already")
+            call.error = StoreOverloaded(
+                f"{MAX_WAITING} calls wait for the database already; try again"
+            )
         if call.error is not None:
             call.resolve()
         return call.future
 
-    def _enqueue(self, call: _Call) -> bool:
+    def _enqueue(self, call: Call) -> bool:
         with self._lock:
             if len(self._waiting) >= MAX_WAITING:
                 return False
@@ -125,99 +138,31 @@ class _Lane:
                     return
             self._run(batch)
 
-    def _run(self, batch: list[_Call]) -> None:
+    def _run(self, batch: list[Call]) -> None:
         raise NotImplementedError
 
-    def _fail(self, call: _Call, error: BaseException) -> None:
+    def _fail(self, call: Call, error: BaseException) -> None:
         call.value, call.error = None, translate(error, self._path)
+        self._spoilt = self._spoilt or spoils(error)
+
+    def _renew(self) -> None:
+        """Replace a spoilt connection. While that fails the old one stays closed, and whoever
+        wants to use it gets the reason."""
+        if self._spoilt:
+            try:
+                self._conn.close()  # first: it may hold locks
+            except sqlite3.Error:
+                pass  # there is nothing else to do with it
+            self._conn = self._connect()
+            self._spoilt = False
+
+    def _shut(self) -> None:
+        self._conn.close()
 
     async def close(self) -> None:
         """Finish what waits, close the connection, end the thread."""
         self._closed = True
         try:
-            await run_in(self._executor, self._path, self._conn.close)
+            await run_in(self._executor, self._path, self._shut)
         finally:
             self._executor.close()
-
-
-class _Dropped(Exception):
-    """SQLite has dropped the transaction; the cause says why."""
-
-
-class Writer(_Lane):
-    def __init__(self, executor: Executor, conn: sqlite3.Connection, path: Path) -> None:
-        super().__init__(executor, conn, path)
-        self._synchronous = ""  # as last set on the connection
-
-    def _run(self, batch: list[_Call]) -> None:
-        self._commit(batch)
-        _deliver(self._loop, batch)
-
-    def _commit(self, batch: list[_Call]) -> None:
-        try:
-            self._begin(_SAFE if any(call.promise for call in batch) else _FAST)
-        except sqlite3.Error as error:
-            # A lock that did not yield: nothing ran, and trying again would wait as long again.
-            for call in batch:
-                self._fail(call, error)
-            return
-        try:
-            for call in batch:
-                self._perform(call)
-            self._conn.execute("COMMIT")
-        except (sqlite3.Error, _Dropped) as lost:
-            self._rollback()
-            if len(batch) == 1:
-                self._fail(batch[0], lost.__cause__ or lost)
-                return
-            for call in batch:
-                self._commit([call])
-
-    def _begin(self, synchronous: str) -> None:
-        if self._conn.in_transaction:  # a rollback failed earlier
-            self._conn.execute("ROLLBACK")
-        if synchronous != self._synchronous:  # has no effect inside a transaction
-            self._conn.execute(f"PRAGMA synchronous = {synchronous}")
-            self._synchronous = synchronous
-        self._conn.execute("BEGIN IMMEDIATE")
-
-    def _perform(self, call: _Call) -> None:
-        conn = self._conn
-        call.error = None
-        conn.execute("SAVEPOINT call")
-        try:
-            call.value = call.work(conn)
-            conn.execute("RELEASE call")
-        except BaseException as error:
-            if not conn.in_transaction:
-                raise _Dropped from error
-            self._fail(call, error)
-            conn.execute("ROLLBACK TO call")
-            conn.execute("RELEASE call")
-
-    def _rollback(self) -> None:
-        if self._conn.in_transaction:
-            try:
-                self._conn.execute("ROLLBACK")
-            except sqlite3.Error:
-                pass  # `_begin` tries again, and fails its calls if it still cannot
-
-
-class Reader(_Lane):
-    """Each call sees one moment of the database. Calls are delivered one by one: a short read is
-    not held back by a long one behind it."""
-
-    def _run(self, batch: list[_Call]) -> None:
-        for call in batch:
-            self._read(call)
-            _deliver(self._loop, [call])
-
-    def _read(self, call: _Call) -> None:
-        try:
-            self._conn.execute("BEGIN")
-            call.value = call.work(self._conn)
-            self._conn.execute("COMMIT")
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter gets it
-            self._fail(call, error)
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")

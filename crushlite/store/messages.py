@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.errors import BadRequest, CorruptDatabase, NotFound
 from crushlite.protocol.codec import decode, dumps, encode
 from crushlite.protocol.messages import Message, Part
+from crushlite.store.connection import check_row
 from crushlite.store.sessions import require_session
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ __all__ = [
     "get_message",
     "insert_message",
     "list_messages",
-    "list_user_messages",
     "message_from_row",
     "position_of",
     "save_message",
@@ -33,6 +33,7 @@ __all__ = [
 MESSAGE_COLUMNS = (
     "id, role, session_id, parts, model, provider, created_at, updated_at, is_summary_message"
 )
+_KINDS = (str, str, str, str, str, str, int, int, int)
 _NEXT_POSITION = (
     "(SELECT coalesce(max(position), 0) + 1 FROM messages "
     "WHERE scope = :scope AND session_id = :session_id)"
@@ -105,30 +106,20 @@ def list_messages(conn: sqlite3.Connection, scope: str, sid: str) -> list[Messag
     return [message_from_row(row) for row in rows]
 
 
-def list_user_messages(conn: sqlite3.Connection, scope: str, sid: str | None) -> list[Message]:
-    """What users wrote, in one session or in all of the scope, newest first."""
-    of_session = "" if sid is None else "AND session_id = :sid"
-    rows = conn.execute(
-        f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = :scope AND role = 'user' "
-        f"{of_session} ORDER BY seq DESC",
-        {"scope": scope, "sid": sid},
-    )
-    return [message_from_row(row) for row in rows]
-
-
 def delete_message(conn: sqlite3.Connection, scope: str, mid: str) -> None:
     conn.execute("DELETE FROM messages WHERE scope = ? AND id = ?", (scope, mid))
 
 
 def message_from_row(row: tuple[Any, ...]) -> Message:
     """Build a message from the values of MESSAGE_COLUMNS."""
+    check_row("message", row, _KINDS)
     mid, role, sid, parts, model, provider, created_at, updated_at, is_summary = row
     try:
         message = decode(
             Message, {"id": mid, "role": role, "session_id": sid, "parts": json.loads(parts)}
         )
     except (BadRequest, ValueError) as error:
-        raise CorruptDatabase(f"message {mid} cannot be read: {error}") from None
+        raise CorruptDatabase(f"message {mid} is damaged and cannot be read: {error}") from None
     message.model, message.provider = model, provider
     message.created_at, message.updated_at = created_at, updated_at
     message.is_summary_message = bool(is_summary)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from crushlite.errors import RunIdReused, RunNotFound
+from crushlite.store.connection import check_row
 from crushlite.store.messages import insert_message, position_of
 from crushlite.store.sessions import require_session
 
@@ -61,6 +62,7 @@ class RunRow:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(RunRow))
+_KINDS = tuple(int if kind is bool else kind for kind in get_type_hints(RunRow).values())
 RUN_COLUMNS = ", ".join(_FIELDS)
 _INSERT = (
     f"INSERT INTO runs (scope, {RUN_COLUMNS}) VALUES (?{', ?' * len(_FIELDS)})"  # one for scope
@@ -164,6 +166,7 @@ def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str)
 
 def run_from_row(row: tuple[Any, ...]) -> RunRow:
     """Build a row from the values of RUN_COLUMNS."""
+    check_row("run", row, _KINDS)
     answer = RunRow(*row)
     answer.detach = bool(answer.detach)
     return answer

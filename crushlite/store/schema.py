@@ -1,7 +1,4 @@
-"""The tables, their version, and the check of a file that is already there.
-
-`MIGRATIONS[n]` brings a file from version n to n+1, in one transaction together with the new
-`user_version`, so a file always is at exactly one version. A step that was released never changes.
+"""The tables, as each version made them. What was released never changes: a later version adds.
 
 Order is never taken from a time: `seq` is the order of insertion in a table, `touched` the order
 of the last change of a session, and `position` the order of messages within a session. Recovery
@@ -10,22 +7,11 @@ gives a message the position of the one it must follow; `seq` then puts it right
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from crushlite.errors import CorruptDatabase, NewerSchema
-from crushlite.store.connection import transaction
-
-if TYPE_CHECKING:
-    import sqlite3
-    from pathlib import Path
-
-    from crushlite.store.connection import ConnectionFactory
-
-__all__ = ["MIGRATIONS", "VERSION", "inspect", "migrate"]
+__all__ = ["V1", "V2", "V3"]
 
 _TOUCH = "touched = (SELECT max(touched) + 1 FROM sessions AS s WHERE s.scope = {scope})"
 
-_V1 = (
+V1 = (
     """
     CREATE TABLE sessions (
         scope TEXT NOT NULL,
@@ -142,43 +128,38 @@ _V1 = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1,)
-VERSION = len(MIGRATIONS)
+# One index for every list that is asked for: no query reads rows that it does not return.
+V2 = (
+    "CREATE INDEX messages_user_session ON messages (scope, session_id, seq) WHERE role = 'user'",
+    "CREATE INDEX runs_scope ON runs (scope, seq)",
+    "CREATE INDEX runs_live ON runs (scope, seq) WHERE outcome IS NULL",
+    "CREATE INDEX files_session ON files (scope, session_id, version, seq)",
+    "CREATE INDEX reads_session ON reads (scope, session_id, seq)",
+)
 
-
-def migrate(conn: sqlite3.Connection) -> None:
-    for version in range(_version(conn), VERSION):
-        with transaction(conn):
-            for statement in MIGRATIONS[version]:
-                conn.execute(statement)
-            conn.execute(f"PRAGMA user_version = {version + 1}")
-
-
-def inspect(path: Path, connect: ConnectionFactory) -> None:
-    """Refuse a file that must not be opened for writing. It is looked at through a read-only
-    connection: closing a read-write one would merge the log into a file that is not ours."""
-    log = path.with_name(path.name + "-wal")
-    if path.stat().st_size == 0:
-        # SQLite would take the file for a new one and delete the log, which may be all there is.
-        if log.exists() and log.stat().st_size > 0:
-            raise CorruptDatabase(f"{path} is empty but its log {log.name} is not")
-        return
-    conn = connect(path, True)
-    try:
-        version = _version(conn)
-        if version > VERSION:
-            raise NewerSchema(
-                f"{path} has schema version {version}, this crushlite knows up to {VERSION}: "
-                "use a newer crushlite"
-            )
-        (verdict,) = conn.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise CorruptDatabase(f"{path} is damaged: {verdict}")
-        if version == 0 and conn.execute("SELECT 1 FROM sqlite_master").fetchone():
-            raise CorruptDatabase(f"{path} is not a crushlite database")
-    finally:
-        conn.close()
-
-
-def _version(conn: sqlite3.Connection) -> int:
-    return int(conn.execute("PRAGMA user_version").fetchone()[0])
+# Which run made a version of a file, and which changes are known to be missing. `present` is 0 for
+# a version that says: there was no such file. `undoes` is the run that a version undid.
+V3 = (
+    "ALTER TABLE files ADD COLUMN run_id TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE files ADD COLUMN undoes TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE files ADD COLUMN present INTEGER NOT NULL DEFAULT 1",
+    "ALTER TABLE files ADD COLUMN mode INTEGER",
+    # With all that the lists of changes need: the rows themselves may be large.
+    """
+    CREATE INDEX files_run ON files
+        (scope, run_id, seq, session_id, path, version, undoes, created_at) WHERE run_id <> ''
+    """,
+    """
+    CREATE TABLE gaps (
+        seq INTEGER PRIMARY KEY,
+        scope TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        run_id TEXT NOT NULL,
+        path TEXT NOT NULL, -- '' for all that a command may have changed
+        reason TEXT NOT NULL,
+        UNIQUE (scope, run_id, path),
+        FOREIGN KEY (scope, session_id) REFERENCES sessions (scope, id) ON DELETE CASCADE
+    )
+    """,
+    "CREATE INDEX gaps_session ON gaps (scope, session_id)",
+)

@@ -11,9 +11,10 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from crushlite.errors import BadRequest, SessionNotFound
+from crushlite.errors import BadRequest, CorruptDatabase, SessionNotFound
 from crushlite.protocol.codec import decode, dumps, encode
 from crushlite.protocol.sessions import Session, Todo
+from crushlite.store.connection import check_row
 
 if TYPE_CHECKING:
     import sqlite3
@@ -36,6 +37,7 @@ _COLUMNS = (
     "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "
     "summary_message_id, cost, todos, created_at, updated_at"
 )
+_KINDS = (str, str, str, int, int, int, str, float | int, str, int, int)
 _NEXT_TOUCH = "(SELECT coalesce(max(touched), 0) + 1 FROM sessions WHERE scope = :scope)"
 _TOUCH = f"updated_at = max(updated_at, :now), touched = {_NEXT_TOUCH}"
 _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
@@ -43,7 +45,7 @@ _DESCENDANTS = """
     WITH RECURSIVE family (id, level) AS (
         SELECT :id, 0
         UNION ALL
-        SELECT sessions.id, level + 1 FROM sessions JOIN family
+        SELECT sessions.id, level + 1 FROM family CROSS JOIN sessions -- in this order, always
         ON sessions.scope = :scope AND sessions.parent_session_id = family.id
     )
     SELECT id FROM family WHERE level > 0 ORDER BY level
@@ -232,8 +234,14 @@ def _update(
 
 
 def _session(row: tuple[object, ...]) -> Session:
+    check_row("session", row, _KINDS)
     session = Session(*row)  # type: ignore[arg-type]  # _COLUMNS is in the order of the fields
-    session.todos = [decode(Todo, item) for item in json.loads(str(row[8]))]
+    try:
+        session.todos = [decode(Todo, item) for item in json.loads(str(row[8]))]
+    except (BadRequest, ValueError, TypeError) as error:
+        raise CorruptDatabase(
+            f"session {session.id} is damaged and cannot be read: {error}"
+        ) from None
     return session
 
 

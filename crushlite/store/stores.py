@@ -14,18 +14,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from crushlite.errors import IllegalCall
+from crushlite.errors import (
+    CorruptDatabase,
+    CrushliteError,
+    IllegalCall,
+    StoreBusy,
+    StoreFailed,
+    StoreUnusable,
+)
+from crushlite.store.checkpoints import Checkpoints
 from crushlite.store.connection import (
     configure,
     connect as default_connect,
+    says_damage,
     transaction,
     translated,
 )
 from crushlite.store.directory import DirectoryLock, create_database_file, make_directory
 from crushlite.store.executor import Executor, ThreadExecutor
-from crushlite.store.lanes import Reader, Writer, run_in
+from crushlite.store.health import Health
+from crushlite.store.inspection import damaged, inspect_owned, no_litter
+from crushlite.store.lanes import run_in
+from crushlite.store.migrations import VERSION, migrate
+from crushlite.store.reader import Reader, give_way
 from crushlite.store.recovery import recover
-from crushlite.store.schema import inspect, migrate
+from crushlite.store.sizes import bytes_of
+from crushlite.store.writer import Writer
 
 if TYPE_CHECKING:
     import sqlite3
@@ -57,7 +71,13 @@ class Store:
     """A database file that this process owns. Made by `Stores.open`."""
 
     def __init__(
-        self, path: Path, boot_id: str, opened: _Opened, writer: Writer, reader: Reader
+        self,
+        path: Path,
+        boot_id: str,
+        opened: _Opened,
+        writer: Writer,
+        reader: Reader,
+        health: Health,
     ) -> None:
         self.path = path
         self.data_dir = path.parent
@@ -66,6 +86,32 @@ class Store:
         self._lock = opened.lock
         self._writer = writer
         self._reader = reader
+        self._health = health
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last write failed, until a write works again; None while all is well. Set
+        before the future of the failed write is resolved."""
+        return self._health.trouble
+
+    def on_healed(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the event loop each time trouble has ended, until `off_healed`."""
+        self._health.on_healed(callback)
+
+    def off_healed(self, callback: Callable[[], None]) -> None:
+        self._health.off_healed(callback)
+
+    async def probe(self) -> bool:
+        """Try a tiny write that changes nothing; returns whether it worked. `trouble` follows."""
+        try:
+            # A PRAGMA writes its page even if the value is the same, and is no change of a row.
+            await self.submit(
+                lambda conn: conn.execute(f"PRAGMA user_version = {VERSION}").close(), promise=True
+            )
+        except CrushliteError:
+            return False
+        self._health.worked()
+        return True
 
     def submit(
         self, work: Callable[[sqlite3.Connection], T], *, promise: bool = False
@@ -81,12 +127,21 @@ class Store:
         """Run a query on a read-only connection; it sees every write whose future is done."""
         return self._reader.submit(work, False)
 
+    async def compact(self) -> tuple[int, int]:
+        """Give the room that deleted rows took back to the system; returns the bytes on disk before
+        and after. Writes wait for it: not while anybody is in a hurry."""
+        before = bytes_of(self.path)
+        await self._writer.compact()
+        return before, bytes_of(self.path)
+
     async def close(self) -> None:
         """For `Stores`, which alone knows when nobody uses the store any more."""
         try:
             await self._reader.close()
             # The connection that closes last merges the log into the file: this one can.
             await self._writer.close()
+            if self._writer.left_clean:
+                self._lock.closed(self.path)
         finally:
             self._lock.release()
 
@@ -153,51 +208,89 @@ class Stores:
             del self._entries[path]
 
     async def _open(self, data_dir: Path) -> Store:
-        path = data_dir / "crushlite.db"
+        try:
+            return await self._open_file(data_dir / "crushlite.db")
+        except (StoreBusy, StoreFailed) as error:
+            # Whoever named the place must do something about it: trying again is of no use.
+            cause = error.__cause__ or error
+            raise StoreUnusable(f"{data_dir} cannot be a data directory: {cause}") from cause
+
+    async def _open_file(self, path: Path) -> Store:
         executor = self._executor("crushlite-writer")
         try:
             opened = await run_in(executor, path, lambda: self._prepare(path))
         except BaseException:
             executor.close()
             raise
-        writer = Writer(executor, opened.conn, path)
+        checkpoints, health = Checkpoints(path), Health()
+        writer = Writer(
+            executor, opened.conn, path, lambda: self._writing(path), checkpoints, health
+        )
         try:
-            reader = await self._open_reader(path)
+            reader = await self._open_reader(path, checkpoints, writer)
         except BaseException:
             await writer.close()
             opened.lock.release()
             raise
-        return Store(path, self._boot_id, opened, writer, reader)
+        return Store(path, self._boot_id, opened, writer, reader, health)
 
-    async def _open_reader(self, path: Path) -> Reader:
+    async def _open_reader(self, path: Path, checkpoints: Checkpoints, writer: Writer) -> Reader:
+        def reading() -> sqlite3.Connection:
+            conn = self._connect(path, True)
+            try:
+                # From the first read on the writer is not the last to close, which must not happen
+                # behind its back: it may be closed because it must not write.
+                conn.execute("SELECT 1 FROM sqlite_master").fetchall()
+                give_way(conn)
+            except BaseException:
+                conn.close()
+                raise
+            return conn
+
         executor = self._executor("crushlite-reader")
         try:
-            conn = await run_in(executor, path, lambda: self._connect(path, True))
+            conn = await run_in(executor, path, reading)
         except BaseException:
             executor.close()
             raise
-        return Reader(executor, conn, path)
+        return Reader(executor, conn, path, reading, checkpoints, writer.poke)
 
     def _prepare(self, path: Path) -> _Opened:
         with translated(path):
             make_directory(path.parent)
             lock = DirectoryLock(path.parent)
             try:
-                create_database_file(path)
-                inspect(path, self._connect)
-                return self._open_writer(path, lock)
-            except BaseException:
+                with no_litter(path):
+                    inspect_owned(path, self._connect, lock.note)
+                    create_database_file(path)
+                    opened = self._open_writer(path, lock)
+                lock.opened()
+                return opened
+            except BaseException as error:
                 lock.release()
+                if says_damage(error):
+                    raise damaged(path, str(error)) from error
                 raise
 
     def _open_writer(self, path: Path, lock: DirectoryLock) -> _Opened:
+        conn = self._writing(path)
+        try:
+            migrate(conn, path)
+            with transaction(conn):
+                recovered = recover(conn, self._boot_id, self._clock.now())
+        except BaseException as error:
+            conn.close()
+            if isinstance(error, CorruptDatabase):  # a row that makes no sense
+                raise damaged(path, error.message) from error
+            raise
+        return _Opened(conn, lock, recovered)
+
+    def _writing(self, path: Path) -> sqlite3.Connection:
         conn = self._connect(path, False)
         try:
             configure(conn)
-            migrate(conn)
-            with transaction(conn):
-                recovered = recover(conn, self._boot_id, self._clock.now())
+            Checkpoints.configure(conn)
         except BaseException:
             conn.close()
             raise
-        return _Opened(conn, lock, recovered)
+        return conn

@@ -1,0 +1,85 @@
+"""Messages as clients read them, written by SQLite itself.
+
+A session may hold a hundred thousand messages. Making objects of them, and JSON of the objects,
+would keep the interpreter, and so every prompt that is being stored meanwhile, waiting for seconds.
+The parts are stored in the shape of the wire, so SQLite can write the text of a message, and while
+it works the interpreter is free. The texts are joined in pieces: nobody ever copies all of them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from crushlite.errors import CorruptDatabase
+from crushlite.store.messages import MESSAGE_COLUMNS, message_from_row
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from crushlite.protocol.messages import Message
+
+__all__ = ["message_texts", "user_message_texts"]
+
+PIECE = 250  # messages: no piece is long in anybody's way
+BEYOND = 2**62  # any position and sequence number
+
+_OBJECT = """json_object('id', id, 'role', role, 'session_id', session_id, 'parts', json(parts),
+    'model', model, 'provider', provider, 'created_at', created_at, 'updated_at', updated_at{more})
+"""
+_TEXT = (
+    f"CAST(CASE is_summary_message WHEN 0 THEN {_OBJECT.format(more='')} ELSE "
+    + _OBJECT.format(more=", 'is_summary_message', json('true')")
+    + " END AS BLOB)"
+)
+
+
+def message_texts(
+    conn: sqlite3.Connection, scope: str, sid: str, live: Collection[str]
+) -> tuple[list[bytes], list[Message]]:
+    """A session's messages, oldest first: up to the first of those that are `live` (by id) as
+    pieces of JSON, from that one on as themselves."""
+    of_session = "FROM messages WHERE scope = ? AND session_id = ? AND position"
+    order = "ORDER BY position, seq"
+    bounds = scope, sid, _first(conn, "position", scope, live)
+    pieces = list(_joined(conn, f"{of_session} < ? {order}", bounds))
+    rows = conn.execute(f"SELECT {MESSAGE_COLUMNS} {of_session} >= ? {order}", bounds)
+    return pieces, [message_from_row(row) for row in rows]
+
+
+def user_message_texts(
+    conn: sqlite3.Connection, scope: str, sid: str | None, live: Collection[str]
+) -> tuple[list[Message], list[bytes]]:
+    """What users wrote, in one session or in all, newest first: down to the oldest of those that
+    are `live` as themselves, below it as pieces of JSON."""
+    by_users = "FROM messages WHERE scope = :scope AND role = 'user'"
+    if sid is not None:
+        by_users += " AND session_id = :sid"
+    bounds = {"scope": scope, "sid": sid, "first": _first(conn, "seq", scope, live)}
+    order = "ORDER BY seq DESC"
+    rows = conn.execute(f"SELECT {MESSAGE_COLUMNS} {by_users} AND seq >= :first {order}", bounds)
+    messages = [message_from_row(row) for row in rows]
+    return messages, list(_joined(conn, f"{by_users} AND seq < :first {order}", bounds))
+
+
+def _first(conn: sqlite3.Connection, column: str, scope: str, live: Collection[str]) -> int:
+    """Where the first of the live messages stands that has a row; beyond all if none has."""
+    if not live:
+        return BEYOND
+    marks = ", ".join("?" * len(live))
+    (found,) = conn.execute(
+        f"SELECT min({column}) FROM messages WHERE scope = ? AND id IN ({marks})", (scope, *live)
+    ).fetchone()
+    return BEYOND if found is None else int(found)
+
+
+def _joined(conn: sqlite3.Connection, of_these: str, bounds: Any) -> Iterator[bytes]:
+    try:
+        texts = conn.execute(f"SELECT {_TEXT} {of_these}", bounds)
+        while piece := b",".join(text for (text,) in islice(texts, PIECE)):
+            yield piece
+    except sqlite3.OperationalError as error:
+        if "malformed JSON" not in str(error):
+            raise
+        raise CorruptDatabase("a message is damaged and cannot be read: see `doctor`") from None

@@ -1,0 +1,73 @@
+"""The reader: lists and histories, on a connection that cannot write.
+
+Each call sees one moment of the database, and nothing is seen between calls: an open read keeps the
+log from being shortened. Calls are delivered one by one: a short read is not held back by a long
+one behind it.
+
+Making objects of many rows keeps the interpreter busy, and a thread gets hold of it again only
+after some milliseconds: a prompt that is being stored would lose that at each of its statements. So
+a long read pauses every few rows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+from crushlite.store.lanes import Call, Lane, deliver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from crushlite.store.checkpoints import Checkpoints
+    from crushlite.store.executor import Executor
+
+__all__ = ["Reader", "give_way"]
+
+_STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond
+_PAUSE = 0.0001  # seconds: long enough for a thread that waits
+
+
+def give_way(conn: sqlite3.Connection) -> None:
+    """Make the reads of a connection pause now and then."""
+    conn.set_progress_handler(lambda: time.sleep(_PAUSE), _STEPS)
+
+
+class Reader(Lane):
+    def __init__(
+        self,
+        executor: Executor,
+        conn: sqlite3.Connection,
+        path: Path,
+        connect: Callable[[], sqlite3.Connection],
+        checkpoints: Checkpoints,
+        poke: Callable[[], None],
+    ) -> None:
+        super().__init__(executor, conn, path, connect)
+        self._checkpoints = checkpoints
+        self._poke = poke
+
+    def _run(self, batch: list[Call]) -> None:
+        for call in batch:
+            with self._checkpoints.read(self._poke):
+                self._read(call)
+                deliver(self._loop, [call])
+
+    def _read(self, call: Call) -> None:
+        try:
+            self._renew()
+            self._conn.execute("BEGIN")
+            call.value = call.work(self._conn)
+            self._conn.execute("COMMIT")
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter gets it
+            self._fail(call, error)
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._spoilt = True

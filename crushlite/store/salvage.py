@@ -1,0 +1,193 @@
+"""Save what can still be read of a damaged database into a new one.
+
+    python -m crushlite.store.salvage crushlite.db crushlite.db.recovered
+
+The damaged file is not touched: a copy is read, log included, table by table and not through any
+index. A table is read from its start and from its end up to the damage, and between them row by
+row. What cannot be used is left out and counted; messages whose session is lost get a session of
+that id. The new file is made beside the old one, for its owner to put in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.errors import CorruptDatabase
+from crushlite.store.connection import configure, connect, transaction
+from crushlite.store.directory import create_database_file
+from crushlite.store.messages import MESSAGE_COLUMNS, message_from_row
+from crushlite.store.migrations import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["main", "salvage"]
+
+# Sessions first: the others hang on them. The number of messages is counted anew by a trigger.
+_TABLES = ("sessions", "messages", "runs", "files", "reads", "gaps")
+_COUNTED = ("message_count",)
+_TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (int, float)}
+_GAP = 1_000_000  # rows that are looked for one by one, at most
+_LARGEST = 2**40  # bytes: a head that says more is damaged itself
+_ORPHANS = """
+    INSERT OR IGNORE INTO sessions (scope, id, title, created_at, updated_at, touched)
+    SELECT scope, session_id, 'Recovered', 0, 0, 0 FROM {table}
+    WHERE NOT EXISTS (
+        SELECT 1 FROM sessions AS s WHERE s.scope = {table}.scope AND s.id = {table}.session_id
+    )
+"""
+
+Row = tuple[Any, ...]
+
+
+def salvage(damaged: Path, target: Path) -> dict[str, tuple[int, int]]:
+    """Make `target`, which must not exist, unless there is nothing to save. Returns per table how
+    many rows were saved, and how many of those that were found could not be used."""
+    if target.exists():
+        raise FileExistsError(f"{target} exists already; move it away first")
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        copy = Path(folder) / damaged.name
+        for tail in ("", "-wal"):
+            file = damaged.with_name(damaged.name + tail)
+            if file.exists():
+                shutil.copyfile(file, copy.with_name(copy.name + tail))
+        _pad(copy)
+        fresh = Path(folder) / "new.db"
+        create_database_file(fresh)
+        old, new = connect(copy, False), connect(fresh, False)
+        try:
+            counts = _transfer(old, new, fresh)
+        finally:
+            new.close()
+            old.close()
+        if any(saved for saved, _ in counts.values()):
+            fresh.rename(target)
+    return counts
+
+
+def _pad(copy: Path) -> None:
+    """SQLite reads nothing of a file that is shorter than its head says; zeros it passes over."""
+    with copy.open("r+b") as file:
+        head = file.read(32)
+        size = int.from_bytes(head[16:18], "big") * int.from_bytes(head[28:32], "big")
+        if copy.stat().st_size < size <= _LARGEST:
+            file.truncate(size)
+
+
+def _transfer(
+    old: sqlite3.Connection, new: sqlite3.Connection, fresh: Path
+) -> dict[str, tuple[int, int]]:
+    configure(new)
+    migrate(new, fresh)
+    new.execute("PRAGMA foreign_keys = OFF")  # until all is there
+    counts = {}
+    with transaction(new):
+        for table in _TABLES:
+            counts[table] = _table(old, new, table)
+        for table in _TABLES[1:]:
+            new.execute(_ORPHANS.format(table=table))
+        new.execute(
+            """
+            UPDATE sessions SET parent_session_id = NULL WHERE NOT EXISTS (
+                SELECT 1 FROM sessions AS s
+                WHERE s.scope = sessions.scope AND s.id = sessions.parent_session_id
+            )
+            """
+        )
+        new.execute(
+            """
+            UPDATE sessions SET message_count = (
+                SELECT count(*) FROM messages
+                WHERE messages.scope = sessions.scope AND messages.session_id = sessions.id
+            )
+            """
+        )
+    return counts
+
+
+def _table(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> tuple[int, int]:
+    info = new.execute(f"PRAGMA table_info({table})").fetchall()
+    # What an older version did not know gets its default.
+    had = {name for _, name, *_ in _until_damage(old, f"PRAGMA table_info({table})")}
+    columns = [name for _, name, *_ in info if name in had and name not in _COUNTED]
+    kinds = {name: kind for _, name, kind, *_ in info}
+    names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+    saved = lost = 0
+    for row in _rows(old, table, names) if columns else ():
+        values = dict(zip(columns, row, strict=True))
+        if all(_fits(value, kinds[name]) for name, value in values.items()) and (
+            table != "messages" or _readable(values)
+        ):
+            done = new.execute(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})", row)
+            saved, lost = saved + done.rowcount, lost + 1 - done.rowcount
+        else:
+            lost += 1
+    return saved, lost
+
+
+def _fits(value: object, kind: str) -> bool:
+    # Whether it may be NULL the table knows.
+    return value is None or isinstance(value, _TYPES[kind])
+
+
+def _readable(values: dict[str, Any]) -> bool:
+    try:
+        message_from_row(tuple(values[name] for name in MESSAGE_COLUMNS.split(", ")))
+    except CorruptDatabase:
+        return False
+    return True
+
+
+def _rows(conn: sqlite3.Connection, table: str, names: str) -> Iterator[Row]:
+    """Every row that can be read, in the order of the table as far as the damage allows."""
+    select = f"SELECT rowid, {names} FROM {table} NOT INDEXED"
+    first = None  # of the rows that were read from the start, the last
+    for rowid, *row in _until_damage(conn, f"{select} ORDER BY rowid"):
+        first = rowid
+        yield tuple(row)
+    behind = []
+    for rowid, *row in _until_damage(conn, f"{select} ORDER BY rowid DESC"):
+        if first is not None and rowid <= first:
+            break
+        behind.append((rowid, row))
+    last = behind[-1][0] if behind else (first or 0) + 1
+    for rowid in range((first or 0) + 1, min(last, (first or 0) + _GAP)):
+        for _, *row in _until_damage(conn, f"{select} WHERE rowid = ?", rowid):
+            yield tuple(row)
+    for _, row in reversed(behind):
+        yield tuple(row)
+
+
+def _until_damage(conn: sqlite3.Connection, query: str, *values: object) -> Iterator[Row]:
+    try:
+        yield from conn.execute(query, values)
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        pass  # nothing more can be read this way
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("damaged", type=Path)
+    parser.add_argument("target", type=Path, help="a file that does not exist yet")
+    options = parser.parse_args()
+    try:
+        counts = salvage(options.damaged.resolve(), options.target.resolve())
+    except (OSError, sqlite3.Error) as error:
+        sys.stderr.write(f"nothing was saved: {error}\n")
+        return 1
+    for table, (saved, lost) in counts.items():
+        sys.stdout.write(f"{table}: {saved} saved, {lost} unusable\n")
+    if not options.target.exists():
+        sys.stderr.write("nothing was saved: nothing can be read\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

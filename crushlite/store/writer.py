@@ -1,0 +1,227 @@
+"""The writer: the only connection that changes the database, and group commit.
+
+It takes all calls that wait and runs each under a savepoint in one transaction: a commit costs a
+disk flush, however many calls share it. A call that fails is rolled back alone. But SQLite may drop
+the whole transaction (a full disk, an I/O error), and what ran next would then run outside any; so
+`in_transaction` is checked after every exception, and a lost batch is repeated call by call, each
+in its own transaction. Hence work may run twice, and must touch nothing but its connection and
+return plain data.
+
+Nothing is committed to a file that is no longer there, and nothing is written any more to one that
+turns out to be damaged: what it still holds must not get worse.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+from crushlite.errors import (
+    CorruptDatabase,
+    CrushliteError,
+    StoreBusy,
+    StoreFailed,
+    StoreFull,
+)
+from crushlite.store.connection import says_damage, spoils
+from crushlite.store.inspection import check_pages, damaged
+from crushlite.store.lanes import Call, Lane, deliver, run_in
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from crushlite.store.checkpoints import Checkpoints
+    from crushlite.store.executor import Executor
+    from crushlite.store.health import Health
+
+__all__ = ["Writer"]
+
+_TROUBLE = (StoreFull, StoreBusy, StoreFailed, CorruptDatabase)  # not the caller's doing
+_SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
+_SAMPLE = 400  # rows per index that the statistics are made from
+
+log = logging.getLogger(__name__)
+
+
+class _Dropped(Exception):
+    """SQLite has dropped the transaction; the cause says why."""
+
+
+class Writer(Lane):
+    def __init__(
+        self,
+        executor: Executor,
+        conn: sqlite3.Connection,
+        path: Path,
+        connect: Callable[[], sqlite3.Connection],
+        checkpoints: Checkpoints,
+        health: Health,
+    ) -> None:
+        super().__init__(executor, conn, path, connect)
+        self._checkpoints = checkpoints
+        self._health = health  # used in the event loop only
+        self._synchronous = ""  # as last set on the connection
+        self._file = _identity(path)
+        self._doubt = False  # SQLite has found damage, which may be in memory only
+        self._damage: CorruptDatabase | None = None
+        self.left_clean = False  # after close: the file is whole without its log
+
+    def poke(self) -> None:
+        """Trim the log soon; from any thread."""
+        self._executor.submit(self._trim)
+
+    def compact(self) -> asyncio.Future[None]:
+        """Make the file as small as what it holds. It is written anew, and nothing else is written
+        meanwhile: some seconds for a gigabyte."""
+        return run_in(self._executor, self._path, self._compact)
+
+    def _compact(self) -> None:
+        try:
+            self._prepare()
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+            self._conn.execute("VACUUM")
+            self._checkpoints.empty(self._conn)
+        except sqlite3.Error as error:
+            self._spoilt = self._spoilt or spoils(error)
+            raise
+
+    def _run(self, batch: list[Call]) -> None:
+        self._commit(batch)
+        self._settle(batch)
+        deliver(self._loop, batch, lambda: self._note(batch))
+        self._trim()
+
+    def _note(self, batch: list[Call]) -> None:
+        for call in reversed(batch):  # the last that says anything decides
+            if isinstance(call.error, _TROUBLE):
+                return self._health.failed(str(call.error))
+            if call.error is None and call.wrote:
+                return self._health.worked()
+
+    # A batch ------------------------------------------------------------------------------------
+
+    def _commit(self, batch: list[Call]) -> None:
+        try:
+            self._prepare()
+            self._begin(_SAFE if any(call.promise for call in batch) else _FAST)
+        except (sqlite3.Error, OSError, CrushliteError) as error:
+            # A lock that did not yield: nothing ran, and trying again would wait as long again.
+            for call in batch:
+                own = type(error)(str(error)) if isinstance(error, CrushliteError) else error
+                self._fail(call, own)
+            return
+        try:
+            for call in batch:
+                self._perform(call)
+            self._conn.execute("COMMIT")
+        except (sqlite3.Error, _Dropped) as lost:
+            self._rollback()
+            if len(batch) == 1:
+                self._fail(batch[0], lost.__cause__ or lost)
+                return
+            for call in batch:
+                self._commit([call])
+
+    def _begin(self, synchronous: str) -> None:
+        if self._conn.in_transaction:  # a rollback failed earlier
+            self._conn.execute("ROLLBACK")
+        if synchronous != self._synchronous:  # has no effect inside a transaction
+            self._conn.execute(f"PRAGMA synchronous = {synchronous}")
+            self._synchronous = synchronous
+        self._conn.execute("BEGIN IMMEDIATE")
+
+    def _perform(self, call: Call) -> None:
+        conn = self._conn
+        call.error = None
+        changes = conn.total_changes
+        conn.execute("SAVEPOINT call")
+        try:
+            call.value = call.work(conn)
+            if not conn.in_transaction:
+                raise StoreFailed(f"{self._path}: SQLite has dropped the transaction")
+            conn.execute("RELEASE call")
+            call.wrote = conn.total_changes != changes
+        except BaseException as error:
+            if not conn.in_transaction:
+                raise _Dropped from error
+            self._fail(call, error)
+            conn.execute("ROLLBACK TO call")
+            conn.execute("RELEASE call")
+
+    def _rollback(self) -> None:
+        try:
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # `_begin` tries again, and fails its calls if it still cannot
+
+    # The file -----------------------------------------------------------------------------------
+
+    def _fail(self, call: Call, error: BaseException) -> None:
+        super()._fail(call, error)
+        self._doubt = self._doubt or says_damage(error)
+
+    def _prepare(self) -> None:
+        """Make sure that what is about to be committed can be found again."""
+        if self._damage is not None:
+            raise CorruptDatabase(str(self._damage))  # a new one: raising adds to it
+        try:
+            if self._spoilt:
+                self._renew()
+                self._synchronous = ""
+            verdict = check_pages(self._conn, "quick_check") if self._doubt else None
+        except sqlite3.Error as error:
+            if not says_damage(error):
+                raise
+            verdict = str(error)
+        if verdict is not None:
+            self._conn.close()  # now, while it is not the last: that one would write
+            self._damage = damaged(self._path, verdict)
+            raise self._damage
+        self._doubt = False
+        if _identity(self._path) != self._file:
+            raise StoreFailed(
+                f"{self._path} was removed or replaced while in use; put it back, or restart"
+            )
+
+    def _settle(self, batch: list[Call]) -> None:
+        try:
+            if any(call.error is None for call in batch):
+                self._checkpoints.settle(self._conn)
+        except (sqlite3.Error, OSError) as error:
+            for call in batch:
+                self._fail(call, call.error or error)
+
+    def _trim(self) -> None:
+        try:
+            if self._damage is None and not self._spoilt:
+                self._checkpoints.trim(self._conn)
+        except sqlite3.Error as error:
+            # What was committed is safe in the log; the next batch tries again, or tells why not.
+            log.warning("%s: the log could not be shortened: %s", self._path, error)
+
+    def _shut(self) -> None:
+        """Leave one file that needs no recovery, and statistics for the query planner."""
+        if self._damage is not None:
+            return
+        try:
+            self._conn.execute(f"PRAGMA analysis_limit = {_SAMPLE}")
+            self._conn.execute("PRAGMA optimize")
+            (busy, *_), *_ = self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self.left_clean = not busy
+        except sqlite3.Error as error:
+            log.warning("%s was closed with its log beside it: %s", self._path, error)
+        self._conn.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
