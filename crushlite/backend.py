@@ -9,8 +9,6 @@ teardown begins the id is unknown; a create at that path waits for it and opens 
 from __future__ import annotations
 
 import asyncio
-import errno
-import hashlib
 import itertools
 import logging
 import os
@@ -20,17 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.agent.base import FollowsConfig
 from crushlite.claims import Arm, Claims, Disarm, Shutdown, Teardown
-from crushlite.config import Roots, data_directory, load
+from crushlite.config import ConfigError, Roots
+from crushlite.endings import Endings
 from crushlite.errors import (
     BadRequest,
     ChannelMismatch,
-    StoreFailed,
-    StoreUnusable,
+    SessionBusy,
     WorkspaceNotFound,
 )
 from crushlite.jobs import within
+from crushlite.profile import Places, Profile
 from crushlite.protocol.config import AgentInfo
+from crushlite.protocol.events import ConfigChanged
 from crushlite.protocol.workspaces import Workspace as WireWorkspace
 from crushlite.store import Stores
 from crushlite.version import __version__
@@ -52,16 +53,6 @@ __all__ = ["Backend", "Hosted"]
 
 log = logging.getLogger(__name__)
 
-OWN_DATA_DIR = ".crushlite"
-# The variables that say where the machine's configuration files are.
-PLACES = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "CRUSH_GLOBAL_CONFIG", "CRUSH_GLOBAL_DATA")
-
-# What the system says of a place where no data directory can be made, whoever tries again.
-NO_PLACE = (
-    *(errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ELOOP, errno.ENAMETOOLONG),
-)
-
 
 @dataclass(eq=False, slots=True)
 class Hosted:
@@ -70,13 +61,17 @@ class Hosted:
     workspace: Workspace
     key: Path
     path: str  # as the first creator wrote it, made absolute
-    data_dir: Path
-    config: Config
+    profile: Profile
     yolo: bool
     debug: bool
     channels: list[str]
     envs: dict[str, list[str]] = field(default_factory=dict)  # by client: shown to nobody else
     closing: bool = False
+    rereading: asyncio.Lock = field(default_factory=asyncio.Lock)  # an older reading never wins
+
+    @property
+    def data_dir(self) -> Path:
+        return self.profile.places.data_dir
 
 
 class Backend:
@@ -102,6 +97,9 @@ class Backend:
         self._unclaimed: dict[Path, Hosted] = {}  # opened, for the creates under way at its path
         self._closing: dict[Path, list[asyncio.Task[None]]] = {}  # teardowns, newest last
         self._timers: dict[Timer, ClockTimer] = {}
+        self._built: set[Hosted] = set()  # until the end of their teardown
+        self._past: Counter[str] = Counter()  # the totals of those that are gone
+        self._endings: dict[Path, Endings] = {}  # by data directory
 
     def begin(self) -> None:
         """Start the idle timer: a server nobody ever uses leaves too."""
@@ -135,7 +133,13 @@ class Backend:
             raise
         if request.env:
             hosted.envs[request.client_id] = list(request.env)
-        return self.describe(hosted, request.client_id)
+        answer = self.describe(hosted, request.client_id)
+        if request.version not in ("", __version__, f"crushlite-{__version__}"):
+            answer.warning = (
+                f"client version {request.version[:80]} differs from the daemon's {__version__}: "
+                "if something misbehaves, restart the older of the two"
+            )
+        return answer
 
     async def _join(self, request: CreateWorkspace) -> Hosted:
         """Find or open, then claim, without a gap between the two in which it could go away."""
@@ -192,76 +196,143 @@ class Backend:
 
     async def _build(self, key: Path, path: Path, request: CreateWorkspace) -> Hosted:
         env = _environment(request.env)
-        data_dir, config = await asyncio.to_thread(self._configure, key, path, env, request)
-        for warning in config.warnings:
+        profile = await asyncio.to_thread(self._configure, key, path, env, request)
+        profile.config = await self._completed(env, profile.config)
+        for warning in profile.config.warnings:
             log.warning("%s", warning)
-        # A database inside the project moves with it; in a shared one rows must say whose they are.
-        scope = "" if data_dir.parent == key else str(key)
-        store = await self._open_store(data_dir)
+        scope = str(key) if profile.places.shared else ""
+        store = await self._stores.open(profile.places.data_dir)
         try:
             workspace_id = str(uuid.uuid4())
-            home = Home(path=key, env=env, store=store, scope=scope)
-            agent = self._agents(key, env, config)
+            endings = self._endings_of(store)
+            home = Home(path=key, env=env, store=store, scope=scope, endings=endings)
+            agent = self._agents(key, env, profile.config)
             ties = Ties(
                 interactive=lambda: self.claims.interactive(workspace_id),
                 claim=lambda run_id, began: self._detached(workspace_id, run_id, began),
-                policy=_policy(config),
+                policy=profile.allows,
             )
             workspace = Workspace(workspace_id, home, agent, self._clock, self._settings, ties)
         except BaseException:
-            await self._stores.release(store)
+            await self._let_go(store)
             raise
         workspace.permissions.skip = request.yolo or self._settings.yolo
         hosted = Hosted(
             workspace=workspace,
             key=key,
             path=str(path),
-            data_dir=data_dir,
-            config=config,
+            profile=profile,
             yolo=request.yolo,
             debug=request.debug,
             channels=list(request.channels),
         )
+        self._built.add(hosted)
         # Here, not when the creates wake up: one that arrives in between must find it.
         self._unclaimed[key] = hosted
         if key not in self._joining:
             self._discard_unclaimed(key)
         return hosted
 
-    async def _open_store(self, data_dir: Path) -> Store:
+    def _endings_of(self, store: Store) -> Endings:
+        """One for all workspaces in a store. What it could not write outlives the store's closing,
+        and is written when that file is opened again."""
+        endings = self._endings.get(store.data_dir)
+        if endings is None:
+            endings = self._endings[store.data_dir] = Endings(store, self._clock)
+        endings.use(store)
+        return endings
+
+    async def _let_go(self, store: Store) -> None:
         try:
-            return await self._stores.open(data_dir)
-        except StoreFailed as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno not in NO_PLACE:
-                raise
-            # Not the daemon's failure: whoever named the place must name another one.
-            raise StoreUnusable(f"{data_dir} cannot be a data directory: {cause}") from error
+            await self._stores.release(store)
+        finally:
+            endings = self._endings.get(store.data_dir)
+            if endings is not None and endings.idle:
+                del self._endings[store.data_dir]
+
+    async def compact(self, hosted: Hosted) -> tuple[int, int]:
+        """Give back the room that deleted sessions took; returns the bytes on disk before and
+        after. SessionBusy while anything runs in that store: its writes would have to wait."""
+        store = hosted.workspace.home.store
+        sharing = (one.workspace for one in self._built if one.workspace.home.store is store)
+        if any(workspace.runs.busy() for workspace in sharing):
+            raise SessionBusy("something is running: try again when nothing is")
+        return await store.compact()
+
+    @property
+    def unsaved(self) -> int:
+        """How many endings of runs wait to be written, in all stores."""
+        return sum(endings.waiting for endings in self._endings.values())
 
     def _configure(
         self, key: Path, path: Path, env: Mapping[str, str], request: CreateWorkspace
-    ) -> tuple[Path, Config]:
-        """Where the data goes and what the files say; the one decides where to look for the other.
-        A relative directory is relative to what its author sees: the workspace, or the daemon."""
-        shared = self._settings.data_dir
-        env = _for_configuration(env, self._roots)
+    ) -> Profile:
+        """A relative data directory is relative to what its author sees: the workspace, or the
+        daemon. If neither names one, the configuration files do."""
+        data_dir = Path(self._settings.data_dir) if self._settings.data_dir else None
         if request.data_dir:
-            data_dir = _resolved(path / request.data_dir)
-        elif shared:
-            data_dir = _resolved(Path(shared))
-        else:
-            wanted = data_directory(key, env, self._roots)
-            data_dir = _resolved(wanted) if wanted is not None else key / OWN_DATA_DIR
-        folder = data_dir
-        if data_dir.parent != key:
-            folder = data_dir / hashlib.sha256(str(key).encode()).hexdigest()[:16]
+            data_dir = path / request.data_dir
         commands = self._settings.allow_config_commands
-        config = load(key, env, data_dir=folder, allow_commands=commands, roots=self._roots)
-        return data_dir, config
+        places = Places.find(key, env, self._roots, data_dir=data_dir, allow_commands=commands)
+        return Profile(places)
 
     def _detached(self, workspace_id: str, run_id: str, began: bool) -> None:
         change = self.claims.run_began if began else self.claims.run_ended
         self._perform(change(workspace_id, run_id))
+
+    # Configuration -------------------------------------------------------------------------------
+
+    async def change_config(self, hosted: Hosted, change: Callable[[], bool]) -> None:
+        """Let one of a profile's changes write its file, then see to it that whoever uses that
+        file follows. No event if nothing was changed: each client answers one with a request."""
+        if not await asyncio.to_thread(change):
+            return
+        await self.reread_config(hosted, changed=True)
+        for other in self.everything():
+            if other is not hosted:
+                await self._reread_other(other)
+
+    async def reread_config(
+        self, hosted: Hosted, *, changed: bool = False, again: bool = False
+    ) -> None:
+        """Follow the files, which people edit by hand too. `again`: and look for models anew."""
+        async with hosted.rereading:
+            config = await asyncio.to_thread(hosted.profile.places.load)
+            config = await self._completed(hosted.workspace.home.env, config, again=again)
+            if not config.same_as(hosted.profile.config):
+                changed = True
+                for warning in config.warnings:
+                    log.warning("%s", warning)
+                hosted.profile.config = config
+                self._redecide(hosted)
+        if changed:
+            self.announce_config(hosted)
+
+    async def _completed(
+        self, env: Mapping[str, str], config: Config, *, again: bool = False
+    ) -> Config:
+        if not isinstance(self._agents, FollowsConfig):
+            return config
+        completed: Config = await self._agents.complete(env, config, again)
+        return completed
+
+    def announce_config(self, hosted: Hosted) -> None:
+        if not hosted.closing:
+            workspace = hosted.workspace
+            workspace.hub.publish("updated", ConfigChanged(workspace.id))
+
+    async def _reread_other(self, hosted: Hosted) -> None:
+        try:
+            await self.reread_config(hosted)
+        except ConfigError as error:
+            log.warning("workspace %s keeps its configuration: %s", hosted.key, error)
+
+    def _redecide(self, hosted: Hosted) -> None:
+        """The agent of later runs. One that was given by hand stays: it was made once."""
+        if isinstance(self._agents, FollowsConfig) and not hosted.closing:
+            home = hosted.workspace.home
+            agent = self._agents(home.path, home.env, hosted.profile.config)
+            hosted.workspace.runs.change_agent(agent)
 
     # Clients -------------------------------------------------------------------------------------
 
@@ -308,7 +379,9 @@ class Backend:
         except Exception:
             log.exception("workspace %s did not close cleanly", hosted.key)
         finally:
-            await self._stores.release(hosted.workspace.home.store)
+            self._built.discard(hosted)
+            self._past += hosted.workspace.totals()
+            await self._let_go(hosted.workspace.home.store)
 
     # Effects -------------------------------------------------------------------------------------
 
@@ -346,6 +419,10 @@ class Backend:
         if not self._closing[key]:
             del self._closing[key]
 
+    def totals(self) -> Counter[str]:
+        """Workspace.totals over all there are and ever were: a counter never goes down."""
+        return sum((hosted.workspace.totals() for hosted in self._built), self._past)
+
     # Views ---------------------------------------------------------------------------------------
 
     def describe(self, hosted: Hosted, client: str | None = None) -> WireWorkspace:
@@ -366,8 +443,9 @@ class Backend:
         """What clients see of the configuration. An agent that is not one of its models stands
         there as a provider of its own."""
         info = self.agent_info(hosted.workspace)
-        own = info.is_ready and info.model_cfg.provider not in hosted.config.providers
-        return hosted.config.wire(hosted.data_dir, info if own else None)
+        config = hosted.profile.config
+        own = info.is_ready and info.model_cfg.provider not in config.providers
+        return config.wire(hosted.data_dir, info if own else None)
 
     def agent_info(self, workspace: Workspace) -> AgentInfo:
         if workspace.agent is None:
@@ -399,23 +477,6 @@ def _log_ignored(hosted: Hosted, path: Path, request: CreateWorkspace) -> None:
     ignored = [name for name, differs in wishes.items() if differs]
     if ignored:
         log.info("workspace %s is open: %s stay as they are", hosted.key, ", ".join(ignored))
-
-
-def _for_configuration(env: Mapping[str, str], roots: Roots) -> Mapping[str, str]:
-    """What configuration is found and expanded with: the client's environment, and the daemon's own
-    for what the client left out. A client that sends next to nothing, or a home in which there is
-    no configuration, gets the one of the user who started the daemon: it is the same user."""
-    both = {**os.environ, **env}
-    folders = (roots.config(both), roots.crush_data(both), roots.own_data(both))
-    if not any((folder / "crush.json").exists() for folder in folders):
-        both = {name: value for name, value in both.items() if name not in PLACES}
-        both |= {name: os.environ[name] for name in PLACES if name in os.environ}
-    return both
-
-
-def _policy(config: Config) -> Callable[[str, str], bool]:
-    allowed = frozenset(config.allowed_tools)
-    return lambda tool, action: tool in allowed or f"{tool}:{action}" in allowed
 
 
 def _environment(env: list[str] | None) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from crushlite.store import messages as message_rows, runs as run_rows, sessions
 from crushlite.turn import Failure, LiveTurn
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from crushlite.agent.base import Agent
     from crushlite.process import Command
@@ -55,14 +55,21 @@ async def write_summary(services: Services, order: Order, agent: Agent) -> None:
         raise
     except Exception as error:
         turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))
-        await _unbroken(_store_summary(services, turn, summary_id=""))
+        try:
+            await _unbroken(_store_summary(services, turn, summary_id=""))
+        except CrushliteError as unsaved:  # why it failed is what the caller is told
+            log.error("a failed summary could not be stored: %s", unsaved)
         raise
     if not turn.wrote:
         turn.discard()
         raise ProviderFailed("the model gave no summary")
     turn.close(Outcome.COMPLETED, None)
     # Streams have seen it end: it counts, also if a cancel comes while it is being stored.
-    await _unbroken(_store_summary(services, turn, summary_id=turn.last.message.id))
+    try:
+        await _unbroken(_store_summary(services, turn, summary_id=turn.last.message.id))
+    except CrushliteError:
+        turn.discard()  # a summary that counts for nothing would only be in the way
+        raise
 
 
 async def _no_riders() -> list[Message]:
@@ -116,10 +123,17 @@ class _Shell:
 
 
 class Chores:
-    def __init__(self, services: Services) -> None:
+    """`admit` raises while nothing new may be done: what it did could not be put on record."""
+
+    def __init__(self, services: Services, admit: Callable[[], None]) -> None:
         self._services = services
+        self._admit = admit
         self._tasks: set[asyncio.Task[Any]] = set()
         self._shells: dict[_Shell, asyncio.Task[ShellAnswer]] = {}  # until they are on record
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks and not self._shells
 
     # Titles --------------------------------------------------------------------------------------
 
@@ -159,6 +173,7 @@ class Chores:
         """Run a user's command in the workspace; it is on record if its session exists."""
         if not command.strip() or "\0" in command:
             raise BadRequest("command must not be empty or contain NUL")
+        self._admit()
         shell = _Shell(session_id)
         task = self._shells[shell] = self._spawn(self._shell(shell, command))
         task.add_done_callback(lambda _: self._shells.pop(shell))
@@ -166,16 +181,21 @@ class Chores:
 
     async def _shell(self, shell: _Shell, command: str) -> ShellAnswer:
         services = self._services
-        started = shell.command = await process.start(
-            command, cwd=services.path, env=services.env, clock=services.clock
-        )
-        if shell.killed:
-            started.kill()
+        watch = await services.changes.begin()
         try:
-            end = await started.wait()
-        except asyncio.CancelledError:
-            started.kill()
-            raise
+            started = shell.command = await process.start(
+                command, cwd=services.path, env=services.env, clock=services.clock
+            )
+            if shell.killed:
+                started.kill()
+            try:
+                end = await started.wait()
+            except asyncio.CancelledError:
+                started.kill()
+                raise
+            await services.changes.finish(watch, shell.session_id, run_id="")
+        finally:
+            services.changes.drop(watch)
         answer = ShellAnswer(started.output.text(OUTPUT_CHARS), end.code)
         await self._record(shell.session_id, command, answer)
         return answer

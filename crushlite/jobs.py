@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from crushlite.errors import BadRequest
+from crushlite.errors import BadRequest, CrushliteError
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
 from crushlite.protocol.runs import RunInfo
 from crushlite.runs import WhenBusy
 from crushlite.store import messages as message_rows
 from crushlite.store.runs import RunRow
-from crushlite.turn import Order
+from crushlite.turn import Failure, Order
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -25,9 +26,21 @@ if TYPE_CHECKING:
     from crushlite.runs import Run
     from crushlite.store import Connection
     from crushlite.transcript import Live
-    from crushlite.turn import Failure, LiveTurn
+    from crushlite.turn import LiveTurn
 
-__all__ = ["Job", "Lanes", "digest_of", "read_prompt", "row_info", "settled", "within"]
+__all__ = [
+    "Job",
+    "Lanes",
+    "digest_of",
+    "explain",
+    "read_prompt",
+    "row_info",
+    "settled",
+    "within",
+    "words",
+]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -90,10 +103,12 @@ class Job:
         self.agent_task: asyncio.Task[None] | None = None
         self.over: asyncio.Future[None] = loop.create_future()  # agent gone, or given up
         self.grace: Timer | None = None
-        self.carrier: Job | None = None
+        self.carrier: Job | None = None  # the turn it was folded into,
+        self.riders: list[Job] = []  # and those that were folded into this one
         self.started_at = 0.0
         # the ending
-        self.failure: Failure | None = None
+        self.cause: BaseException | None = None  # what the turn failed of,
+        self.failure: Failure | None = None  # and as it is told
         self.outcome = ""
         self.message_id = ""
         self.text = ""
@@ -180,6 +195,23 @@ def _info_of_row(row: RunRow, text: str) -> RunInfo:
         ended_at=row.ended_at,
         denied=row.denied,
     )
+
+
+def explain(error: BaseException) -> Failure:
+    """An agent's exception as its user reads it: the words of the error, not a traceback."""
+    text = words(error) or type(error).__name__
+    if isinstance(error, CrushliteError):  # which says by itself what is wrong
+        log.warning("an agent failed: %s", text)
+        return Failure(error.code.replace("_", " ").capitalize(), text)
+    log.warning("an agent failed", exc_info=error)
+    return Failure("The agent failed", f"{type(error).__name__}: {text}")
+
+
+def words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an error that cannot be printed must still end its run
+        return "an error that cannot be printed"
 
 
 class Lanes:

@@ -12,7 +12,9 @@ Effects are performed in one ordered *lane* per session, except Stop, which acts
 in a lane is awaited to its commit before the next effect begins.
 
 Inside, a run ends in `Runs.finish`. For outsiders it ends when its `run_complete` goes out, after
-the commit: until then the Runner keeps its Job, and busy, W/runs and waiting go by that.
+the commit: until then the Runner keeps its Job, and busy, W/runs and waiting go by that. If the
+store cannot commit it, endings.py keeps it and this Runner is held: nothing starts until it is
+written.
 
 Who decides: runs.py about runs, pending.py about requests. This file holds no rule of its own
 about the state of a run.
@@ -27,26 +29,30 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.blocking import run_blocking
 from crushlite.chores import Chores, write_summary
+from crushlite.endings import TROUBLE, Ending, announcement, completion, record
 from crushlite.errors import (
     BadRequest,
-    CrushliteError,
-    NoAgent,
     NotQueued,
+    NotSaved,
     ProviderFailed,
     RunIdReused,
     RunNotFound,
     SessionBusy,
-    SessionNotFound,
 )
-from crushlite.jobs import Job, Lanes, digest_of, read_prompt, row_info, settled, within
-from crushlite.protocol.runs import (
-    AgentEvent,
-    CanceledRun,
-    CancelReceipt,
-    QueuedPrompt,
-    RunComplete,
+from crushlite.jobs import (
+    Job,
+    Lanes,
+    digest_of,
+    explain,
+    read_prompt,
+    row_info,
+    settled,
+    within,
+    words,
 )
+from crushlite.protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt
 from crushlite.runs import Drained, End, Fold, Outcome, Runs, RunState, Start, Stop, WhenBusy
+from crushlite.staff import Staff
 from crushlite.store import runs as run_rows, sessions as session_rows
 from crushlite.turn import Failure, LiveTurn, Order, Services
 
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from crushlite.agent.base import Agent
+    from crushlite.endings import Endings
     from crushlite.protocol.messages import Message, Prompt
     from crushlite.protocol.runs import RunInfo
     from crushlite.protocol.sessions import Session
@@ -72,7 +79,7 @@ SUMMARIZE = "summarize"  # the kind of run that is not a prompt
 
 class Runner:
     """The runs of one workspace. `claim(run_id, began)` tells the owner about detached runs, each
-    of which keeps the workspace alive by itself."""
+    of which keeps the workspace alive by itself. `endings` is that of the store."""
 
     def __init__(
         self,
@@ -80,10 +87,12 @@ class Runner:
         agent: Agent | None,
         settings: Settings,
         claim: Callable[[str, bool], None],
+        endings: Endings,
     ) -> None:
-        self.agent = agent
-        self.chores = Chores(services)
+        self.staff = Staff(agent)
+        self.chores = Chores(services, endings.require_none)
         self.abandoned = 0  # agents that did not return within the cancel grace
+        self.ended = dict.fromkeys(Outcome, 0)  # how many runs were told to have ended so
         self._services = services
         self._settings = settings
         self._claim = claim
@@ -93,10 +102,12 @@ class Runner:
         self._transcript = services.transcript
         self._runs = Runs()
         self._jobs: dict[str, Job] = {}  # by run_id, until published or withdrawn
+        self._unsaved: dict[str, Job] = {}  # published, but not written yet
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lanes = Lanes(self._spawn)
         self._drained: dict[str | None, asyncio.Future[None]] = {}
-        self._ready: asyncio.Task[None] | None = None
+        self._endings = endings
+        endings.join(self)
 
     # Prompts -------------------------------------------------------------------------------------
 
@@ -105,11 +116,12 @@ class Runner:
 
         `prompt` waits for the commit behind it; the insert goes on whoever waits.
         """
-        self._require_agent()
+        self.staff.require()
         order, when_busy = read_prompt(prompt)
         digest = digest_of(order)
         known = self._jobs.get(order.run_id)
         if known is None:
+            self._endings.require_none()
             run, _ = self._runs.accept(order.session_id, order.run_id, when_busy)
             now = self._clock.now()
             job = Job(run, order, digest=digest, detach=prompt.detach, now=now)
@@ -126,17 +138,13 @@ class Runner:
             raise RunIdReused(f"run_id {order.run_id!r} was used for another prompt")
         return known
 
-    def _require_agent(self) -> Agent:
-        if self.agent is None:
-            raise NoAgent("no agent is configured: name a model in crush.json or use offline")
-        return self.agent
-
     async def prompt(self, prompt: Prompt) -> RunInfo:
         """Accept a prompt and return when it is promised: committed, or found to be a repeat."""
         try:
             job = self.accept(prompt)
-        except SessionBusy:
-            # A repeat of a prompt that has ended is no new prompt, however busy the session is.
+        except (SessionBusy, NotSaved):
+            # A repeat of a prompt that has ended is no new prompt, however busy the session is and
+            # whatever the store still has to write.
             known = await self._repeated(prompt)
             if known is None:
                 raise
@@ -144,7 +152,7 @@ class Runner:
         known_row = await asyncio.shield(job.committed)
         if known_row is not None:
             return await self.run_info(job.run.run_id)
-        return job.info(self._describe(job))
+        return self._job_info(job)
 
     async def _repeated(self, prompt: Prompt) -> RunInfo | None:
         if not prompt.run_id:
@@ -184,7 +192,7 @@ class Runner:
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
-        agent = self._require_agent()
+        agent = self.staff.require()
         if not agent.summarizes:
             raise BadRequest("this agent cannot summarize")
         session = await self._store.read(
@@ -192,6 +200,7 @@ class Runner:
         )
         if not session.message_count and not self.busy(session_id):
             return
+        self._endings.require_none()
         order = Order(str(uuid.uuid4()), session_id, "")
         run, _ = self._runs.accept(session_id, order.run_id, WhenBusy.REJECT, SUMMARIZE)
         job = Job(run, order, digest="", detach=False, now=self._clock.now())
@@ -199,6 +208,8 @@ class Runner:
         self._jobs[run.run_id] = job
         self._perform(self._runs.durable(run))
         await asyncio.shield(job.published)
+        if isinstance(job.cause, TROUBLE):
+            raise job.cause
         if job.failure is not None:
             raise ProviderFailed(job.failure.detail)
 
@@ -222,6 +233,7 @@ class Runner:
                 self._jobs[run.run_id].accepted_at,
             )
             for run in self._runs.queued(session_id)
+            if run.kind != SUMMARIZE  # held, as nothing else keeps one from starting
         ]
 
     def clear(self, session_id: str) -> None:
@@ -241,6 +253,14 @@ class Runner:
         if session_id is None:
             return bool(self._jobs)
         return any(job.run.session_id == session_id for job in self._jobs.values())
+
+    # The hold ------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        self._runs.hold()
+
+    def release(self) -> None:
+        self._perform(self._runs.release())
 
     # Effects -------------------------------------------------------------------------------------
 
@@ -272,7 +292,11 @@ class Runner:
             )
 
     async def _start(self, job: Job) -> None:
-        self._spawn(self._take_turn(job))
+        if self._runs.held and job.run.doom is None:
+            # Decided before it was known that the ending ahead of it cannot be written.
+            self._runs.postpone(job.run)
+        else:
+            self._spawn(self._take_turn(job))
 
     async def _take_turn(self, job: Job) -> None:
         """The turn task: nobody cancels it, and every way out of it leads through `finish`."""
@@ -281,14 +305,14 @@ class Runner:
             outcome = await self._converse(job)
         except Exception as error:
             log.exception("run %s: the turn broke", job.run.run_id)
-            job.failure = Failure("Internal error", f"{type(error).__name__}: {_words(error)}")
+            job.failure = Failure("Internal error", f"{type(error).__name__}: {words(error)}")
         self._close_requests(job)
         if job.turn is not None:
             await job.turn.end_commands()
         self._perform(self._runs.finish(job.run, outcome))
 
     async def _converse(self, job: Job) -> Outcome:
-        agent = self._require_agent()
+        agent = self.staff.serving()
         job.started_at = self._clock.now()
         if job.run.kind == SUMMARIZE:
             work = self._summary(agent, job.order)
@@ -312,10 +336,11 @@ class Runner:
             return Outcome.CANCELED
         if task.cancelled():
             return Outcome.CANCELED
-        error = task.exception()
-        if error is None:
+        # Prompts that could not be stored were never answered, whatever the agent made of that.
+        job.cause = task.exception() or job.cause
+        if job.cause is None:
             return Outcome.COMPLETED
-        job.failure = _explain(error)
+        job.failure = explain(job.cause)
         return Outcome.FAILED
 
     def _turn(self, job: Job, agent: Agent) -> LiveTurn:
@@ -329,7 +354,7 @@ class Runner:
     async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
         """The agent task. An agent that tries to exit the process only fails its own turn."""
         try:
-            await self._agent_ready(agent)
+            await self.staff.ready(agent)
             if agent.is_async:
                 await agent.run(turn)
             else:
@@ -340,16 +365,8 @@ class Runner:
             turn.fence()
 
     async def _summary(self, agent: Agent, order: Order) -> None:
-        await self._agent_ready(agent)
+        await self.staff.ready(agent)
         await write_summary(self._services, order, agent)
-
-    async def _agent_ready(self, agent: Agent) -> None:
-        """Once per workspace, shared by all runs that wait for it, owned by none of them. A
-        failure fails those runs only: the next one tries again."""
-        ready = self._ready
-        if ready is None or (ready.done() and (ready.cancelled() or ready.exception() is not None)):
-            ready = self._ready = self._spawn(agent.ready())
-        await asyncio.shield(ready)
 
     def _close_requests(self, job: Job) -> None:
         if job.turn is not None:
@@ -370,7 +387,7 @@ class Runner:
         job.user = live
         if turn is not None:
             turn.adopt(live)
-        self.chores.title(self._require_agent(), run_id, job.run.session_id, job.order.prompt)
+        self.chores.title(self.staff.serving(), run_id, job.run.session_id, job.order.prompt)
         return live
 
     async def _fold(self, job: Job) -> list[Message]:
@@ -379,14 +396,20 @@ class Runner:
         riders = [self._jobs[r.run_id] for e in effects if isinstance(e, Fold) for r in e.riders]
         for rider in riders:
             rider.carrier = job
+            job.riders.append(rider)
             rider.started_at = self._clock.now()
         if not riders:
             return []
         return await self._lanes.push(job.run.session_id, lambda: self._store_riders(job, riders))
 
     async def _store_riders(self, job: Job, riders: list[Job]) -> list[Message]:
+        """If this fails the turn fails, and its ending stores what is missing."""
         lives = [self._user_message(rider, None, job.run.run_id) for rider in riders]
-        await self._store.submit(self._transcript.unsaved(lives), promise=True)
+        try:
+            await self._store.submit(self._transcript.unsaved(lives), promise=True)
+        except Exception as error:
+            job.cause = error
+            raise
         self._transcript.saved(lives)
         return [live.snapshot() for live in lives]
 
@@ -403,19 +426,40 @@ class Runner:
             return
         # Riders end with their carrier, in one transaction: when it is said to have finished, the
         # session must not be busy with them any more.
-        ending = [job, *(other for other in self._jobs.values() if other.carrier is job)]
+        ending = [job, *job.riders]
         lives = [live for one in ending for live in self._close(one, outcome)]
-        session: Session | None = None
-        try:
-            session = await self._store.submit(self._ending(ending, lives), promise=True)
-            self._transcript.saved(lives)
-        except SessionNotFound:
-            log.info("run %s ended after its session was deleted", job.run.run_id)
-        except Exception as error:
-            log.exception("run %s: its ending could not be stored", job.run.run_id)
-            for one in ending:
-                one.error = f"not saved: {error}"
+        session = await self._record(ending, lives)
         self._publish_ending(ending, outcome, session)
+
+    async def _record(self, ending: list[Job], lives: list[Live]) -> Session | None:
+        """Commit an ending. If that cannot be done it says so, and waits for its time."""
+        run, ids = ending[0].run, tuple(job.run.run_id for job in ending)
+        work = record(self._scope, ending, self._transcript.unsaved(lives))
+
+        def written(session: Session | None) -> None:
+            for run_id in ids:
+                self._unsaved.pop(run_id, None)
+            if session is not None:
+                self._transcript.saved(lives)
+                self._services.hub.publish("updated", session)
+
+        try:
+            session = await self._endings.commit(
+                Ending(self._scope, run.session_id, ids, work, written)
+            )
+        except Exception as error:
+            of_store = isinstance(error, TROUBLE)
+            log.error("run %s is not saved: %s", run.run_id, error, exc_info=not of_store)
+            for job in ending:
+                job.error = f"not saved: {error}" + f"; {job.error}" * bool(job.error)
+            if of_store:
+                self._unsaved |= {job.run.run_id: job for job in ending}
+            elif lives:  # what was said cannot be stored; that it ended can
+                return await self._record(ending, [])
+            return None
+        if session is not None:
+            self._transcript.saved(lives)
+        return session
 
     def _close(self, job: Job, outcome: Outcome) -> list[Live]:
         job.outcome, job.ended_at = outcome.value, self._clock.now()
@@ -434,63 +478,27 @@ class Runner:
             return [job.user or self._user_message(job, None, job.carrier.run.run_id)]
         if job.turn is None:
             # Canceled before it could start: what a person typed is never lost.
-            job.turn = self._turn(job, self._require_agent())
+            job.turn = self._turn(job, self.staff.serving())
             self._user_message(job, job.turn)
         job.turn.close(outcome, job.failure)
         job.message_id, job.text = job.turn.last.message.id, job.turn.last.message.text
         return job.turn.lives
 
-    def _ending(self, ending: list[Job], lives: list[Live]) -> Callable[[Connection], Session]:
-        save, scope = self._transcript.unsaved(lives), self._scope
-        session_id = ending[0].run.session_id
-        rows = [
-            (
-                *(job.run.run_id, job.outcome, job.message_id, job.error),
-                *(job.denied, job.folded_into, job.ended_at),
-            )
-            for job in ending
-        ]
-
-        def end(conn: Connection) -> Session:
-            session_rows.require_session(conn, scope, session_id)
-            save(conn)
-            for row in rows:
-                run_rows.end_run(conn, scope, *row)
-            return session_rows.get_session(conn, scope, session_id)
-
-        return end
-
     def _publish_ending(self, ending: list[Job], outcome: Outcome, session: Session | None) -> None:
-        job, publish = ending[0], self._services.hub.publish
-        for one in ending:
-            del self._jobs[one.run.run_id]  # from here on the session is not busy with it
+        publish = self._services.hub.publish
+        self.ended[outcome] += len(ending)
+        for job in ending:
+            del self._jobs[job.run.run_id]  # from here on the session is not busy with it
         if session is not None and outcome is not Outcome.CLEARED:
             publish("updated", session)
-        event = AgentEvent("agent_finished", job.run.session_id, run_id=job.run.run_id)
-        if outcome is Outcome.COMPLETED:
-            event.session_title = session.title if session is not None else ""
-            publish("created", event)
-        elif outcome is Outcome.FAILED:
-            event.type, event.error = "error", job.error
-            publish("created", event)
-        for one in ending:
-            self._publish_complete(one, outcome)
-
-    def _publish_complete(self, job: Job, outcome: Outcome) -> None:
-        run = job.run
-        complete = RunComplete(
-            session_id=run.session_id,
-            message_id=job.message_id,
-            run_id=run.run_id,
-            text=job.text,
-            error=job.error,
-            cancelled=outcome in (Outcome.CANCELED, Outcome.CLEARED),
-            folded_into=job.folded_into,
-        )
-        self._services.hub.publish("updated", complete)
-        settled(job.published)
-        if job.detach:
-            self._claim(run.run_id, False)
+        notice = announcement(ending[0], outcome, session)
+        if notice is not None:
+            publish("created", notice)
+        for job in ending:
+            publish("updated", completion(job, outcome))
+            settled(job.published)
+            if job.detach:
+                self._claim(job.run.run_id, False)
 
     # Views of runs -------------------------------------------------------------------------------
 
@@ -505,9 +513,13 @@ class Runner:
             )
         return self._runs.describe(job.run)
 
+    def states(self) -> list[tuple[str, str]]:
+        """Session and state of every run that lives, as outsiders see it."""
+        return [(job.run.session_id, self._describe(job)) for job in self._jobs.values()]
+
     async def run_info(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """One run; with `wait`, its state when it has ended or the time is up."""
-        job = self._jobs.get(run_id)
+        job = self._jobs.get(run_id) or self._unsaved.get(run_id)
         if job is not None and wait > 0:
             await within(self._clock, job.published, wait)
         if job is not None and job.run.durable:
@@ -528,7 +540,7 @@ class Runner:
     async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
         """Runs, oldest first. References are taken before the read, as in the transcript: a run
         that ends meanwhile is then told by its job, not by a row that was not written yet."""
-        jobs = dict(self._jobs)
+        jobs = self._unsaved | self._jobs
         scope = self._scope
 
         def read(conn: Connection) -> list[RunInfo]:
@@ -584,23 +596,35 @@ class Runner:
         if not await within(self._clock, drained, self._settings.drain):
             log.error("workspace %s did not drain; abandoning it", self._services.path)
             drained.cancel()
+        await self._save_last()
+
+    async def _save_last(self) -> None:
+        """One more try for the endings that wait. What is still not written then is written when
+        the store is next opened; if that is by another process, as interrupted."""
+        if self._unsaved:
+            trying = asyncio.ensure_future(self._endings.retry())
+            await within(self._clock, trying, self._settings.drain)
+        if self._unsaved:
+            log.error("workspace %s: not saved are %s", self._services.path, list(self._unsaved))
+        self._endings.leave(self)
 
     async def aclose(self) -> None:
         """Let go of the agent and of whatever it left running."""
-        if self.agent is not None:
-            closing = self._spawn(self.agent.aclose())
-            done = await within(self._clock, closing, self._settings.drain)
-            error = closing.exception() if done and not closing.cancelled() else None
-            if not done or error is not None:
-                log.error(
-                    "workspace %s: the agent did not close", self._services.path, exc_info=error
-                )
+        closing = self._spawn(self.staff.close())
+        if not await within(self._clock, closing, self._settings.drain):
+            log.error("workspace %s: the agent did not close", self._services.path)
         for task in list(self._tasks):
             task.cancel()
 
     async def _drain(self, waiter: asyncio.Future[None]) -> None:
         await waiter
         await self._lanes.idle()
+
+    def change_agent(self, agent: Agent | None) -> None:
+        """Runs that start from now on are answered by this one."""
+        self.staff.replace(agent)
+        if not self._jobs and self.chores.idle:
+            self._spawn(self.staff.close_former())
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -616,22 +640,6 @@ class Runner:
 
 async def _nothing() -> None:
     """Pushed to a lane to learn when everything before it is done."""
-
-
-def _explain(error: BaseException) -> Failure:
-    """An agent's exception as its user reads it: the words of the error, not a traceback."""
-    log.warning("an agent failed", exc_info=error)
-    text = _words(error) or type(error).__name__
-    if isinstance(error, CrushliteError):
-        return Failure(error.code.replace("_", " ").capitalize(), text)
-    return Failure("The agent failed", f"{type(error).__name__}: {text}")
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - an error that cannot be printed must still end its run
-        return "an error that cannot be printed"
 
 
 def _log_late(done: asyncio.Future[None]) -> None:

@@ -20,16 +20,20 @@ It therefore covers every prompt accepted before it, and cannot touch one accept
                other of durable and withdrawn.
     doom       CANCELED or CLEARED once somebody asked for it; the first mark stays. The active run
                keeps running until its turn has unwound; a doomed run that waits never starts.
+    held       the machine as a whole: endings wait to be written, and nothing starts until they
+               are. Doomed runs end all the same, and active turns go on. A run whose Start was
+               on its way when the hold began is *postponed*: first in line again.
 
 Derived, never stored: *live* is neither ended nor withdrawn; *busy* is any live run in the
-session; *queued* is accepted, not doomed, with a live run ahead.
+session; *queued* is accepted, not doomed, with a live run ahead or the machine held.
 
 Every call ends by settling the line: while nothing is active and the first in line is durable, a
-doomed one ends and an undoomed one starts. So a line can never be left standing, however a turn
-ended.
+doomed one ends and an undoomed one starts, unless the machine is held. So a line can never be left
+standing, however a turn ended.
 
 Who may call what: accept, durable, withdraw by the acceptance of a prompt; cancel, clear, remove,
-drop by requests; fold and finish by the turn of the active run; close by teardown.
+drop by requests; fold and finish by the turn of the active run; close by teardown; hold and release
+by whoever keeps the endings, and postpone, while held, by the lane that would have begun the turn.
 
 Effects and their order
 -----------------------
@@ -43,8 +47,9 @@ may report twice. `fold` on a doomed run folds nothing. `Drained` is not about a
 Invariants (explored exhaustively in tests/test_runs.py): at most one active run per session; runs
 start in order of acceptance; exactly one End per durable run and none for a withdrawn one; a
 cancel dooms all that is live and nothing else; an idle cancel changes nothing; a run that is not
-durable never starts; no live durable run is first in line while nothing is active; after close
-nothing starts; an illegal call raises and changes nothing.
+durable never starts; no live durable run is first in line while nothing is active, except an
+undoomed one while the machine is held; while it is held and after close nothing starts; an illegal
+call raises and changes nothing.
 
 Knows nothing of: asyncio, tasks, the store, events, HTTP, prompts, agents.
 """
@@ -94,7 +99,7 @@ TRANSITIONS: dict[RunState, dict[str, RunState]] = {
         "end": RunState.ENDED,
         "withdraw": RunState.WITHDRAWN,
     },
-    RunState.ACTIVE: {"end": RunState.ENDED},
+    RunState.ACTIVE: {"postpone": RunState.ACCEPTED, "end": RunState.ENDED},
     RunState.FOLDED: {"end": RunState.ENDED},
     RunState.ENDED: {},
     RunState.WITHDRAWN: {},
@@ -213,16 +218,21 @@ class Runs:
         self._dropped: set[str] = set()  # sessions that accept nothing any more
         self._draining: set[str | None] = set()  # who still waits for a Drained (None: close)
         self._closed = False
+        self._held = False
 
     def __repr__(self) -> str:
-        shut = " closed" if self._closed else ""
-        return f"<Runs live={len(self._by_id)} sessions={len(self._lines)}{shut}>"
+        marks = " held" * self._held + " closed" * self._closed
+        return f"<Runs live={len(self._by_id)} sessions={len(self._lines)}{marks}>"
 
     # What is derived -----------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def held(self) -> bool:
+        return self._held
 
     def live(self, session_id: str | None = None) -> list[Run]:
         """Live runs of a session, or of all, oldest first within a session."""
@@ -243,11 +253,12 @@ class Runs:
 
     def queued(self, session_id: str) -> list[Run]:
         """What is waiting its turn: exactly what list, clear and remove see."""
-        return [run for run in self._lines.get(session_id, ())[1:] if _waits(run)]
+        line = self._lines.get(session_id, ())
+        return [run for run in line if self.describe(run) == "queued"]
 
     def describe(self, run: Run) -> str:
         """The state's name for outsiders: accepted, queued, active, folded, ended."""
-        if _waits(run) and self._lines[run.session_id][0] is not run:
+        if _waits(run) and (self._held or self._lines[run.session_id][0] is not run):
             return "queued"
         return run.state.value
 
@@ -343,6 +354,27 @@ class Runs:
             self._end(ending, outcome, effects)
         return self._settle(run.session_id, effects)
 
+    # The hold ------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Start nothing until `release`; what is doomed ends all the same."""
+        self._held = True
+
+    def postpone(self, run: Run) -> None:
+        """Its Start came to be performed during a hold: the run is first in line again."""
+        begun = any(other.carrier is run for other in self._lines.get(run.session_id, ()))
+        legal = self._held and run.state is RunState.ACTIVE and run.doom is None and not begun
+        self._require(run, legal, "postpone")
+        self._move(run, "postpone")
+
+    def release(self) -> list[Effect]:
+        """The hold is over: every line that can begins again."""
+        self._held = False
+        effects: list[Effect] = []
+        for session_id in list(self._lines):
+            self._settle(session_id, effects)
+        return effects
+
     # The end of a session, the end of the workspace ----------------------------------------------
 
     def drop(self, session_id: str) -> Canceled:
@@ -373,11 +405,13 @@ class Runs:
         line = self._lines.get(session_id, [])
         while line and line[0].durable and line[0].state is RunState.ACCEPTED:
             head = line[0]
-            if head.doom is None:
+            if head.doom is not None:
+                self._end(head, head.doom, effects)
+            elif self._held:
+                break
+            else:
                 self._move(head, "start")
                 effects.append(Start(head))
-            else:
-                self._end(head, head.doom, effects)
         self._drained(session_id, effects)
         self._drained(None, effects)
         return effects

@@ -9,7 +9,9 @@ at most once per window, the first piece at once, and written at most once a sec
 Everything else is *structural*: published and written on the spot. Both end in the same rows.
 
 Writes go through the store's one ordered queue, so rows of one message never reorder. A write that
-fails leaves the message live, and `unsaved` hands it to the transaction that ends its turn.
+fails leaves the message live: it is tried again while its turn goes on and as soon as another write
+works, and `unsaved` hands it to the transaction that ends its turn. Rows are placed by the order of
+their insertion, so no message is inserted before one of its session that began earlier.
 
 Knows nothing of: runs, turns, permissions, HTTP.
 """
@@ -17,11 +19,14 @@ Knows nothing of: runs, turns, permissions, HTTP.
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import FinishPart, ReasoningPart, TextPart, ToolCallPart
-from crushlite.store import messages as message_rows
+from crushlite.store import listing, messages as message_rows
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,6 +41,8 @@ __all__ = ["Live", "Transcript"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
 ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
 
@@ -45,6 +52,7 @@ class Live:
 
     __slots__ = (
         "deleted",
+        "failed",
         "grown",
         "insert",
         "message",
@@ -75,6 +83,7 @@ class Live:
         self.row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
         self.timer: Timer | None = None
         self.deleted = False
+        self.failed = False  # the last write of it; `_retry` looks for these
 
     @property
     def finished(self) -> bool:
@@ -192,11 +201,8 @@ class Transcript:
     def delete(self, live: Live) -> None:
         """Remove a message for good; its buffered state must not bring the row back."""
         self._discard(live)
-        message = live.fold()
-        done = self._store.submit(
-            lambda conn: message_rows.delete_message(conn, self._scope, message.id)
-        )
-        done.add_done_callback(_log_failure)
+        self._live[live.message.id] = live  # hides its row from readers until that is gone
+        self._remove(live)
         self._hub.publish("deleted", live.snapshot())
 
     def forget(self, session_ids: Iterable[str]) -> None:
@@ -222,43 +228,59 @@ class Transcript:
         """That transaction is committed."""
         for live in lives:
             self._wrote(live, live.version)
+        self._retry()
 
     # Reading -------------------------------------------------------------------------------------
 
     async def messages(self, session_id: str) -> list[Message]:
         """A session's messages, oldest first, as streams have seen them."""
-        return await self._overlaid(
-            lambda conn: message_rows.list_messages(conn, self._scope, session_id),
-            lambda message: message.session_id == session_id,
+        seen = self._seen(session_id)
+        rows = await self._store.read(
+            lambda conn: message_rows.list_messages(conn, self._scope, session_id)
         )
+        return _overlaid(rows, seen | self._seen(session_id))
 
-    async def user_messages(self, session_id: str | None) -> list[Message]:
-        """What was typed, newest first: in one session, or in all."""
-        newest_first = await self._overlaid(
-            lambda conn: message_rows.list_user_messages(conn, self._scope, session_id)[::-1],
-            lambda message: message.role == "user" and session_id in (None, message.session_id),
+    async def messages_json(self, session_id: str) -> list[bytes]:
+        """The same as JSON, without making objects of all of them: pieces with one or more
+        messages each, to be joined by commas."""
+        (pieces, newest), seen = await self._read_beside(
+            lambda: self._seen(session_id),
+            lambda conn, ids: listing.message_texts(conn, self._scope, session_id, ids),
         )
-        return newest_first[::-1]
+        return [*pieces, *map(_text, _overlaid(newest, seen))]
 
-    async def _overlaid(
+    async def user_messages_json(self, session_id: str | None) -> list[bytes]:
+        """What was typed, newest first: in one session, or in all. Pieces, as above."""
+        (newest, pieces), seen = await self._read_beside(
+            lambda: self._seen(session_id, role="user"),
+            lambda conn, ids: listing.user_message_texts(conn, self._scope, session_id, ids),
+        )
+        return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
+
+    def _seen(self, session_id: str | None, role: str | None = None) -> dict[str, Live]:
+        """What streams have seen and the rows may not hold yet. Taken before a read and after it:
+        a message that commits and leaves while the reader still has an older snapshot would
+        otherwise be in neither."""
+        return {
+            key: live
+            for key, live in self._live.items()
+            if session_id in (None, live.message.session_id) and role in (None, live.message.role)
+        }
+
+    async def _read_beside(
         self,
-        read: Callable[[Connection], list[Message]],
-        wanted: Callable[[Message], bool],
-    ) -> list[Message]:
-        # References are taken before the read: a message that commits and leaves the overlay
-        # while the reader still looks at an older snapshot would otherwise be in neither.
-        seen = {key: live for key, live in self._live.items() if wanted(live.message)}
-        rows = await self._store.read(read)
-        seen |= {key: live for key, live in self._live.items() if wanted(live.message)}
-        answer = []
-        for row in rows:
-            live = seen.pop(row.id, None)
-            if live is None:
-                answer.append(row)
-            elif not live.deleted:
-                answer.append(live.snapshot())
-        answer += [live.snapshot() for live in seen.values() if not live.deleted]
-        return answer
+        look: Callable[[], dict[str, Live]],
+        read: Callable[..., T],  # with a connection, and the ids of the live ones
+    ) -> tuple[T, dict[str, Live]]:
+        """Read around the live messages. One that came up meanwhile may be among the texts, where
+        it cannot be found again: then the read is repeated with the new one named."""
+        seen = look()
+        while True:
+            ids = list(seen)
+            found: T = await self._store.read(functools.partial(read, ids=ids))
+            seen |= look()
+            if len(seen) == len(ids):
+                return found, seen
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -280,11 +302,14 @@ class Transcript:
             self._publish(live)
             self._write(live)
             return
+        self._arm_row(live)
+        if live.timer is None:
+            self._tick(live)
+
+    def _arm_row(self, live: Live) -> None:
         if live.row_timer is None:
             delay = live.row_time + ROW_SECONDS - self._clock.time()
             live.row_timer = self._clock.call_later(delay, lambda: self._row_due(live))
-        if live.timer is None:
-            self._tick(live)
 
     def _row_due(self, live: Live) -> None:
         live.row_timer = None
@@ -317,15 +342,32 @@ class Transcript:
     def _save(self, live: Live) -> Callable[[Connection], None]:
         message = live.snapshot()
         message.updated_at = int(self._clock.now())
-        insert = live.insert if live.written == 0 else None
         scope = self._scope
+        # In the order of their beginning, this one last; those that have a row are passed over.
+        inserts = [(one.message.id, one.insert) for one in self._without_row(live)]
 
         def save(conn: Connection) -> None:
-            if insert is not None and message_rows.position_of(conn, scope, message.id) is None:
-                insert(conn)
+            for message_id, insert in inserts:
+                if message_rows.position_of(conn, scope, message_id) is None:
+                    insert(conn)
             message_rows.save_message(conn, scope, message)
 
         return save
+
+    def _without_row(self, live: Live) -> list[Live]:
+        """Of the messages of a session, those that may not have a row yet, up to this one."""
+        if live.written:
+            return []
+        session_id = live.message.session_id
+        earlier = itertools.takewhile(lambda one: one is not live, self._live.values())
+        return [
+            *(
+                one
+                for one in earlier
+                if not one.written and not one.deleted and one.message.session_id == session_id
+            ),
+            live,
+        ]
 
     def _write(self, live: Live) -> None:
         if live.submitted == live.version or live.deleted:
@@ -336,14 +378,42 @@ class Transcript:
         done: asyncio.Future[None] = self._store.submit(self._save(live))
 
         def note(done: asyncio.Future[None]) -> None:
-            if _log_failure(done):
+            live.failed = not _log_failure(done)
+            if not live.failed:
                 self._wrote(live, version)
+                self._retry()
+                return
+            live.submitted = live.written
+            if not live.finished and not live.deleted:  # else its turn's ending writes it
+                self._arm_row(live)
 
         done.add_done_callback(note)
 
+    def _remove(self, live: Live) -> None:
+        message_id = live.message.id
+        done: asyncio.Future[None] = self._store.submit(
+            lambda conn: message_rows.delete_message(conn, self._scope, message_id)
+        )
+
+        def note(done: asyncio.Future[None]) -> None:
+            live.failed = not _log_failure(done)
+            if not live.failed:
+                self._live.pop(message_id, None)
+
+        done.add_done_callback(note)
+
+    def _retry(self) -> None:
+        """A write has worked: try those again that did not."""
+        for live in [live for live in self._live.values() if live.failed]:
+            live.failed = False
+            if live.deleted:
+                self._remove(live)
+            else:
+                self._write(live)
+
     def _wrote(self, live: Live, version: int) -> None:
         live.written = max(live.written, version)
-        if live.finished and live.written == live.version:
+        if live.finished and live.written == live.version and not live.deleted:
             self._live.pop(live.message.id, None)
 
     def _discard(self, live: Live) -> None:
@@ -366,3 +436,19 @@ def _log_failure(done: asyncio.Future[None]) -> bool:
     if error is not None:
         log.warning("a message could not be written yet: %s", error)
     return error is None
+
+
+def _overlaid(rows: list[Message], seen: dict[str, Live]) -> list[Message]:
+    """Rows, oldest first, with what streams have seen of them instead, and the newer ones."""
+    answer = []
+    for row in rows:
+        live = seen.pop(row.id, None)
+        if live is None:
+            answer.append(row)
+        elif not live.deleted:
+            answer.append(live.snapshot())
+    return answer + [live.snapshot() for live in seen.values() if not live.deleted]
+
+
+def _text(message: Message) -> bytes:
+    return dumps(encode(message))

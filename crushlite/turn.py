@@ -11,6 +11,7 @@ Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite import process
 from crushlite.agent.base import Usage, Verdict
-from crushlite.errors import BadRequest, LimitReached, TurnOver
+from crushlite.changes import Noting
+from crushlite.errors import BadRequest, LimitReached, StoreFull, TurnOver, Unavailable
 from crushlite.pending import Allowed
 from crushlite.protocol.codec import decode, dumps
 from crushlite.protocol.messages import (
@@ -34,11 +36,13 @@ from crushlite.protocol.questions import Question, QuestionBatch
 from crushlite.protocol.sessions import Todo
 from crushlite.runs import Outcome
 from crushlite.store import files as file_rows, sessions as session_rows
+from crushlite.worktree.states import FileState, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from crushlite.background import JobOutput, Jobs
+    from crushlite.changes import Changes
     from crushlite.clock import Clock
     from crushlite.events import Hub
     from crushlite.pending import Permissions, Questions
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
     from crushlite.transcript import Live, Transcript
 
 __all__ = ["Failure", "LiveTurn", "Order", "Services"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -75,6 +81,7 @@ class Services:
     interactive: Callable[[], bool]
     coalesce: float
     jobs: Jobs
+    changes: Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +138,13 @@ class LiveTurn:
         self._summarize = summarize
         self._is_summary = is_summary
         self._commands: set[Command] = set()  # those that die with the run
+        self._noting: dict[Command, Noting] = {}  # what they change, until it is on record
         self._over = False
         self._step: Live | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
         self._steps = 0
         self._cost = 0.0
+        self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one
         self._calls: dict[str, ToolCallPart] = {}
@@ -175,6 +184,9 @@ class LiveTurn:
             await asyncio.wait(
                 [command.done for command in self._commands], timeout=COMMAND_SECONDS
             )
+        if self._noting:
+            noting = [noting.task for noting in self._noting.values()]
+            await asyncio.wait(noting, timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -271,6 +283,7 @@ class LiveTurn:
         mime_type: str = "",
     ) -> None:
         self._check()
+        await self._noted()
         call = self._calls.get(_clean(id))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
@@ -364,16 +377,29 @@ class LiveTurn:
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
+        read_only: bool = False,
     ) -> Command:
         self._check()
-        started = await process.start(
-            command,
-            cwd=cwd or self.path,
-            env=self.env if env is None else env,
-            clock=self._services.clock,
-            on_output=on_output,
-        )
+        await self._noted()
+        changes = self._services.changes
+        watch = None if read_only else await changes.begin()
+        try:
+            started = await process.start(
+                command,
+                cwd=cwd or self.path,
+                env=self.env if env is None else env,
+                clock=self._services.clock,
+                on_output=on_output,
+            )
+        except BaseException:
+            if watch is not None:
+                changes.drop(watch)
+            raise
         self._commands.add(started)
+        if watch is not None:
+            author = self.session_id, self.run_id
+            noting = self._noting[started] = Noting(changes, watch, author, started.done)
+            noting.task.add_done_callback(lambda _: self._noting.pop(started, None))
         if self._over:
             started.kill()
             self._check()
@@ -383,6 +409,8 @@ class LiveTurn:
         self._check()
         job_id = self._services.jobs.adopt(self.session_id, command)
         self._commands.discard(command)
+        if command in self._noting:
+            self._noting[command].let_go()
         return job_id
 
     def job_output(self, job_id: str) -> JobOutput:
@@ -407,6 +435,7 @@ class LiveTurn:
         self.spent = usage
         cost = 0.0 if usage.estimated else usage.cost
         self._cost += cost
+        owed = self._owed + cost
 
         def save(conn: Connection, scope: str, now: float) -> Session:
             known = session_rows.get_session(conn, scope, self.session_id)
@@ -414,23 +443,22 @@ class LiveTurn:
             prompt = usage.prompt_tokens or known.prompt_tokens
             completion = usage.completion_tokens or known.completion_tokens
             return session_rows.save_usage(
-                conn, scope, self.session_id, prompt, completion, cost, now
+                conn, scope, self.session_id, prompt, completion, owed, now
             )
 
-        session = await self._update(save)
-        self._services.hub.publish("updated", session)
+        self._owed = 0.0 if await self._note("usage", save) else owed
         if self._order.max_cost is not None and self._cost >= self._order.max_cost:
             raise LimitReached(f"stopped at max_cost = {self._order.max_cost}")
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
         listed = [_typed(Todo, todo) for todo in todos]
-        session = await self._update(
+        await self._note(
+            "to-do list",
             lambda conn, scope, now: session_rows.set_todos(
                 conn, scope, self.session_id, listed, now
-            )
+            ),
         )
-        self._services.hub.publish("updated", session)
 
     async def file_read(self, path: str) -> None:
         self._check()
@@ -438,21 +466,28 @@ class LiveTurn:
             lambda conn, scope, now: file_rows.mark_read(conn, scope, self.session_id, path, now)
         )
 
-    async def file_changed(self, path: str, before: str, after: str) -> None:
+    async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
-        files = await self._update(
-            lambda conn, scope, now: file_rows.record_change(
-                conn, scope, self.session_id, path, (before, after), now
-            )
-        )
-        for file in files:
-            self._services.hub.publish("created", file)
+        await self._noted()
+        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
+        # Who changes a content keeps the mode: it was the same before.
+        old, new = (FileState(text, None if text is None else mode) for text in (before, after))
+        change = file_rows.Change(path, old, new, self.run_id)
+        await self._services.changes.record(self.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self._over:
             raise TurnOver(f"the turn of run {self.run_id} has ended")
+
+    async def _noted(self) -> None:
+        """Wait until what commands that have ended changed is on record: what comes next must not
+        be taken for theirs."""
+        due = [noting.task for noting in self._noting.values() if noting.due]
+        if due:
+            await asyncio.wait(due)
+            self._check()
 
     def _now(self) -> int:
         return int(self._services.clock.now())
@@ -519,6 +554,16 @@ class LiveTurn:
     async def _update(self, work: Callable[[Connection, str, float], Any]) -> Any:
         scope, now = self._services.scope, self._services.clock.now()
         return await self._services.store.submit(lambda conn: work(conn, scope, now))
+
+    async def _note(self, what: str, work: Callable[[Connection, str, float], Session]) -> bool:
+        """Write something about the session that is not worth failing a turn for."""
+        try:
+            session = await self._update(work)
+        except (StoreFull, Unavailable) as error:
+            log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
+            return False
+        self._services.hub.publish("updated", session)
+        return True
 
     async def _breathe(self) -> None:
         """Suspend at least once per coalescing window.

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crushlite.background import Jobs
-from crushlite.errors import BadRequest, SessionNotFound
+from crushlite.changes import Changes
+from crushlite.errors import BadRequest, SessionBusy, SessionNotFound
 from crushlite.events import Bounds, Hub
 from crushlite.pending import Permissions, Questions
 from crushlite.protocol.sessions import Session
@@ -22,6 +24,7 @@ from crushlite.runner import Runner
 from crushlite.store import files as file_rows, sessions as session_rows
 from crushlite.transcript import Transcript
 from crushlite.turn import Services
+from crushlite.undo import Undoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import Agent
     from crushlite.clock import Clock
+    from crushlite.endings import Endings
+    from crushlite.protocol.changes import ChangedRun, RunChanges, UndoAnswer
     from crushlite.protocol.sessions import File
     from crushlite.settings import Settings
     from crushlite.store import Store
@@ -48,6 +53,7 @@ class Home:
     env: Mapping[str, str]
     store: Store
     scope: str
+    endings: Endings  # of the store, shared by all workspaces in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +112,16 @@ class Workspace:
             interactive=ties.interactive,
             coalesce=settings.coalesce,
             jobs=Jobs(clock),
+            changes=Changes(home.path, home.store, home.scope, self.hub, clock),
         )
         self.jobs = services.jobs
-        self.runs = Runner(services, agent, settings, ties.claim)
+        self._undoing = Undoing(services.changes, home.store, home.scope)
+        self.runs = Runner(services, agent, settings, ties.claim, home.endings)
         self.clock = clock
 
     @property
     def agent(self) -> Agent | None:
-        return self.runs.agent
+        return self.runs.staff.agent
 
     def pending(self) -> list[tuple[str, object]]:
         """The open requests that the stream shows: re-sent to whoever joins late."""
@@ -193,9 +201,38 @@ class Workspace:
         at: float | None = await self._read(file_rows.last_read, session_id, path)
         return at
 
+    async def changed_runs(self) -> list[ChangedRun]:
+        """The runs that changed files, and their undoings: the latest is last."""
+        found: list[ChangedRun] = await self._read(file_rows.changed_runs)
+        return found
+
+    async def run_changes(self, run_id: str) -> RunChanges:
+        return await self._undoing.look(run_id)
+
+    async def undo(self, run_id: str, *, dry_run: bool, partial: bool) -> UndoAnswer:
+        """Put back what a run changed. Not while its session works: it may be at these files."""
+
+        def allowed(session_id: str) -> None:
+            if self.runs.busy(session_id) and not dry_run:
+                raise SessionBusy(f"session {session_id} is busy: wait for its run or cancel it")
+
+        return await self._undoing.undo(run_id, allowed, dry_run=dry_run, partial=partial)
+
     def _seen(self, session: Session) -> Session:
         session.is_busy = self.runs.busy(session.id)
         return session
+
+    def totals(self) -> Counter[str]:
+        """What only grows, for whoever adds it up over all workspaces."""
+        hub = self.hub.statistics()
+        return Counter(
+            published=hub.published,
+            conflated=hub.conflated,
+            closed_slow=hub.closed_slow,
+            closed_failed=hub.failed,
+            abandoned=self.runs.abandoned,
+            **{outcome.value: number for outcome, number in self.runs.ended.items()},
+        )
 
     # The end -------------------------------------------------------------------------------------
 

@@ -276,6 +276,87 @@ class FoldTest(unittest.TestCase):
             self.runs.fold(waiting)
 
 
+class HoldTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.runs = Runs()
+
+    def test_nothing_starts_while_held_and_every_line_begins_at_the_release(self) -> None:
+        self.runs.hold()
+        self.assertTrue(self.runs.held)
+        a, b = promised(self.runs, "a"), promised(self.runs, "b", session=OTHER)
+        c = promised(self.runs, "c")
+        self.assertEqual((self.runs.active(S), self.runs.active(OTHER)), (None, None))
+        self.assertEqual(self.runs.release(), [Start(a), Start(b)])
+        self.assertFalse(self.runs.held)
+        self.assertEqual(self.runs.queued(S), [c])
+
+    def test_a_held_run_is_queued_although_it_is_first_in_line(self) -> None:
+        self.runs.hold()
+        a, b = promised(self.runs, "a"), promised(self.runs, "b")
+        self.assertEqual(self.runs.queued(S), [a, b])
+        self.assertEqual(self.runs.describe(a), "queued")
+        self.runs.release()
+        self.assertEqual(self.runs.queued(S), [b])
+        self.assertEqual(self.runs.describe(a), "active")
+
+    def test_a_run_that_could_not_begin_is_postponed_to_the_release(self) -> None:
+        a, b = promised(self.runs, "a"), promised(self.runs, "b")
+        self.assertEqual(self.runs.finish(a, COMPLETED), [End(a, COMPLETED), Start(b)])
+        self.runs.hold()
+        self.runs.postpone(b)
+        self.assertEqual(self.runs.queued(S), [b])
+        self.assertEqual(self.runs.release(), [Start(b)])
+
+    def test_canceled_cleared_and_removed_runs_end_during_the_hold(self) -> None:
+        self.runs.hold()
+        a, b, c = (promised(self.runs, run_id) for run_id in "abc")
+        self.assertEqual(self.runs.remove(a), [End(a, CLEARED)])
+        self.assertEqual(self.runs.clear(S), [End(b, CLEARED), End(c, CLEARED)])
+        d = promised(self.runs, "d")
+        canceled = self.runs.cancel(S)
+        self.assertEqual(canceled.receipt, ((d, "queued"),))
+        self.assertEqual(canceled.effects, [End(d, CANCELED)])
+        self.assertEqual(self.runs.release(), [])
+
+    def test_an_interrupt_during_the_hold_ends_those_ahead_and_waits(self) -> None:
+        self.runs.hold()
+        a = promised(self.runs, "a")
+        urgent, _ = self.runs.accept(S, "b", WhenBusy.INTERRUPT)
+        self.assertEqual(self.runs.durable(urgent), [End(a, CANCELED)])
+        self.assertEqual(self.runs.release(), [Start(urgent)])
+
+    def test_an_active_turn_goes_on_and_its_successor_waits(self) -> None:
+        a, b = promised(self.runs, "a"), promised(self.runs, "b")
+        self.runs.hold()
+        self.assertEqual(self.runs.describe(a), "active")
+        self.assertEqual(self.runs.finish(a, COMPLETED), [End(a, COMPLETED)])
+        self.assertEqual(self.runs.release(), [Start(b)])
+
+    def test_close_drains_a_held_machine(self) -> None:
+        self.runs.hold()
+        a = promised(self.runs, "a")
+        self.assertEqual(self.runs.close(), [End(a, CANCELED), Drained(None)])
+        self.assertEqual(self.runs.release(), [])
+
+    def test_only_an_undoomed_run_without_riders_is_postponed_and_only_while_held(self) -> None:
+        a = promised(self.runs, "a")
+        with self.assertRaises(IllegalCall):
+            self.runs.postpone(a)
+        self.runs.hold()
+        waiting = promised(self.runs, "b", WhenBusy.STEER)
+        with self.assertRaises(IllegalCall):
+            self.runs.postpone(waiting)
+        self.runs.fold(a)
+        with self.assertRaises(IllegalCall):
+            self.runs.postpone(a)
+        doomed = promised(self.runs, "c", session=OTHER)
+        self.runs.release()
+        self.runs.hold()
+        self.runs.cancel(OTHER)
+        with self.assertRaises(IllegalCall):
+            self.runs.postpone(doomed)
+
+
 class DropAndCloseTest(unittest.TestCase):
     def setUp(self) -> None:
         self.runs = Runs()
@@ -317,7 +398,8 @@ class DropAndCloseTest(unittest.TestCase):
         self.assertEqual(repr(run), "<Run a active durable>")
         self.runs.close()
         self.assertEqual(repr(run), "<Run a active durable canceled>")
-        self.assertEqual(repr(self.runs), "<Runs live=1 sessions=1 closed>")
+        self.runs.hold()
+        self.assertEqual(repr(self.runs), "<Runs live=1 sessions=1 held closed>")
 
 
 # Exploration ------------------------------------------------------------------------------------
@@ -346,7 +428,7 @@ class World:
         new._lines = {s: [clones[run.run_id] for run in line] for s, line in old._lines.items()}
         new._by_id = {run_id: clones[run_id] for run_id in old._by_id}
         new._dropped, new._draining = set(old._dropped), set(old._draining)
-        new._closed = old._closed
+        new._closed, new._held = old._closed, old._held
         return World(new, clones)
 
     def fingerprint(self) -> Fingerprint:
@@ -368,6 +450,7 @@ class World:
             frozenset(machine._dropped),
             frozenset(machine._draining),
             machine._closed,
+            machine._held,
         )
 
     def operations(self, accepts: list[Op]) -> list[Op]:
@@ -375,7 +458,8 @@ class World:
         runs = [(call, r) for r in self.seen for call in RUN_CALLS]
         sessions = [(call, s) for s in SESSIONS for call in ("cancel", "clear", "drop")]
         fresh = accepts[len(self.seen) : len(self.seen) + 1]
-        return [*fresh, *runs, *sessions, ("close", "")]
+        whole = [(call, "") for call in ("close", "hold", "release")]
+        return [*fresh, *runs, *sessions, *whole]
 
     def apply(self, op: Op) -> list[Effect]:
         call, target = op
@@ -392,8 +476,11 @@ class World:
             return canceled.effects
         if call == "clear":
             return machine.clear(target)
-        if call == "close":
-            return machine.close()
+        if call in ("close", "release"):
+            return machine.close() if call == "close" else machine.release()
+        if call in ("hold", "postpone"):
+            machine.hold() if call == "hold" else machine.postpone(self.seen[target])
+            return []
         run = self.seen[target]
         if call == "finish":
             return machine.finish(run, COMPLETED)
@@ -403,7 +490,7 @@ class World:
 
 
 MODES = {mode.value[0]: mode.value for mode in WhenBusy}  # steer, queue, interrupt, reject
-RUN_CALLS = ("durable", "withdraw", "finish", "fold", "remove")
+RUN_CALLS = ("durable", "withdraw", "finish", "fold", "remove", "postpone")
 
 
 def check_state(world: World) -> None:
@@ -417,14 +504,16 @@ def check_state(world: World) -> None:
         assert all(run.live for run in line), "only live runs stand in line"
         assert machine.busy(session) == bool(line), "busy is any live run"
         if line and not active:
-            assert not line[0].durable, "no durable run waits while nothing is active"
+            held = machine.held and line[0].doom is None
+            assert held or not line[0].durable, "no durable run waits while nothing is active"
             assert all(run.state is RunState.ACCEPTED for run in line), "riders need a carrier"
         for run in line:
             assert run.durable or run.state is RunState.ACCEPTED, "only durable runs start or fold"
             assert run.carrier is None or run.carrier is active[0], "a carrier is the active run"
         order = [int(run.run_id[1:]) for run in line]
         assert order == sorted(order), "the line is in order of acceptance"
-        expected = [run for run in line[1:] if run.state is RunState.ACCEPTED and not run.doom]
+        behind = line if machine.held else line[1:]
+        expected = [run for run in behind if run.state is RunState.ACCEPTED and not run.doom]
         assert machine.queued(session) == expected
         if session in machine._dropped or machine.closed:
             assert all(run.doom for run in line), "drop and close doom all"
@@ -450,6 +539,7 @@ def check_step(before: World, op: Op, effects: list[Effect], after: World) -> No
         assert all(e.outcome is now.outcome for e in ended)
         assert len(started) == (was.state is not now.state and now.state is RunState.ACTIVE)
         assert not started or (was.doom is None and not after.machine.closed), "no doomed start"
+        assert not started or not after.machine.held, "nothing starts while held"
         assert was.doom is None or now.doom is was.doom, "the first doom stays"
         assert now.state is was.state or now.state in TRANSITIONS[was.state].values()
         stops = [e for e in effects if isinstance(e, Stop) and e.run is now]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.protocol.messages import (
     FinishPart,
@@ -151,9 +153,33 @@ class CoalescingTests(Bench):
         self.transcript.begin(draft("user", (TextPart("three"), finish)))
         self.transcript.create(draft())
         for session in (SESSION, None):
-            found = await self.transcript.user_messages(session)
-            self.assertEqual([message.text for message in found], ["three", "two", "one"])
-        self.assertEqual(await self.transcript.user_messages("another"), [])
+            found = json.loads(
+                b"[%b]" % b",".join(await self.transcript.user_messages_json(session))
+            )
+            texts = [message["parts"][0]["data"]["text"] for message in found]
+            self.assertEqual(texts, ["three", "two", "one"])
+        self.assertEqual(await self.transcript.user_messages_json("another"), [])
+
+    async def test_what_comes_up_during_a_read_is_there_once(self) -> None:
+        """Its row may already be among those that are read, and it is still live afterwards."""
+        finish = FinishPart("stop")
+        self.transcript.create(draft("user", (TextPart("one"), finish)))
+        await self.clock.settle()
+        read, texts = self.store.read, ["two", "three"]
+
+        async def read_late(work: Any) -> Any:
+            if texts:
+                live = self.transcript.begin(draft("user", (TextPart(texts.pop(0)), finish)))
+                await self.store.submit(self.transcript.unsaved([live]))
+            return await read(work)
+
+        with mock.patch.object(self.store, "read", read_late):
+            for pieces, wanted in (
+                (await self.transcript.messages_json(SESSION), ["one", "two", "three"]),
+                (await self.transcript.user_messages_json(None), ["three", "two", "one"]),
+            ):
+                found = json.loads(b"[%b]" % b",".join(pieces))
+                self.assertEqual([m["parts"][0]["data"]["text"] for m in found], wanted)
 
     async def test_a_failed_write_is_made_good_by_the_transaction_of_the_ending(self) -> None:
         await self.execute(
