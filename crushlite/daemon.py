@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import agent_factory
 from crushlite.api.auth import Guard
+from crushlite.api.console import Console
 from crushlite.api.context import translate
-from crushlite.api.routes import build_router
+from crushlite.api.routes import build_router, is_public
+from crushlite.api.vitals import Vitals
 from crushlite.backend import Backend
 from crushlite.clock import SystemClock
-from crushlite.errors import UsageError
+from crushlite.errors import ShuttingDown, UsageError
 from crushlite.http.server import HTTPServer
 from crushlite.listen import (
     Address,
@@ -55,6 +57,7 @@ __all__ = ["Daemon"]
 
 log = logging.getLogger(__name__)
 
+PORTS = 16  # addresses that are served, before no more are opened on request
 OPEN_FILES = 8192  # wanted soft limit: every client costs a descriptor
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAIN_SECONDS = 2.0  # for answers still on their way when everything else has ended
@@ -91,10 +94,11 @@ class Daemon:
         self._roots = roots
         self._hosts = [parse_address(url) for url in hosts]
         self._auth = auth
-        self._guard = Guard(allowed_hosts=frozenset(allow_hosts))
+        self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=is_public)
         self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
         self._shared_store: Store | None = None
         self._listeners: list[Listener] = []
+        self._opening = asyncio.Lock()  # one new port at a time
         self._stopping: asyncio.Task[None] | None = None
         self._signals = 0  # received so far
         self.watchdog = Watchdog()
@@ -138,9 +142,10 @@ class Daemon:
             stores=self._stores,
             roots=self._roots,
         )
-        self.server = HTTPServer(
-            build_router(self.backend, self._guard), clock=self.clock, translate=translate
-        )
+        vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
+        console = Console(self, self.clock)
+        router = build_router(self.backend, self._guard, console, vitals)
+        self.server = HTTPServer(router, clock=self.clock, translate=translate)
         try:
             if self.settings.data_dir:
                 self._shared_store = await self._stores.open(Path(self.settings.data_dir))
@@ -171,17 +176,44 @@ class Daemon:
         self.watchdog.stop()
         log.info("left")
 
+    async def loopback(self, port: int = 0) -> tuple[str, int]:
+        """URL and port of a TCP listener of ours; if there is none (on this port, unless it is 0)
+        one is opened, guarded like those of the start."""
+        async with self._opening:
+            for address in self.addresses:
+                if address.port and port in (0, address.port):
+                    return address.url.replace("tcp://", "http://"), address.port
+            if len(self.addresses) >= PORTS:
+                raise UsageError(f"{PORTS} addresses are served already: use one of their ports")
+            # In a thread: whoever starts next to us may hold the directory for a moment.
+            wanted = Address(host="127.0.0.1", port=port)
+            listener = await asyncio.to_thread(self._listen, wanted)
+            if self._stopping is not None:
+                listener.release()
+                self._remove_files()
+                raise ShuttingDown("the daemon is leaving")
+            self._bound(listener)
+            await self.server.listen(listener.sock)
+            log.info("listening on %s", listener.address.url)
+            return listener.address.url.replace("tcp://", "http://"), listener.address.port
+
+    def token_of(self, port: int) -> str:
+        token = self.tokens.get(port)
+        return token.token if token is not None else ""
+
     def _bind(self) -> list[Listener]:
-        default = default_socket()
-        for address in self._hosts or [Address(path=str(default))]:
-            if address.path == str(default) or (address.host and self._auth == "token"):
-                private_directory(default.parent)
-            if address.path or self._auth == "none":
-                self._bound(listen(address))
-            else:
-                with directory_lock(default.parent):
-                    self._bound(listen(address, self._write_token))
+        for address in self._hosts or [Address(path=str(default_socket()))]:
+            self._bound(self._listen(address))
         return self._listeners
+
+    def _listen(self, address: Address) -> Listener:
+        default = default_socket()
+        if address.path == str(default) or (address.host and self._auth == "token"):
+            private_directory(default.parent)
+        if address.path or self._auth == "none":
+            return listen(address)
+        with directory_lock(default.parent):
+            return listen(address, self._write_token)
 
     def _bound(self, listener: Listener) -> None:
         self._listeners.append(listener)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import socket
 import stat
@@ -229,22 +230,41 @@ def _listen_tcp(address: Address, prepare: Callable[[int], None] | None) -> List
 
 
 class TokenFile:
-    """The token of one TCP port, readable by its owner only, gone when the daemon is."""
+    """The token of one TCP port, readable by its owner only, gone when the daemon is. One that a
+    killed daemon left behind stays good: pages and scripts that hold it go on after a restart."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.path = directory / f"tcp-{port}.token"
-        self.token = secrets.token_urlsafe(32)
+        self.token = _left_behind(self.path) or secrets.token_urlsafe(32)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()  # of a daemon that was killed; the port is ours now
             with os.fdopen(os.open(self.path, flags, 0o600), "w") as file:
                 file.write(self.token + "\n")
+                self._inode = os.fstat(file.fileno()).st_ino
         except OSError as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror}") from None
 
     def remove(self) -> None:
         """Only our own: a daemon that took over the port has put its token there."""
         with contextlib.suppress(FileNotFoundError):
-            if self.path.read_text(encoding="utf-8").strip() == self.token:
+            if self.path.stat().st_ino == self._inode:
                 self.path.unlink()
+
+
+def _left_behind(path: Path) -> str:
+    """The token in a file that nobody else can have read or written; empty if there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        status = os.fstat(descriptor)
+        private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o600
+        if not (private and stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
+            return ""
+        found = re.fullmatch(rb"([A-Za-z0-9_-]{43})\n", os.read(descriptor, 100))
+        return found[1].decode("ascii") if found else ""
+    finally:
+        os.close(descriptor)

@@ -24,8 +24,10 @@ BEAT = 0.25  # seconds between heartbeats
 class Watchdog:
     def __init__(self, *, limit: float = 1.0) -> None:
         self.stalls = 0  # how often the loop was late since the start
+        self.worst = 0.0  # seconds a heartbeat was late, at most
         self._limit = limit
         self._last = time.monotonic()
+        self._late = 0.0  # seconds the last heartbeat was late
         self._stop = threading.Event()
         self._loop_thread = 0
         self._handle: asyncio.TimerHandle | None = None
@@ -34,6 +36,7 @@ class Watchdog:
     def start(self) -> None:
         """Call on the loop to be watched."""
         self._loop_thread = threading.get_ident()
+        self._last = time.monotonic()
         self._beat()
         self._thread.start()
 
@@ -44,8 +47,16 @@ class Watchdog:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def lag(self) -> float:
+        """Seconds by which the loop is late now, or was at its last heartbeat."""
+        return max(self._late, time.monotonic() - self._last - BEAT)
+
     def _beat(self) -> None:
-        self._last = time.monotonic()
+        now = time.monotonic()
+        self._late = max(0.0, now - self._last - BEAT)
+        self.worst = max(self.worst, self._late)
+        self._last = now
         self._handle = asyncio.get_running_loop().call_later(BEAT, self._beat)
 
     def _watch(self) -> None:

@@ -66,6 +66,61 @@ class Requests(HTTPTestCase):
         )
         self.assertEqual(server.statistics.requests, 5)
 
+    async def test_an_answer_in_pieces_is_one_answer(self) -> None:
+        pieces = tuple(bytes([65 + n]) * 1000 for n in range(6))
+
+        async def long(request: Request) -> Response:
+            return Response(200, b"first", more=pieces)
+
+        server = self.serve(Route("GET", "/long", long), Route("GET", "/ok", Recorder()))
+        transport = self.connect(server)
+        transport.feed(get("/long") + get("/ok") + get("/long"))
+        for _ in range(3):  # answers, each of several turns of the loop
+            await self.settle()
+        whole = b"first" + b"".join(pieces)
+        bodies = [reply.body for reply in replies(transport.written)]
+        self.assertEqual(bodies, [whole, b'{"n":1}', whole])
+        self.assertFalse(transport.is_closing())
+
+    async def test_a_slow_reader_of_a_long_answer_is_not_sent_more_than_it_takes(self) -> None:
+        pieces = tuple(b"x" * 100_000 for _ in range(8))
+
+        async def long(request: Request) -> Response:
+            return Response(200, b"", more=pieces)
+
+        server = self.serve(Route("GET", "/long", long), Route("GET", "/ok", Recorder()))
+        transport = self.connect(server)
+        transport.stalled = True
+        transport.feed(get("/long") + get("/ok"))
+        await self.settle()
+        self.assertLess(transport.get_write_buffer_size(), 300_000)
+        transport.drain()
+        await self.settle()
+        first, second = replies(transport.written)
+        self.assertEqual((len(first.body), second.body), (800_000, b'{"n":1}'))
+
+    async def test_a_reader_that_leaves_a_long_answer_costs_nothing_more(self) -> None:
+        async def long(request: Request) -> Response:
+            return Response(200, b"", more=(b"x" * 100_000,) * 50)
+
+        server = self.serve(Route("GET", "/long", long))
+        transport = self.connect(server)
+        transport.stalled = True
+        transport.feed(get("/long"))
+        await self.settle()
+        transport.abort()
+        await self.settle()
+        self.assertEqual(server.statistics.connections, 0)
+
+    async def test_the_head_of_a_long_answer_names_its_whole_length(self) -> None:
+        async def long(request: Request) -> Response:
+            return Response(200, b"ab", more=(b"cd", b"e"))
+
+        server = self.serve(Route("GET", "/long", long))
+        transport = await self.exchange(server, b"HEAD /long HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertIn(b"Content-Length: 5\r\n", transport.written)
+        self.assertTrue(transport.written.endswith(b"\r\n\r\n"))
+
     async def test_a_thousand_pipelined_requests_are_answered_in_order(self) -> None:
         async def echo(request: Request) -> Response:
             # Odd ones take longer: order must not depend on it.

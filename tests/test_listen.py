@@ -481,8 +481,34 @@ class Tokens(TemporaryTestCase):
         self.assertGreaterEqual(len(token.token), 43)  # 256 bits
 
     def test_every_start_has_another_token(self) -> None:
-        tokens = {TokenFile(self.root, 8080).token for _ in range(5)}
+        tokens = set()
+        for _ in range(5):
+            token = TokenFile(self.root, 8080)
+            tokens.add(token.token)
+            token.remove()
         self.assertEqual(len(tokens), 5)
+
+    def test_what_a_killed_daemon_left_behind_stays_good(self) -> None:
+        left = TokenFile(self.root, 8080)
+        self.assertEqual(TokenFile(self.root, 8080).token, left.token)
+        self.assertNotEqual(TokenFile(self.root, 8081).token, left.token)
+
+    def test_what_others_may_have_read_or_written_is_not_taken_over(self) -> None:
+        good = "a" * 43 + "\n"
+        for content, mode in (
+            *((good, mode) for mode in (0o644, 0o640, 0o700, 0o666)),
+            *((text, 0o600) for text in ("", "a\n", good * 2, "a" * 43, "b" * 42 + " \n")),
+        ):
+            path = self.root / "tcp-8080.token"
+            path.write_text(content)
+            path.chmod(mode)
+            with self.subTest(content=content, mode=oct(mode)):
+                self.assertNotIn("aaa", TokenFile(self.root, 8080).token)
+        path.unlink()
+        path.write_text(good)
+        path.chmod(0o600)
+        os.link(path, self.root / "second name")
+        self.assertNotIn("aaa", TokenFile(self.root, 8080).token)
 
     def test_the_file_is_always_a_new_one(self) -> None:
         path = self.root / "tcp-8080.token"

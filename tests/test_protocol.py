@@ -19,9 +19,30 @@ from typing import Any
 import crushlite.protocol
 from crushlite.errors import BadRequest
 from crushlite.protocol import codec, events, permissions
+from crushlite.protocol.changes import (
+    ChangedRun,
+    FileChange,
+    RunChanges,
+    UndoAnswer,
+    UndoRequest,
+)
 from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
-from crushlite.protocol.config import AgentInfo, AgentInit, Model, SelectedModel, wire_config
+from crushlite.protocol.config import (
+    AgentInfo,
+    AgentInit,
+    CompactMode,
+    Model,
+    ModelChoice,
+    OAuthRefresh,
+    ProviderKey,
+    RemoveValue,
+    SelectedModel,
+    SetValue,
+    wire_config,
+)
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
+from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.health import Check, Health
 from crushlite.protocol.messages import (
     FINISH_REASONS,
     PARTS,
@@ -75,6 +96,8 @@ from crushlite.protocol.sessions import (
     ShellCommand,
     Todo,
 )
+from crushlite.protocol.space import Space
+from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
 from crushlite.protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
 
 # A class, the keys that are always there, and the keys that are left out when empty.
@@ -86,7 +109,27 @@ SHAPES: list[tuple[type, str, str]] = [
     ),
     (Workspace, "id path config", "yolo debug data_dir version env channels warning"),
     (Control, "command", "client"),
+    (WebRequest, "", "port"),
+    (WebAddress, "url expires_in", ""),
+    (WebCode, "code", ""),
+    (WebToken, "token", ""),
+    (SetValue, "key value scope", ""),
+    (RemoveValue, "key scope", ""),
+    (ModelChoice, "model_type model scope", ""),
+    (CompactMode, "enabled scope", ""),
+    (ProviderKey, "provider_id kind api_key scope", ""),
+    (OAuthRefresh, "provider_id scope", ""),
+    (ReadSkill, "skill_id", ""),
+    (NamedServer, "name", "uri"),
+    (GetPrompt, "client_id prompt_id", "args"),
     (VersionInfo, "version commit build_id go_version platform", ""),
+    (
+        Health,
+        "status version pid uptime_seconds loop_lag_seconds workspaces clients streams"
+        " busy_sessions store checks",
+        "",
+    ),
+    (Check, "name ok", "detail"),
     (
         Session,
         "id parent_session_id title message_count prompt_tokens completion_tokens"
@@ -169,6 +212,12 @@ SHAPES: list[tuple[type, str, str]] = [
         " started_at ended_at denied",
         "",
     ),
+    (ChangedRun, "run_id session_id undoes files changed_at undone", ""),
+    (FileChange, "path existed exists before after mode", "problem"),
+    (RunChanges, "run_id session_id undoes files notes", ""),
+    (UndoRequest, "dry_run partial", ""),
+    (UndoAnswer, "run_id restored kept", ""),
+    (Space, "before after", ""),
     (CanceledRun, "run_id was", ""),
     (CancelReceipt, "canceled", ""),
     (QueuedPrompt, "run_id text when_busy accepted_at", ""),
@@ -361,7 +410,8 @@ def example_of(cls: type) -> Any:
 
 def empty_of(cls: type) -> Any:
     """An instance with every field at its zero: what "omit-empty" is about."""
-    zeros = {str: "", int: 0, float: 0.0, bool: False}
+    zeros: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, Any: None}
+    zeros[SelectedModel] = SelectedModel()
     hints = typing.get_type_hints(cls)
     required = {
         f.name: zeros[hints[f.name]]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from crushlite.http.messages import HTTPError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from crushlite.http.messages import RequestHead
 
 __all__ = ["Guard"]
@@ -26,10 +28,12 @@ OWN_SITES = frozenset({"same-origin", "none"})  # our own page; typed by a perso
 
 @dataclass
 class Guard:
-    """`tokens` holds, by listening port, the digest of its token, or None where none is asked."""
+    """`tokens` holds, by listening port, the digest of its token, or None where none is asked.
+    `is_public` says which requests need none: those that a page makes before it has one."""
 
     tokens: dict[int, bytes | None] = field(default_factory=dict)
     allowed_hosts: frozenset[str] = frozenset()  # NAME:PORT, for a proxy in front
+    is_public: Callable[[RequestHead], bool] = lambda head: False
 
     def add_port(self, port: int, token: str | None) -> None:
         self.tokens[port] = None if token is None else _digest(token)
@@ -39,7 +43,7 @@ class Guard:
         if head.peer.kind == "tcp":
             self._check_host(head)
         self._check_origin(head)
-        if head.peer.kind == "tcp":
+        if head.peer.kind == "tcp" and not self.is_public(head):
             self._check_token(head)
 
     def _check_host(self, head: RequestHead) -> None:

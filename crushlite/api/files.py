@@ -1,4 +1,4 @@
-"""Files of a session: the versions its turns stored, and what was read."""
+"""Files of a session: the versions its turns stored, what was read, and undoing runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING
 
 from crushlite.api.context import EMPTY, answer, body
 from crushlite.errors import BadRequest
+from crushlite.protocol.changes import UndoRequest
 from crushlite.protocol.sessions import FileRead
 
 if TYPE_CHECKING:
     from crushlite.api.context import Context
     from crushlite.http.messages import Request, Response
 
-__all__ = ["history", "last_read", "mark_read", "read_files"]
+__all__ = [
+    "changed_runs",
+    "history",
+    "last_read",
+    "mark_read",
+    "read_files",
+    "run_changes",
+    "undo",
+]
 
 NEVER = "0001-01-01T00:00:00Z"  # what a Go client takes for "no time"
 
@@ -44,3 +53,19 @@ async def last_read(context: Context, request: Request) -> Response:
     if at is None:
         return answer(NEVER)
     return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))
+
+
+async def changed_runs(context: Context, request: Request) -> Response:
+    return answer(await context.workspace(request).changed_runs())
+
+
+async def run_changes(context: Context, request: Request) -> Response:
+    return answer(await context.workspace(request).run_changes(request.params["run_id"]))
+
+
+async def undo(context: Context, request: Request) -> Response:
+    wanted = body(UndoRequest, request)
+    done = await context.workspace(request).undo(
+        request.params["run_id"], dry_run=wanted.dry_run, partial=wanted.partial
+    )
+    return answer(done)

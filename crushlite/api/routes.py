@@ -3,106 +3,288 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from crushlite.api import agent, features, files, requests, sessions, system, workspaces
-from crushlite.api.context import Context
+from crushlite.api import (
+    agent,
+    config,
+    console,
+    features,
+    files,
+    metrics,
+    openapi,
+    requests,
+    sessions,
+    system,
+    workspaces,
+)
+from crushlite.api.context import MAX_WAIT, Context
+from crushlite.api.entry import MIB, Entry, Param
+from crushlite.http.messages import HTTPError
 from crushlite.http.router import Route, Router
+from crushlite.protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
+from crushlite.protocol.config import (
+    AgentInfo,
+    AgentInit,
+    CompactMode,
+    ModelChoice,
+    OAuthRefresh,
+    ProviderKey,
+    RemoveValue,
+    SelectedModel,
+    SetValue,
+)
+from crushlite.protocol.events import Envelope
+from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.health import Health
+from crushlite.protocol.messages import Message, Prompt
+from crushlite.protocol.permissions import (
+    Grant,
+    PermissionAnswer,
+    PermissionRequest,
+    PermissionSkip,
+    Resolution,
+)
+from crushlite.protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
+from crushlite.protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
+from crushlite.protocol.sessions import (
+    AgentSession,
+    CurrentSession,
+    File,
+    FileRead,
+    Session,
+    ShellAnswer,
+    ShellCommand,
+)
+from crushlite.protocol.space import Space
+from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from crushlite.protocol.workspaces import (
+    Control,
+    CreateWorkspace,
+    VersionInfo,
+    WireConfig,
+    Workspace,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from crushlite.api.auth import Guard
+    from crushlite.api.vitals import Vitals
     from crushlite.backend import Backend
-    from crushlite.http.messages import Request, Response, Stream
+    from crushlite.http.messages import Request, RequestHead, Response
 
-    Function = Callable[[Context, Request], Awaitable[Response | Stream]]
+__all__ = ["TABLE", "Entry", "build_router", "is_public"]
 
-__all__ = ["TABLE", "Entry", "build_router"]
-
-MIB = 1 << 20
 W = "/v1/workspaces/{id}"
 S = W + "/sessions/{sid}"
 A = W + "/agent/sessions/{sid}"
 
+# What answers are that are not JSON.
+EVENT_STREAM = "text/event-stream"
+HTML = "text/html; charset=utf-8"
+ANY = "*/*"
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    method: str
-    pattern: str
-    function: Function
-    body_limit: int = MIB
-    urgent: bool = False  # served even when all ordinary connections are taken
-
+# What is asked in the query.
+CLIENT = Param("client_id", "The UUID of the client.", required=True)
+BY = Param("client_id", "The UUID of the client; whose doing it was is told to the others.")
+VERBOSE = Param("verbose", "1: tell how the daemon is, and try whether its stores can write.")
+RESUME = Param("resume", "1: events with ids, comments that keep the stream alive, tool output.")
+LAST_ID = Param(
+    "Last-Event-ID", "The last id that was seen: what followed comes first.", place="header"
+)
+WAIT = Param("wait", f"Seconds to wait for the end, at most {MAX_WAIT:.0f}.", float)
+IN_SESSION = Param("session_id", "Only those of this session.")
+IN_STATE = Param("state", "Only those in this state.", choices=agent.RUN_STATES)
+OF_SESSION = Param("session_id", "The session that read it.", required=True)
+OF_PATH = Param("path", "What it read.", required=True)
+PROVIDER = Param("provider_id", "The provider of the large model.", required=True)
+SERVER = Param("name", "The tool server.", required=True)
 
 TABLE: tuple[Entry, ...] = (
-    Entry("GET", "/v1/health", system.health, urgent=True),
-    Entry("GET", "/v1/version", system.version),
-    Entry("POST", "/v1/control", system.control),
+    # The web console, and how its page gets a token.
+    Entry("GET", "/", console.index, gives=str, media=HTML, public=True),
+    Entry("GET", "/console/{file}", console.file, gives=str, media=ANY, public=True),
+    Entry("POST", "/v1/web", console.invite, takes=WebRequest | None, gives=WebAddress),
+    Entry("POST", "/v1/web/token", console.exchange, takes=WebCode, gives=WebToken, public=True),
+    # The daemon itself.
+    Entry("GET", "/v1/health", system.health, gives=Health | None, params=(VERBOSE,), urgent=True),
+    Entry("GET", "/v1/version", system.version, gives=VersionInfo),
+    Entry("GET", "/v1/openapi.json", openapi.openapi, gives=dict[str, Any]),
+    Entry("GET", "/v1/metrics", metrics.metrics, gives=str, media=metrics.TEXT_FORMAT),
+    Entry("POST", "/v1/control", system.control, takes=Control),
     Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
     # Workspaces. A create carries a whole environment.
-    Entry("POST", "/v1/workspaces", workspaces.create, body_limit=4 * MIB),
-    Entry("GET", "/v1/workspaces", workspaces.list_workspaces),
-    Entry("GET", W, workspaces.get),
-    Entry("DELETE", W, workspaces.release),
-    Entry("GET", W + "/config", workspaces.config),
-    Entry("GET", W + "/events", workspaces.events),
-    Entry("POST", W + "/current-session", workspaces.current_session),
+    Entry(
+        "POST",
+        "/v1/workspaces",
+        workspaces.create,
+        takes=CreateWorkspace,
+        gives=Workspace,
+        body_limit=4 * MIB,
+    ),
+    Entry("GET", "/v1/workspaces", workspaces.list_workspaces, gives=list[Workspace]),
+    Entry("GET", W, workspaces.get, gives=Workspace),
+    Entry("DELETE", W, workspaces.release, params=(CLIENT,)),
+    Entry(
+        "GET",
+        W + "/events",
+        workspaces.events,
+        gives=Envelope,
+        params=(CLIENT, RESUME, LAST_ID),
+        media=EVENT_STREAM,
+    ),
+    Entry(
+        "POST",
+        W + "/current-session",
+        workspaces.current_session,
+        takes=CurrentSession,
+        params=(CLIENT,),
+    ),
+    # Configuration.
+    Entry("GET", "/v1/config", config.daemon, gives=dict[str, Any]),
+    Entry("GET", W + "/config", config.get, gives=WireConfig),
+    Entry("GET", W + "/providers", config.providers, gives=list[dict[str, Any]]),
+    Entry("POST", W + "/config/set", config.set_value, takes=SetValue),
+    Entry("POST", W + "/config/remove", config.remove_value, takes=RemoveValue),
+    Entry("POST", W + "/config/model", config.choose_model, takes=ModelChoice),
+    Entry("POST", W + "/config/compact", config.set_compact, takes=CompactMode),
+    Entry("POST", W + "/config/provider-key", config.set_key, takes=ProviderKey),
+    Entry("POST", W + "/config/import-copilot", config.import_copilot, gives=dict[str, Any]),
+    Entry("POST", W + "/config/refresh-oauth", config.refresh_oauth, takes=OAuthRefresh),
     # Sessions and messages.
-    Entry("GET", W + "/sessions", sessions.list_sessions),
-    Entry("POST", W + "/sessions", sessions.create),
-    Entry("GET", S, sessions.get),
-    Entry("PUT", S, sessions.rename),
+    Entry("GET", W + "/sessions", sessions.list_sessions, gives=list[Session]),
+    Entry("POST", W + "/sessions", sessions.create, takes=Session, gives=Session),
+    Entry("GET", S, sessions.get, gives=Session),
+    Entry("PUT", S, sessions.rename, takes=Session, gives=Session),
     Entry("DELETE", S, sessions.delete),
-    Entry("GET", S + "/messages", sessions.messages),
-    Entry("GET", S + "/messages/user", sessions.user_messages),
-    Entry("GET", W + "/messages/user", sessions.all_user_messages),
-    Entry("GET", S + "/history", files.history),
-    Entry("GET", S + "/filetracker/files", files.read_files),
-    Entry("POST", W + "/filetracker/read", files.mark_read),
-    Entry("GET", W + "/filetracker/lastread", files.last_read),
+    Entry("GET", S + "/messages", sessions.messages, gives=list[Message]),
+    Entry("GET", S + "/messages/user", sessions.user_messages, gives=list[Message]),
+    Entry("GET", W + "/messages/user", sessions.all_user_messages, gives=list[Message]),
+    Entry("GET", S + "/history", files.history, gives=list[File]),
+    Entry("GET", S + "/filetracker/files", files.read_files, gives=list[str]),
+    Entry("POST", W + "/filetracker/read", files.mark_read, takes=FileRead),
+    Entry(
+        "GET", W + "/filetracker/lastread", files.last_read, gives=str, params=(OF_SESSION, OF_PATH)
+    ),
     # The agent. A prompt carries its attachments in base64.
-    Entry("GET", W + "/agent", agent.info),
-    Entry("POST", W + "/agent", agent.prompt, body_limit=32 * MIB),
-    Entry("POST", W + "/agent/init", agent.init),
+    Entry("GET", W + "/agent", agent.info, gives=AgentInfo),
+    Entry(
+        "POST",
+        W + "/agent",
+        agent.prompt,
+        takes=Prompt,
+        gives=Accepted,
+        status=202,
+        body_limit=32 * MIB,
+    ),
+    Entry("POST", W + "/agent/init", agent.init, takes=AgentInit | None, params=(BY,)),
     Entry("POST", W + "/agent/update", agent.update),
-    Entry("GET", A, agent.agent_session),
-    Entry("POST", A + "/cancel", agent.cancel, urgent=True),
+    Entry(
+        "GET",
+        W + "/agent/default-small-model",
+        agent.default_small_model,
+        gives=SelectedModel,
+        params=(PROVIDER,),
+    ),
+    Entry("GET", A, agent.agent_session, gives=AgentSession),
+    Entry("POST", A + "/cancel", agent.cancel, gives=CancelReceipt, params=(WAIT,), urgent=True),
     Entry("POST", A + "/summarize", agent.summarize),
-    Entry("POST", A + "/shell", agent.shell),
-    Entry("GET", A + "/prompts", agent.queue),
+    Entry("POST", A + "/shell", agent.shell, takes=ShellCommand, gives=ShellAnswer),
+    Entry("GET", A + "/prompts", agent.queue, gives=list[QueuedPrompt]),
     Entry("DELETE", A + "/prompts/{run_id}", agent.remove_queued),
-    Entry("GET", A + "/prompts/queued", agent.queued),
-    Entry("GET", A + "/prompts/list", agent.list_queue),
+    Entry("GET", A + "/prompts/queued", agent.queued, gives=int),
+    Entry("GET", A + "/prompts/list", agent.list_queue, gives=list[str]),
     Entry("POST", A + "/prompts/clear", agent.clear_queue),
-    Entry("GET", W + "/runs", agent.list_runs),
-    Entry("GET", W + "/runs/{run_id}", agent.run),
+    Entry("GET", W + "/runs", agent.list_runs, gives=list[RunInfo], params=(IN_SESSION, IN_STATE)),
+    Entry("GET", W + "/runs/{run_id}", agent.run, gives=RunInfo, params=(WAIT,)),
+    # What runs did to files.
+    Entry("POST", W + "/compact", workspaces.compact, gives=Space),
+    Entry("GET", W + "/changes", files.changed_runs, gives=list[ChangedRun]),
+    Entry("GET", W + "/runs/{run_id}/changes", files.run_changes, gives=RunChanges),
+    Entry(
+        "POST",
+        W + "/runs/{run_id}/undo",
+        files.undo,
+        takes=UndoRequest,
+        gives=UndoAnswer,
+    ),
     # What waits for a person.
-    Entry("GET", W + "/permissions", requests.list_permissions),
-    Entry("GET", W + "/permissions/skip", requests.get_skip),
-    Entry("POST", W + "/permissions/skip", requests.set_skip),
-    Entry("POST", W + "/permissions/grant", requests.grant, urgent=True),
-    Entry("POST", W + "/permissions/{request_id}", requests.answer_permission, urgent=True),
-    Entry("GET", W + "/questions", requests.list_questions),
-    Entry("POST", W + "/questions/answer", requests.answer_questions, urgent=True),
-    Entry("POST", W + "/questions/cancel", requests.cancel_questions, urgent=True),
-    Entry("POST", W + "/questions/{batch_id}", requests.answer_question, urgent=True),
+    Entry("GET", W + "/permissions", requests.list_permissions, gives=list[PermissionRequest]),
+    Entry("GET", W + "/permissions/skip", requests.get_skip, gives=PermissionSkip),
+    Entry("POST", W + "/permissions/skip", requests.set_skip, takes=PermissionSkip),
+    Entry(
+        "POST",
+        W + "/permissions/grant",
+        requests.grant,
+        takes=Grant,
+        gives=Resolution,
+        params=(BY,),
+        urgent=True,
+    ),
+    Entry(
+        "POST",
+        W + "/permissions/{request_id}",
+        requests.answer_permission,
+        takes=PermissionAnswer,
+        gives=Resolution,
+        params=(BY,),
+        urgent=True,
+    ),
+    Entry("GET", W + "/questions", requests.list_questions, gives=list[QuestionBatch]),
+    Entry(
+        "POST",
+        W + "/questions/answer",
+        requests.answer_questions,
+        takes=QuestionAnswer,
+        gives=Resolution,
+        params=(BY,),
+        urgent=True,
+    ),
+    Entry(
+        "POST",
+        W + "/questions/cancel",
+        requests.cancel_questions,
+        gives=Resolution,
+        params=(BY,),
+        urgent=True,
+    ),
+    Entry(
+        "POST",
+        W + "/questions/{batch_id}",
+        requests.answer_question,
+        takes=QuestionReply,
+        gives=Resolution,
+        params=(BY,),
+        urgent=True,
+    ),
     # What the Crush UI asks for and there is none of.
-    Entry("GET", W + "/project/needs-init", features.needs_init),
-    Entry("GET", W + "/skills", features.no_list),
-    Entry("GET", W + "/lsps", features.no_map),
+    Entry("GET", W + "/project/needs-init", features.needs_init, gives=dict[str, bool]),
+    Entry("POST", W + "/project/init", features.init_project),
+    Entry("GET", W + "/project/init-prompt", features.init_prompt, gives=dict[str, str]),
+    Entry("GET", W + "/skills", features.no_list, gives=list[Any]),
+    Entry("POST", W + "/skills/read", features.read_skill, takes=ReadSkill),
+    Entry("GET", W + "/lsps", features.no_map, gives=dict[str, Any]),
     Entry("GET", W + "/lsps/{name}/diagnostics", features.diagnostics),
     Entry("POST", W + "/lsps/start", features.nothing_to_do),
     Entry("POST", W + "/lsps/stop", features.nothing_to_do),
-    Entry("GET", W + "/mcp/states", features.no_map),
-    Entry("GET", W + "/mcp/pending-auth", features.no_list),
-    Entry("GET", W + "/mcp/prompts", features.no_list),
+    Entry("GET", W + "/mcp/states", features.no_map, gives=dict[str, Any]),
+    Entry("GET", W + "/mcp/pending-auth", features.no_list, gives=list[Any]),
+    Entry("GET", W + "/mcp/prompts", features.no_list, gives=list[Any]),
+    Entry("GET", W + "/mcp/auth-url", features.mcp_address, gives=dict[str, Any], params=(SERVER,)),
+    Entry("POST", W + "/mcp/auth", features.mcp_absent, takes=NamedServer),
+    Entry("POST", W + "/mcp/get-prompt", features.mcp_prompt, takes=GetPrompt),
+    Entry(
+        "POST", W + "/mcp/read-resource", features.mcp_resources, takes=NamedServer, gives=list[Any]
+    ),
+    Entry("POST", W + "/mcp/refresh-tools", features.mcp_refresh, takes=NamedServer),
+    Entry("POST", W + "/mcp/refresh-prompts", features.mcp_refresh, takes=NamedServer),
+    Entry("POST", W + "/mcp/refresh-resources", features.mcp_refresh, takes=NamedServer),
+    Entry("POST", W + "/mcp/docker/enable", features.mcp_docker),
+    Entry("POST", W + "/mcp/docker/disable", features.mcp_docker),
 )
 
 
-def build_router(backend: Backend, guard: Guard) -> Router:
-    context = Context(backend)
+def build_router(backend: Backend, guard: Guard, pages: console.Console, vitals: Vitals) -> Router:
+    context = Context(backend, pages, vitals, TABLE)
     return Router(
         (
             Route(
@@ -116,3 +298,21 @@ def build_router(backend: Backend, guard: Guard) -> Router:
         ),
         guard=guard,
     )
+
+
+async def _unreachable(request: Request) -> Response:
+    raise NotImplementedError
+
+
+_PUBLIC = Router(
+    Route(entry.method, entry.pattern, _unreachable) for entry in TABLE if entry.public
+)
+
+
+def is_public(head: RequestHead) -> bool:
+    """Whether the table lets a request pass without a token, by the router's own matching."""
+    try:
+        _PUBLIC.admit(head)
+    except HTTPError:
+        return False
+    return True

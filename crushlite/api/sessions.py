@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crushlite.api.context import EMPTY, answer, body
+from crushlite.api.context import EMPTY, answer, answer_list, body
 from crushlite.protocol.sessions import Session
 
 if TYPE_CHECKING:
@@ -62,13 +62,14 @@ async def delete(context: Context, request: Request) -> Response:
 
 async def messages(context: Context, request: Request) -> Response:
     """An unknown session has no messages: the Crush UI asks for child sessions before they are."""
-    return answer(await context.workspace(request).transcript.messages(request.params["sid"]))
+    transcript = context.workspace(request).transcript
+    return answer_list(await transcript.messages_json(request.params["sid"]))
 
 
 async def user_messages(context: Context, request: Request) -> Response:
     transcript = context.workspace(request).transcript
-    return answer(await transcript.user_messages(request.params["sid"]))
+    return answer_list(await transcript.user_messages_json(request.params["sid"]))
 
 
 async def all_user_messages(context: Context, request: Request) -> Response:
-    return answer(await context.workspace(request).transcript.user_messages(None))
+    return answer_list(await context.workspace(request).transcript.user_messages_json(None))

@@ -2,33 +2,96 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import platform
 import sys
 from typing import TYPE_CHECKING
 
 from crushlite.api.context import EMPTY, answer, body, canonical_client
+from crushlite.api.vitals import Process
 from crushlite.errors import BadRequest, ServerInUse
+from crushlite.jobs import within
+from crushlite.protocol.health import Check, Health
 from crushlite.protocol.workspaces import Control, VersionInfo
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
     from crushlite.api.context import Context
+    from crushlite.clock import Clock
     from crushlite.http.messages import Request, Response
+    from crushlite.store import Store
 
 __all__ = ["control", "health", "retire_client", "version"]
 
+VERSION = f"crushlite-{__version__}"
+STORE_SECONDS = 1.0  # a store may take so long to show that it can write
+LAG_SECONDS = 1.0  # the event loop may be so late: what the watchdog calls blocked
+FILES_SHARE = 0.9  # of the file descriptors may be in use
+
 
 async def health(context: Context, request: Request) -> Response:
-    return EMPTY
+    """Empty, and quick whatever happens: clients ask it before they do anything else. More is
+    told to those who ask for it, and only then the stores are tried out."""
+    if request.query_one("verbose") not in ("1", "true"):
+        return EMPTY
+    backend, vitals = context.backend, context.vitals
+    workspaces = [hosted.workspace for hosted in backend.everything()]
+    stores = {str(each.home.store.data_dir): each.home.store for each in workspaces}
+    tried = await asyncio.gather(*(_tried(store, vitals.clock) for store in stores.values()))
+    told = dict(zip(stores, tried, strict=True))
+    claims = [claim for each in workspaces for claim in backend.claims.clients(each.id)]
+    checks = _checks(context, told)
+    return answer(
+        Health(
+            status="ok" if all(check.ok for check in checks) else "degraded",
+            version=VERSION,
+            pid=os.getpid(),
+            uptime_seconds=vitals.uptime,
+            loop_lag_seconds=vitals.heartbeat.lag,
+            workspaces=len(workspaces),
+            clients=len({client for client, _, _ in claims}),
+            streams=sum(streams for _, _, streams in claims),
+            busy_sessions=len(
+                {session for each in workspaces for session, _ in each.runs.states()}
+            ),
+            store=told,
+            checks=checks,
+        )
+    )
+
+
+async def _tried(store: Store, clock: Clock) -> str:
+    """Whether it can write, found out by writing: a full disk is known to nobody before that."""
+    probe = asyncio.create_task(store.probe())
+    if not await within(clock, probe, STORE_SECONDS):
+        probe.cancel()
+        return f"no answer within {STORE_SECONDS:.0f} s"
+    return "ok" if probe.result() else store.trouble or "closed"
+
+
+def _checks(context: Context, stores: dict[str, str]) -> list[Check]:
+    process, lag = Process.now(), context.vitals.heartbeat.lag
+    most, used = process.most_files, process.open_files
+    crowded = most is not None and used is not None and used > most * FILES_SHARE
+    unsaved, leaving = context.backend.unsaved, context.backend.leaving.is_set()
+    trouble = {
+        "store": "; ".join(f"{path}: {state}" for path, state in stores.items() if state != "ok"),
+        "endings": f"{unsaved} ended runs are not saved yet" if unsaved else "",
+        "event_loop": f"late by {lag:.1f} s" if lag >= LAG_SECONDS else "",
+        "open_files": f"{used} of {most}" if crowded else "",
+        "serving": "the daemon is leaving" if leaving else "",
+    }
+    return [Check(name, not detail, detail) for name, detail in trouble.items()]
 
 
 async def version(context: Context, request: Request) -> Response:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     return answer(
         VersionInfo(
-            version=f"crushlite-{__version__}",
+            version=VERSION,
             commit="unknown",
-            build_id=f"crushlite-{__version__}",
+            build_id=VERSION,
             go_version="none",
             platform=f"{sys.platform}/{machine}",
         )

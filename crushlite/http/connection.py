@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+from collections import deque
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from crushlite.http.framing import CONTINUE, frame_response, frame_stream
@@ -34,6 +35,7 @@ from crushlite.http.parsing import find_head, too_large
 from crushlite.http.peercred import peer_uid
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable
 
     from crushlite.clock import Clock, Timer
@@ -67,6 +69,7 @@ class Owner(Protocol):
     clock: Clock
     expected_uid: int
     draining: bool
+    answers: Counter[int]  # how many were begun, by status
 
     def joined(self, connection: Connection) -> int:
         """Register; returns how many connections there are now."""
@@ -129,6 +132,7 @@ class Connection(asyncio.Protocol):
         "_buffer",
         "_deadline",
         "_discarded",
+        "_drained",
         "_eof",
         "_flushed",
         "_kind",
@@ -137,6 +141,7 @@ class Connection(asyncio.Protocol):
         "_peer",
         "_port",
         "_reading_paused",
+        "_rest",
         "_scanned",
         "_sink",
         "_stream",
@@ -176,6 +181,8 @@ class Connection(asyncio.Protocol):
         # Output: all bytes of answers, and how many of them the kernel had taken at the last look.
         self._answered_bytes = 0
         self._flushed = 0
+        self._rest: deque[bytes] = deque()  # of an answer that is long
+        self._drained: Callable[[], None] | None = None  # goes on with it
         self._write_paused = False
         self._write_timer: Timer | None = None
 
@@ -259,10 +266,13 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        drained, self._drained = self._drained, None
         if self._stream is not None and self._sink is not None:
             if self._transport is not None and not self._transport.is_closing():
                 self._sink.writable = True
                 self._guarded(self._stream.resumed)
+        elif drained is not None:
+            drained()
         else:
             self._advance()
 
@@ -410,7 +420,31 @@ class Connection(asyncio.Protocol):
         bodiless = parsed.head.method == "HEAD"
         data = frame_response(response, self._owner.date(), keep=keep, bodiless=bodiless)
         self._parsed = self._admission = None
+        self._owner.answers[response.status] += 1
         self._write(data)
+        if response.more and not bodiless:
+            self._rest.extend(response.more)
+            self._write_rest(keep)
+        else:
+            self._answered(keep)
+
+    def _write_rest(self, keep: bool) -> None:
+        """Go on with a long answer: a piece at a time, so that neither a peer that reads fast nor
+        one that reads slowly keeps the others waiting."""
+        if self._transport is None or self._transport.is_closing():
+            self._rest.clear()
+        elif self._rest:
+            self._write(self._rest.popleft())
+            go_on = lambda: self._write_rest(keep)  # noqa: E731
+            if self._write_paused:
+                self._drained = go_on
+            else:
+                asyncio.get_running_loop().call_soon(go_on)
+        else:
+            self._answered(keep)
+            self._advance()
+
+    def _answered(self, keep: bool) -> None:
         if keep:
             self.state = State.HEAD
             self._expect_within(self._owner.limits.idle_timeout)
@@ -426,6 +460,7 @@ class Connection(asyncio.Protocol):
         bodiless = self._parsed is not None and self._parsed.head.method == "HEAD"
         self._parsed = self._admission = None
         response = error.response()
+        self._owner.answers[response.status] += 1
         self._write(frame_response(response, self._owner.date(), keep=False, bodiless=bodiless))
         self._linger()
 
@@ -443,6 +478,7 @@ class Connection(asyncio.Protocol):
         self._parsed = self._admission = None
         self.state = State.STREAM
         self._deadline = math.inf
+        self._owner.answers[stream.status] += 1
         self._write(head)
         if parsed.head.method == "HEAD" or self._eof:
             self._end_stream()

@@ -33,7 +33,8 @@ _MONTHS = (
 
 
 def frame_response(response: Response, date: bytes, *, keep: bool, bodiless: bool) -> bytes:
-    """`bodiless` is for HEAD: the length that GET would have, and nothing after the head."""
+    """The head, and the body but for its further pieces. `bodiless` is for HEAD: the length that
+    GET would have, and nothing after the head."""
     status = response.status
     lines = header_lines(response.headers) if response.headers else b""
     close = b"" if keep else _CLOSE
@@ -43,10 +44,10 @@ def frame_response(response: Response, date: bytes, *, keep: bool, bodiless: boo
     head = b"%b%b%b%b%bContent-Length: %d\r\n\r\n" % (
         _status_line(status),
         date,
-        _content_type(response.content_type),
+        _content_type(response.content_type) if body else b"",
         lines,
         close,
-        len(body),
+        len(body) + sum(map(len, response.more)),
     )
     return head if bodiless else head + body
 

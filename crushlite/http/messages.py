@@ -121,12 +121,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A complete answer. Content-Length, Date and Connection belong to the connection."""
+    """A complete answer. Content-Length, Date and Connection belong to the connection. `more` is
+    the rest of a long body, in pieces that are written as fast as the peer takes them."""
 
     status: int
     body: bytes = b""
     content_type: str = "application/json"
     headers: Pairs = ()
+    more: tuple[bytes, ...] = ()
 
 
 class HTTPError(Exception):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ class Statistics:
     streams: int  # of these, answered with a stream
     in_flight: int  # requests being carried out, with or without their connection
     requests: int  # carried out since the start
+    answers: dict[int, int]  # begun since the start, refusals too, by status
 
 
 class HTTPServer:
@@ -58,6 +60,7 @@ class HTTPServer:
         self.parser = HeadParser(self.limits)
         self.expected_uid = os.geteuid() if expected_uid is None else expected_uid
         self.draining = False
+        self.answers: Counter[int] = Counter()  # by status, written by the connections
         self._translate = translate
         self._logger = logger or logging.getLogger(__name__)
         self._listeners: list[asyncio.Server] = []
@@ -135,7 +138,9 @@ class HTTPServer:
     @property
     def statistics(self) -> Statistics:
         streams = sum(connection.streaming for connection in self._connections)
-        return Statistics(len(self._connections), streams, len(self._tasks), self._requests)
+        return Statistics(
+            len(self._connections), streams, len(self._tasks), self._requests, dict(self.answers)
+        )
 
     # What connections ask for (`connection.Owner`).
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from crushlite.protocol.codec import omitted, omitted_list
 
-__all__ = ["Control", "CreateWorkspace", "VersionInfo", "Workspace"]
+__all__ = ["Control", "CreateWorkspace", "VersionInfo", "WireConfig", "Workspace"]
+
+# What the Crush client reads without a check is there whatever the configuration holds.
+WireConfig = Annotated[dict[str, Any], "options.tui", "providers"]
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class Workspace:
     debug: bool = omitted(False)
     data_dir: str = omitted()
     version: str = omitted()
-    config: dict[str, Any] = field(default_factory=dict)
+    config: WireConfig = field(default_factory=dict)
     env: list[str] = omitted_list()
     channels: list[str] = omitted_list()
     warning: str = omitted()

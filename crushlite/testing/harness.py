@@ -34,7 +34,7 @@ from crushlite.http.client import ClientError, HTTPClient, TCPConnector, UnixCon
 from crushlite.http.sse import SSEParser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from crushlite.agent.scripted import ScriptedRun
@@ -189,6 +189,20 @@ def _matches(event: Seen, what: str | Callable[[Seen], bool], fields: dict[str, 
     )
 
 
+class _PrivateRoots(Roots):
+    """Whoever runs the tests may have a configuration, and variables that lead to it: it is none
+    of the tests' business, and not theirs to change."""
+
+    def config(self, env: Mapping[str, str]) -> Path:
+        return super().config({})
+
+    def crush_data(self, env: Mapping[str, str]) -> Path:
+        return super().crush_data({})
+
+    def own_data(self, env: Mapping[str, str]) -> Path:
+        return super().own_data({})
+
+
 class LocalDaemon:
     """A daemon in this process. Its socket, data and default workspace are temporary."""
 
@@ -223,8 +237,7 @@ class LocalDaemon:
             settings=self._settings,
             clock=self.clock,
             stores=self._stores,
-            # Whoever runs the tests may have a configuration: it is none of the tests' business.
-            roots=Roots(etc=self.root / "etc", home=self.root / "home"),
+            roots=_PrivateRoots(etc=self.root / "etc", home=self.root / "home"),
         )
         await self.daemon.start()
         self.backend = self.daemon.backend

@@ -1,0 +1,51 @@
+"""A row of the route table: what the router needs, and what the description of the API says.
+
+Everything a client must know of a route is here as data, so that the OpenAPI document is read off
+the table. What a row says is checked against what the route really takes and gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from crushlite.api.context import Context
+    from crushlite.http.messages import Request, Response, Stream
+
+    Function = Callable[[Context, Request], Awaitable[Response | Stream]]
+
+__all__ = ["MIB", "Entry", "Param"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter that is not in the path."""
+
+    name: str
+    about: str
+    kind: type = str
+    place: str = "query"
+    required: bool = False
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`takes` and `gives` are wire classes or bare types such as `int` and `list[str]`."""
+
+    method: str
+    pattern: str
+    function: Function
+    takes: Any = None  # what the body is read as; `X | None`: it may be empty; None: not looked at
+    gives: Any = None  # what a good answer holds; `X | None`: it may be empty; None: it is
+    params: tuple[Param, ...] = ()
+    status: int = 200
+    media: str = "application/json"  # of the answer
+    body_limit: int = MIB
+    urgent: bool = False  # served even when all ordinary connections are taken
+    public: bool = False  # no token asked: only what a page needs before it has one

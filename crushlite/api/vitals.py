@@ -1,0 +1,84 @@
+"""What the daemon can say about itself as a process: time, the event loop, connections, and what
+the operating system counts. Everything is read when somebody asks; nothing is sampled."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crushlite.clock import Clock
+    from crushlite.http.server import Statistics
+
+__all__ = ["Heartbeat", "Process", "Vitals"]
+
+PROC = Path("/proc/self")
+
+
+class Heartbeat(Protocol):
+    """What the watchdog of the event loop knows."""
+
+    stalls: int  # how often the loop stood still since the start
+    worst: float  # seconds it was late, at most
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which the loop is late now, or was at its last heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """As the operating system counts. None is what this one does not say."""
+
+    cpu_seconds: float
+    resident_bytes: int | None
+    open_files: int | None
+    most_files: int | None  # None also if there is no limit
+
+    @classmethod
+    def now(cls) -> Process:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return cls(
+            time.process_time(),
+            _resident(),
+            _open_files(),
+            None if soft == resource.RLIM_INFINITY else soft,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Made by whoever puts the daemon together, when it starts."""
+
+    clock: Clock
+    http: Callable[[], Statistics]
+    heartbeat: Heartbeat
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "started", self.clock.time())
+
+    @property
+    def uptime(self) -> float:
+        return self.clock.time() - self.started
+
+
+def _resident() -> int | None:
+    try:
+        pages = int((PROC / "statm").read_text("ascii").split()[1])
+    except FileNotFoundError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open_files() -> int | None:
+    try:
+        return len(os.listdir(PROC / "fd")) - 1  # one of them is the listing itself
+    except FileNotFoundError:
+        return None

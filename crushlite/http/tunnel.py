@@ -1,0 +1,130 @@
+"""Through a proxy: CONNECT, and TLS inside of it.
+
+The proxy is told the name and port of the server and nothing else: what is said to the server is
+encrypted for the server. Plain http does not come through here: a proxy is asked for such an
+address as if it were the server (see the callers), as it may well refuse to CONNECT to its port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from crushlite.http.client import ConnectFailed, TCPConnector
+
+if TYPE_CHECKING:
+    import ssl as ssl_module
+    from collections.abc import Callable
+
+__all__ = ["Proxy", "ProxyRefused", "TunnelConnector"]
+
+_HEAD_LIMIT = 64 * 1024
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([\x20-\x7e]*))?\r?\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    host: str
+    port: int
+    secure: bool = False  # spoken to in TLS
+    authorization: str = field(default="", repr=False)  # value of Proxy-Authorization: a secret
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class ProxyRefused(ConnectFailed):
+    """The proxy is there and does not want to. Waiting helps only if its status is 5xx."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class TunnelConnector:
+    """Connects to `host:port` with TLS, through a proxy. `proxy_ssl` is for a secure proxy."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        host: str,
+        port: int,
+        *,
+        ssl: ssl_module.SSLContext,
+        proxy_ssl: ssl_module.SSLContext | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._host = host
+        self._ssl = ssl
+        self._to_proxy = TCPConnector(proxy.host, proxy.port, ssl=proxy_ssl)
+
+    async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        answer = _Answer()
+        transport = await self._to_proxy.connect(lambda: answer)
+        try:
+            transport.write(self._request())
+            await answer.head
+            self._check(bytes(answer.data))
+            return await self._secured(transport, factory())
+        except BaseException:
+            transport.abort()
+            raise
+
+    def _request(self) -> bytes:
+        lines = [f"CONNECT {self._place} HTTP/1.1", f"Host: {self._place}"]
+        if self._proxy.authorization:
+            lines.append(f"Proxy-Authorization: {self._proxy.authorization}")
+        return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+    def _check(self, head: bytes) -> None:
+        found = _STATUS.match(head)
+        if found is None:
+            raise ProxyRefused(f"the proxy {self._proxy} does not speak HTTP")
+        status, reason = int(found[1]), (found[2] or b"").decode("ascii")
+        if not 200 <= status < 300:
+            words = f"{status} {reason}".strip()
+            raise ProxyRefused(f"the proxy {self._proxy} answered {words}", status)
+
+    async def _secured(
+        self, transport: asyncio.Transport, protocol: asyncio.Protocol
+    ) -> asyncio.Transport:
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(
+                transport, protocol, self._ssl, server_hostname=self._host
+            )
+        except OSError as error:  # includes ssl.SSLError
+            raise ConnectFailed(f"no TLS with {self._place}: {error}") from error
+        if secured is None:
+            raise ConnectFailed(f"no TLS with {self._place}: the connection was lost")
+        protocol.connection_made(secured)  # start_tls leaves that to us
+        return secured
+
+
+class _Answer(asyncio.Protocol):
+    """The head of the proxy's answer. Nothing of the server can follow it: the server waits for
+    our first words."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if b"\r\n\r\n" in self.data or len(self.data) > _HEAD_LIMIT:
+            self._settle(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._settle(ConnectFailed(f"the proxy hung up: {exc or 'closed'}"))
+
+    def _settle(self, error: Exception | None) -> None:
+        if self.head.done():
+            return
+        if error is None:
+            self.head.set_result(None)
+        else:
+            self.head.set_exception(error)
+            self.head.exception()  # whoever waits may have left

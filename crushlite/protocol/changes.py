@@ -1,0 +1,66 @@
+"""What runs did to files, and undoing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crushlite.protocol.codec import omitted
+
+__all__ = ["ChangedRun", "FileChange", "RunChanges", "UndoAnswer", "UndoRequest"]
+
+
+@dataclass(slots=True)
+class ChangedRun:
+    """A run that changed files, or the undoing of one: `undoes` is then the run that it undid."""
+
+    run_id: str
+    session_id: str
+    undoes: str = ""
+    files: int = 0
+    changed_at: int = 0
+    undone: bool = False
+
+
+@dataclass(slots=True)
+class FileChange:
+    """One file before and after a run; the text is empty where there was none. `mode` holds the
+    permission bits before the run, 0 if they are not known. `problem` says why the file cannot be
+    put back as things stand; empty if it can."""
+
+    path: str
+    existed: bool
+    exists: bool
+    before: str
+    after: str
+    mode: int = 0
+    problem: str = omitted()
+
+
+@dataclass(slots=True)
+class RunChanges:
+    """`notes` are about what is not known. A file whose change was not recorded is listed with a
+    problem and without texts."""
+
+    run_id: str
+    session_id: str
+    undoes: str = ""
+    files: list[FileChange] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class UndoRequest:
+    """`dry_run`: only say what would be done. `partial`: put back what can be put back."""
+
+    dry_run: bool = False
+    partial: bool = False
+
+
+@dataclass(slots=True)
+class UndoAnswer:
+    """`run_id` is the id of the undoing: it can be undone like a run. Empty if nothing was done.
+    `restored` are the paths that were put back, or would be, `kept` those that were not."""
+
+    run_id: str
+    restored: list[str] = field(default_factory=list)
+    kept: list[FileChange] = field(default_factory=list)
