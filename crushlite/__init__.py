@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from crushlite.agent.base import Agent, Turn
     from crushlite.client import Client
     from crushlite.daemon import Daemon
+    from crushlite.launch import open_workspace
     from crushlite.settings import Settings
 
-__all__ = ["Agent", "Client", "Daemon", "Settings", "Turn", "__version__"]
+__all__ = ["Agent", "Client", "Daemon", "Settings", "Turn", "__version__", "open_workspace"]
 
 _HOMES = {
     "Agent": "crushlite.agent.base",
@@ -25,6 +26,7 @@ _HOMES = {
     "Daemon": "crushlite.daemon",
     "Settings": "crushlite.settings",
     "Turn": "crushlite.agent.base",
+    "open_workspace": "crushlite.launch",
 }
 
 

@@ -1,346 +1,29 @@
-"""`crushlite run`: real processes against the scripted agent, the offline one, and no daemon.
-
-What is ours and what is not is also tested without any of them, event by event.
-"""
+"""`crushlite run` as a process against the scripted agent, and against daemons that go away."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import select
-import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import tempfile
-import unittest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.claims import Graces
-from crushlite.cli.follow import Follower, JSONOutput, TextOutput
-from crushlite.protocol.events import Envelope
-from crushlite.protocol.messages import FinishPart, Message, TextPart, ToolCallPart
-from crushlite.protocol.permissions import PermissionRequest
-from crushlite.protocol.runs import Accepted, AgentEvent, RunComplete
-from crushlite.protocol.sessions import Session
+from crushlite.protocol.questions import Question
 from crushlite.settings import Settings
-from crushlite.testing import LocalDaemon
+from tests.helpers_cli import PATIENCE, Child, CommandCase, Relay, ScriptedCase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from crushlite.agent.base import Turn
-    from crushlite.agent.scripted import ScriptedRun
     from crushlite.testing import Participant
 
-ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 60.0  # seconds: far above what anything takes, so that only a hang reaches it
 
-
-def setUpModule() -> None:
-    # A test run in the background of a script has SIGINT ignored, and children would inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-# What is ours, event by event ---------------------------------------------------------------------
-
-
-def said(message_id: str, text: str, finish: str = "", **fields: Any) -> Message:
-    message = Message(message_id, "assistant", "S", [TextPart(text)], **fields)
-    if finish:
-        message.parts.append(FinishPart(finish))
-    return message
-
-
-def typed(message_id: str, text: str, session: str = "S") -> Message:
-    return Message(message_id, "user", session, [TextPart(text)])
-
-
-class Following(unittest.TestCase):
-    """A follower of run R in session S, whose prompt is `hi`, and what it makes of events."""
-
-    def setUp(self) -> None:
-        self.output = TextOutput()
-        self.notes: list[str] = []
-        self.follower = self.follow(self.output)
-
-    def follow(self, output: TextOutput | JSONOutput) -> Follower:
-        return Follower(Accepted("R", "S", "accepted"), "hi", output, self.notes.append)
-
-    def created(self, *payloads: object) -> None:
-        for payload in payloads:
-            self.assertIsNone(self.follower.take(Envelope("", "created", payload)))
-
-    def updated(self, *payloads: object) -> None:
-        for payload in payloads:
-            self.assertIsNone(self.follower.take(Envelope("", "updated", payload)))
-
-    def complete(self, text: str = "", message_id: str = "a", **fields: Any) -> str:
-        """Our run_complete; returns all that was printed since the last look."""
-        event = RunComplete("S", message_id, "R", text, **fields)
-        self.assertIs(self.follower.take(Envelope("", "updated", event)), event)
-        self.follower.finish(event)
-        return self.output.take()
-
-    def test_only_what_is_new_is_printed(self) -> None:
-        self.created(typed("u", "hi"), said("a", ""))
-        pieces = []
-        for text in ("", "one", "one", "one two", "one two three"):
-            self.updated(said("a", text))
-            pieces.append(self.output.take())
-        self.assertEqual(pieces, ["", "one", "", " two", " three"])
-        self.assertEqual(self.complete("one two three"), "\n")
-
-    def test_finishes_do_not_end_it(self) -> None:
-        self.created(typed("u", "hi"), said("a", "I look.", "tool_use"))
-        self.created(said("b", "Done.", "end_turn"))
-        self.assertEqual(self.output.take(), "I look.\nDone.")
-        self.assertEqual(self.complete("Done.", "b"), "\n")
-
-    def test_an_older_state_prints_nothing_and_the_end_prints_the_rest(self) -> None:
-        self.created(typed("u", "hi"), said("a", "one two"))
-        self.updated(said("a", "one"))
-        self.assertEqual(self.output.take(), "one two")
-        self.assertEqual(self.complete("one two three"), " three\n")
-
-    def test_blanks_in_front_are_trimmed_once(self) -> None:
-        self.created(typed("u", "hi"), said("a", "\n"), said("b", ""))
-        self.updated(said("a", "\n \n"), said("a", "\n \n  one\n\n"), said("b", "  two"))
-        self.assertEqual(self.complete("  two", "b"), "one\n\n  two\n")
-
-    def test_a_text_that_was_rewritten_is_printed_again(self) -> None:
-        self.created(typed("u", "hi"), said("a", "wrong"))
-        self.updated(said("a", "right"))
-        self.assertEqual(self.complete("right"), "wrong\nright\n")
-
-    def test_runs_ahead_of_ours_are_not_printed_even_with_the_same_prompt(self) -> None:
-        self.follower.ahead = {"X", "Y"}
-        self.created(said("x", "of X"), typed("y", "hi"), said("y2", "of Y"))
-        self.updated(RunComplete("S", "x", "X", "of X"), said("y2", "of Y, more"))
-        self.assertEqual(self.output.take(), "")
-        self.updated(RunComplete("S", "y2", "Y", "of Y"))
-        self.created(typed("u", "hi"), said("a", "ours"))
-        self.assertEqual(self.complete("ours"), "ours\n")
-
-    def test_foreign_events_are_ignored(self) -> None:
-        other = said("o", "not ours")
-        other.session_id = "T"
-        self.created(typed("u", "hi"), other, said("s", "a summary", is_summary_message=True))
-        self.updated(RunComplete("T", "o", "Q", "not ours"), RunComplete("S", "o", "Q", "no"))
-        self.created(AgentEvent("error", "T", error="not ours"))
-        self.created(AgentEvent("error", "S", run_id="Q", error="not ours"))
-        self.created(PermissionRequest("p", "T", "c", "bash"), {"a": "kind of the future"})
-        self.updated(said("old", "a message from before our run"))
-        self.assertEqual((self.complete("ours"), self.notes), ("ours\n", []))
-
-    def test_the_json_lines_hold_our_run_and_nothing_else(self) -> None:
-        output = JSONOutput()
-        self.follower = self.follow(output)
-        self.created(said("x", "before"), typed("u", "hi"), said("a", "ours"))
-        self.created(AgentEvent("error", "S", run_id="Q"), AgentEvent("agent_finished", "S"))
-        self.created(Session("kid", "S"), Session("foreign", "T"))
-        event = RunComplete("S", "a", "R", "ours")
-        self.follower.take(Envelope("", "updated", event))
-        self.follower.finish(event)
-        kinds = [json.loads(line)["type"] for line in output.take().splitlines()]
-        self.assertEqual(kinds, ["message", "message", "agent_event", "session", "run_complete"])
-
-    def test_after_a_gap_the_transcript_fills_in_what_is_missing(self) -> None:
-        self.created(typed("u", "hi"), said("a", "one"))
-        transcript = [typed("u", "hi"), said("a", "one two"), said("b", "three")]
-        self.follower.catch_up([said("x", "before"), *transcript], None)
-        self.assertEqual(self.output.take(), "one two\nthree")
-        self.updated(said("a", "one"), said("b", "three four"))
-        self.assertEqual(self.complete("three four", "b"), " four\n")
-
-    def test_a_turn_that_was_not_seen_to_begin_is_read_from_the_transcript(self) -> None:
-        self.follower.ahead = {"never seen to end"}
-        self.created(typed("u", "hi"), said("a", "one"), said("b", "two"))
-        before = [typed("u0", "hi"), said("x", "before")]
-        ours = [typed("u", "hi"), said("a", "one"), typed("f", "folded"), said("b", "two")]
-        after = [typed("u2", "hi"), said("y", "after")]
-        self.follower.catch_up([*before, *ours], None)
-        self.assertEqual(self.output.take(), "")
-        self.follower.catch_up([*before, *ours, *after], RunComplete("S", "b", "R", "two"))
-        self.assertEqual(self.complete("two", "b"), "one\ntwo\n")
-
-    def test_a_sub_agents_request_is_announced_and_its_text_is_not_printed(self) -> None:
-        self.created(typed("u", "hi"), Session("kid", "S"))
-        child = said("k", "inner")
-        child.session_id = "kid"
-        self.created(child, PermissionRequest("p", "kid", "c", "bash", params={"command": "ls"}))
-        self.created(PermissionRequest("p", "kid", "c", "bash", params={"command": "ls"}))
-        self.assertEqual(self.output.take(), "")
-        self.assertEqual(self.notes, ["waiting for permission: bash ls (answer in another client)"])
-
-    def test_a_tool_call_is_announced_once_and_when_its_input_is_complete(self) -> None:
-        message = said("a", "")
-        message.parts.append(ToolCallPart("c", "view", '{"file_pa', finished=False))
-        self.created(typed("u", "hi"), message)
-        message.parts[-1] = ToolCallPart("c", "view", '{"file_path": "x\\u001b[2J.py"}', "", True)
-        self.updated(message, message)
-        self.assertEqual(self.notes, ["tool: view x?[2J.py"])
-
-    def test_a_terminal_gets_no_control_characters(self) -> None:
-        output = TextOutput(terminal=True)
-        output.grow("a", "red \x1b[31m\x07\ttab\nline\x9b")
-        self.assertEqual(output.take(), "red [31m\ttab\nline")
-
-
-# Processes ----------------------------------------------------------------------------------------
-
-
-class Child:
-    """A command under test: what it says is kept, waits are bounded, and it does not survive."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.out = bytearray()
-        self.err = bytearray()
-        self._changed = asyncio.Event()
-        self._readers = [
-            asyncio.create_task(self._read(stream, heard))
-            for stream, heard in ((process.stdout, self.out), (process.stderr, self.err))
-            if stream is not None
-        ]
-
-    async def _read(self, stream: asyncio.StreamReader, heard: bytearray) -> None:
-        while data := await stream.read(65536):
-            heard += data
-            self._changed.set()
-        self._changed.set()
-
-    async def prints(self, text: str) -> None:
-        await self._until(self.out, text)
-
-    async def notes(self, text: str) -> None:
-        await self._until(self.err, text)
-
-    async def _until(self, heard: bytearray, text: str) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while text.encode() not in heard:
-                    if all(reader.done() for reader in self._readers):
-                        raise AssertionError(f"it ended without {text!r}: {self}")
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            raise AssertionError(f"it never said {text!r}: {self}") from None
-
-    async def end(self) -> tuple[int, str]:
-        """Its exit code, and all it printed."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(*self._readers)
-                return await self.process.wait(), self.out.decode()
-        except TimeoutError:
-            raise AssertionError(f"it never ended: {self}") from None
-
-    def __repr__(self) -> str:
-        return f"stdout {bytes(self.out)!r}, stderr {bytes(self.err)!r}"
-
-    @property
-    def errors(self) -> str:
-        return self.err.decode()
-
-    async def close(self) -> None:
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-        await self.end()
-
-
-class CommandTests(unittest.IsolatedAsyncioTestCase):
-    """A home of its own, so that neither real configuration nor a real daemon is met."""
-
-    def setUp(self) -> None:
-        # Short: a socket's path must fit into 104 bytes.
-        self.root = Path(tempfile.mkdtemp(prefix="cl-", dir="/tmp"))
-        self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
-        self.project = self.root / "project"
-        self.project.mkdir()
-        self.socket = self.root / "crushlite" / "crushlite.sock"
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.root),
-            "XDG_RUNTIME_DIR": str(self.root),
-            "PYTHONPATH": str(ROOT),
-            "CRUSHLITE_READY_TIMEOUT": str(PATIENCE),
-            "CRUSHLITE_IDLE_TIMEOUT": "30",  # should a test fail to end what it started
-        }
-
-    async def start(self, *arguments: str, stdin: Any = subprocess.DEVNULL, **env: str) -> Child:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "crushlite", *arguments),
-            cwd=self.project,
-            env={**self.env, **env},
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        child = Child(process)
-        self.addAsyncCleanup(child.close)
-        return child
-
-    async def serve(self, host: Path) -> Child:
-        """A daemon with the offline agent, listening when this returns."""
-        child = await self.start("serve", "--agent=offline", f"--host=unix://{host}")
-        await child.prints("is serving")
-        return child
-
-    def end_daemon(self, path: Path) -> None:
-        """End the daemon that a command started, whoever it is, and wait until it is gone."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(str(path))
-            except OSError:
-                return
-            found = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid = struct.unpack("3i", found)[0]
-        self.assertNotIn(pid, (0, 1, os.getpid()))
-        descriptor = os.pidfd_open(pid)
-        try:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            poller = select.poll()
-            poller.register(descriptor, select.POLLIN)
-            poller.poll(PATIENCE * 1000)
-        finally:
-            os.close(descriptor)
-
-
-class ScriptedTests(CommandTests):
-    """`run` against a daemon in this process, whose agent does what the test says."""
-
-    settings: Settings | None = None
-
-    async def asyncSetUp(self) -> None:
-        self.daemon = await self.enterAsyncContext(LocalDaemon(settings=self.settings))
-        self.project = self.daemon.root / "project"
-        self.host = f"--host=unix://{self.daemon.socket}"
-
-    async def run_it(self, *arguments: str, **rest: Any) -> Child:
-        return await self.start("run", self.host, *arguments, **rest)
-
-    async def begun(self, *arguments: str) -> tuple[Child, ScriptedRun]:
-        """A command whose run is inside the agent and has said something."""
-        child = await self.run_it(*arguments)
-        scripted = await self.daemon.entered(1)
-        await scripted.say("one ")
-        await child.prints("one ")
-        return child, scripted
-
-    async def ended(self, child: Child, code: int, printed: str) -> None:
-        self.assertEqual(await child.end(), (code, printed), child.errors)
-
-
-class RunTests(ScriptedTests):
+class RunTests(ScriptedCase):
     async def test_an_answer_is_printed_as_it_grows(self) -> None:
         child, scripted = await self.begun("what", "is", "it?")
         self.assertEqual(scripted.prompt, "what is it?")
@@ -350,7 +33,8 @@ class RunTests(ScriptedTests):
         await child.prints("one two")
         scripted.release()
         await self.ended(child, 0, "one two\n")
-        self.assertIn("crushlite: session ", child.errors)
+        moving = "into a pipe nothing is drawn"
+        self.assertRegex(child.errors, r"\Acrushlite: session \S+\n\Z", moving)
 
     async def test_the_workspace_is_given_back_at_the_end(self) -> None:
         anna = await self.daemon.join()
@@ -404,7 +88,7 @@ class RunTests(ScriptedTests):
         await child.prints("one \ndone")
         scripted.release()
         await self.ended(child, 0, "one \ndone\n")
-        self.assertIn("crushlite: tool: bash ls\n", child.errors)
+        self.assertNotIn("bash", child.errors, "progress is for terminals")
 
     async def test_other_sessions_are_not_printed(self) -> None:
         anna = await self.daemon.join()
@@ -443,6 +127,16 @@ class RunTests(ScriptedTests):
         await self.ended(child, 0, "")
         self.assertEqual(child.errors, "")
 
+    async def test_another_directory_can_be_named(self) -> None:
+        (self.project / "sub").mkdir()
+        child, scripted = await self.begun("--cwd", "sub", "hello")
+        self.assertEqual(scripted.turn.path, (self.project / "sub").resolve())
+        scripted.release()
+        await self.ended(child, 0, "one \n")
+        child = await self.run_it("--cwd", "nowhere", "hello")
+        await self.ended(child, 2, "")
+        self.assertIn("--cwd nowhere: there is no such directory", child.errors)
+
     async def test_yolo_opens_a_workspace_that_asks_nobody(self) -> None:
         child, scripted = await self.begun("hello", "--yolo")
         allowed = await scripted.do(lambda turn: turn.permission("bash", "execute"))
@@ -459,12 +153,39 @@ class RunTests(ScriptedTests):
         self.assertIn("the daemon is crushlite 9.9", child.errors)
 
 
-class SessionTests(ScriptedTests):
+class AttachmentTests(ScriptedCase):
+    async def test_files_are_sent_along(self) -> None:
+        text, picture, odd = (self.project / name for name in ("note.ts", "shot.png", "data.bin"))
+        text.write_text("caf\u00e9")
+        picture.write_bytes(b"\x89PNG\0\xff")
+        odd.write_bytes(b"\0\xff")
+        arguments = [part for file in (text, picture, odd) for part in ("--attach", str(file))]
+        child = await self.run_it("look", *arguments)
+        scripted = await self.daemon.entered(1)
+        sent = [(a.file_name, a.mime_type, a.decoded()) for a in scripted.turn.attachments]
+        self.assertEqual(
+            sent,
+            [
+                ("note.ts", "text/plain", "caf\u00e9".encode()),
+                ("shot.png", "image/png", picture.read_bytes()),
+                ("data.bin", "application/octet-stream", b"\0\xff"),
+            ],
+        )
+        scripted.release()
+        await self.ended(child, 0, "")
+
+    async def test_a_file_that_cannot_be_read_is_a_usage_error(self) -> None:
+        child = await self.run_it("look", "--attach", "nowhere")
+        await self.ended(child, 2, "")
+        self.assertIn("cannot attach nowhere: No such file", child.errors)
+
+
+class SessionTests(ScriptedCase):
     async def test_continue_goes_on_in_the_session_used_last(self) -> None:
         anna = await self.daemon.join()
         child = await self.run_it("--continue", "hello")
         await self.ended(child, 1, "")
-        self.assertIn("no session to continue", child.errors)
+        self.assertIn("there is no session", child.errors)
         session = await anna.session("the last")
         child, scripted = await self.begun("--continue", "hello")
         self.assertEqual(scripted.turn.session_id, session)
@@ -494,6 +215,23 @@ class SessionTests(ScriptedTests):
         await self.ended(child, 0, "for us\n")
         (await self.daemon.entered(3)).release()
 
+    async def test_two_on_one_busy_session_each_print_only_their_own_answer(self) -> None:
+        anna = await self.daemon.join()
+        session = await anna.session()
+        await anna.prompt(session, "same words")
+        await (first := await self.daemon.entered(1)).say("for anna")
+        one = await self.run_it("--session", session, "same words")
+        await one.notes("waiting for 1 earlier prompt(s)")
+        two = await self.run_it("--session", session, "same words")
+        await two.notes("waiting for 2 earlier prompt(s)")
+        first.release()
+        for number in (2, 3):
+            scripted = await self.daemon.entered(number)
+            await scripted.say(f"answer {number}")
+            scripted.release()
+        await self.ended(one, 0, "answer 2\n")
+        await self.ended(two, 0, "answer 3\n")
+
     async def test_ctrl_c_takes_back_a_waiting_prompt_and_leaves_the_others_alone(self) -> None:
         anna = await self.daemon.join()
         session = await anna.session()
@@ -508,7 +246,7 @@ class SessionTests(ScriptedTests):
         self.assertFalse((await anna.events.wait_for("run_complete"))["cancelled"])
 
 
-class WaitingTests(ScriptedTests):
+class WaitingTests(ScriptedCase):
     """What only somebody at another client can answer."""
 
     async def asked(self, kind: str, **fields: Any) -> tuple[Participant, Any]:
@@ -526,7 +264,7 @@ class WaitingTests(ScriptedTests):
 
         verdict = scripted.begin(step)
         await child.notes(
-            "crushlite: waiting for permission: bash touch y (answer in another client)\n"
+            "crushlite: waiting for permission: bash touch y (crushlite grant answers)\n"
         )
         anna, request = await self.asked("permission_request")
         self.assertTrue(await anna.grant(request.payload))
@@ -536,8 +274,6 @@ class WaitingTests(ScriptedTests):
         await self.ended(child, 0, "one \n")
 
     async def test_a_question_is_announced(self) -> None:
-        from crushlite.protocol.questions import Question
-
         child, scripted = await self.begun("hello")
         question = Question(type="yes_no", question="Go on?", description="really")
         answers = scripted.begin(lambda turn: turn.ask([question]))
@@ -550,7 +286,57 @@ class WaitingTests(ScriptedTests):
         await self.ended(child, 0, "one \n")
 
 
-class StopTests(ScriptedTests):
+class RefusalTests(ScriptedCase):
+    """--deny-after: nobody is there, and nobody waits for somebody."""
+
+    settings: Settings | None = Settings(unattended=None)
+
+    async def test_what_nobody_answers_is_denied_with_the_reason(self) -> None:
+        child, scripted = await self.begun("--deny-after", "0", "hello")
+        allowed = await scripted.do(lambda turn: turn.permission("bash", "execute"))
+        self.assertFalse(allowed)
+        await child.notes("permission denied: bash")
+        scripted.release()
+        await self.ended(child, 0, "one \n")
+
+    async def test_a_request_behind_another_ones_is_found_too(self) -> None:
+        anna = await self.daemon.join()
+        await anna.prompt(await anna.session(), "first")
+        other = await self.daemon.entered(1)
+        held = other.begin(lambda turn: turn.permission("bash", "execute"))
+        await anna.events.wait_for("permission_request")
+        child = await self.run_it("--deny-after", "0", "hello")
+        scripted = await self.daemon.entered(2)
+
+        async def step(turn: Turn) -> Any:
+            call = await turn.tool_call("edit", "{}")
+            return await turn.permission("edit", "write", tool_call_id=call)
+
+        self.assertFalse(await scripted.do(step))
+        self.assertFalse(held.done(), "only ours is refused")
+        scripted.release()
+        await self.ended(child, 0, "")
+        await anna.cancel(other.turn.session_id, wait=PATIENCE)
+
+    async def test_questions_are_closed_without_an_answer(self) -> None:
+        child, scripted = await self.begun("--deny-after", "0", "hello")
+        question = Question(type="yes_no", question="Go on?", description="really")
+        self.assertIsNone(await scripted.do(lambda turn: turn.ask([question])))
+        scripted.release()
+        await self.ended(child, 0, "one \n")
+
+    async def test_an_answer_in_time_counts(self) -> None:
+        anna = await self.daemon.join()
+        child, scripted = await self.begun("--deny-after", "300", "hello")
+        asked = scripted.begin(lambda turn: turn.permission("bash", "execute"))
+        request = await anna.events.wait_for("permission_request")
+        await anna.grant(request.payload)
+        self.assertTrue(await asked)
+        scripted.release()
+        await self.ended(child, 0, "one \n")
+
+
+class StopTests(ScriptedCase):
     async def test_ctrl_c_cancels_and_waits_for_the_end(self) -> None:
         child, scripted = await self.begun("hello")
         stopping, leave = asyncio.Event(), asyncio.Event()
@@ -614,49 +400,7 @@ class StopTests(ScriptedTests):
         self.assertEqual((scripted.canceled, child.errors), (True, ""))
 
 
-# Daemons that go away -----------------------------------------------------------------------------
-
-
-class Relay:
-    """Stands between a client and a daemon, to cut their connections."""
-
-    def __init__(self, path: Path, target: Path) -> None:
-        self.path, self._target = path, target
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Relay:
-        self._server = await asyncio.start_unix_server(self._accept, self.path)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._server.close()
-        self.cut()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=PATIENCE)
-
-    def cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_unix_connection(self._target)
-        self._writers |= {writer, back}
-        for source, sink in ((reader, back), (there, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                sink.write(data)
-                await sink.drain()
-        sink.close()
-
-
-class LostStreamTests(ScriptedTests):
+class LostStreamTests(ScriptedCase):
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
         path = self.root / "relay.sock"
@@ -689,7 +433,7 @@ class TornDownTests(LostStreamTests):
         self.assertTrue(scripted.canceled)
 
 
-class KilledTests(CommandTests):
+class KilledTests(CommandCase):
     async def begun(self, host: Path, **env: str) -> Child:
         child = await self.start("run", f"--host=unix://{host}", "/slow 3600", **env)
         await child.prints("1 ")
@@ -715,157 +459,3 @@ class KilledTests(CommandTests):
         await self.serve(host)
         self.assertEqual((await child.end())[0], 1)
         self.assertIn("crushlite: interrupted: the daemon stopped\n", child.errors)
-
-
-# Starting one -------------------------------------------------------------------------------------
-
-
-class StartTests(CommandTests):
-    def setUp(self) -> None:
-        super().setUp()
-        self.addCleanup(self.end_daemon, self.socket)
-
-    @property
-    def log(self) -> str:
-        return (self.socket.parent / "daemon.log").read_text()
-
-    async def test_eight_at_once_start_one_daemon_and_all_are_answered(self) -> None:
-        children = [await self.start("run", f"number {n}") for n in range(8)]
-        for number, child in enumerate(children):
-            self.assertEqual(await child.end(), (0, f"You said: number {number}\n"), child.errors)
-        self.assertEqual(self.log.count("is serving"), 1)
-        self.assertEqual(sum("starting a daemon at" in child.errors for child in children), 1)
-
-    async def test_what_it_leaves_is_private_and_a_dead_socket_is_no_obstacle(self) -> None:
-        self.socket.parent.mkdir(mode=0o700)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-            dead.bind(str(self.socket))
-        child = await self.start("run", "-q", "hello")
-        self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
-        self.assertEqual(child.errors, "")
-        for name in ("daemon.log", "start.lock"):
-            self.assertEqual((self.socket.parent / name).stat().st_mode & 0o777, 0o600)
-
-    async def test_a_named_socket_is_served_there(self) -> None:
-        host = self.root / "mine.sock"
-        self.addCleanup(self.end_daemon, host)
-        child = await self.start("run", f"--host=unix://{host}", "--agent=offline", "hello")
-        self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
-        self.assertFalse(self.socket.exists())
-
-    async def test_modules_of_the_project_are_not_run(self) -> None:
-        for name in ("h11", "asyncio", "crushlite"):
-            (self.project / f"{name}.py").write_text("raise SystemExit('run by accident')\n")
-        child = await self.start("run", "hello")
-        self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
-
-    async def test_a_copy_that_nobody_installed_starts_itself(self) -> None:
-        del self.env["PYTHONPATH"]
-        script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        script += "from crushlite.cli import main; sys.exit(main(['run', 'hello']))"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", script),
-            cwd=self.project,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        child = Child(process)
-        self.addAsyncCleanup(child.close)
-        self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
-
-    async def test_a_daemon_that_cannot_start_is_explained_with_its_own_words(self) -> None:
-        child = await self.start("run", "--agent=nonsense", "hello")
-        self.assertEqual(await child.end(), (2, ""))
-        self.assertIn("ended with exit code 2", child.errors)
-        self.assertIn("agent 'nonsense': use auto", child.errors)
-
-    async def test_a_daemon_that_leaves_is_replaced(self) -> None:
-        async with LocalDaemon() as leaving:
-            self.addCleanup(self.end_daemon, leaving.socket)
-            leaving.backend.claims.latch()
-            child = await self.start("run", f"--host=unix://{leaving.socket}", "hello")
-            await child.notes("looking for another daemon")
-            await leaving.daemon.stop()
-            self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
-
-    async def test_ctrl_c_while_a_daemon_does_not_answer(self) -> None:
-        host = self.root / "silent.sock"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-            silent.bind(str(host))
-            silent.listen()
-            child = await self.start("run", f"--host=unix://{host}", "hello")
-            await child.notes(f"waiting for the daemon at unix://{host}")
-            child.process.send_signal(signal.SIGINT)
-            self.assertEqual(await child.end(), (130, ""))
-        self.assertNotIn("Traceback", child.errors)
-
-    async def test_no_prompt_is_a_usage_error_and_starts_nothing(self) -> None:
-        for arguments in ((), ("", " ")):
-            child = await self.start("run", *arguments)
-            self.assertEqual(await child.end(), (2, ""))
-            self.assertIn("no prompt", child.errors)
-        self.assertFalse(self.socket.parent.exists())
-
-    async def test_other_wrong_usage(self) -> None:
-        wrong = (
-            (("--session", "a", "--continue", "x"), "not allowed with"),
-            (("--timeout", "-1", "x"), "not a number of seconds"),
-            (("--host", "http://x", "x"), "use unix:///path"),
-            (("--host", "unix://relative", "x"), "absolute path"),
-            (("--host", "tcp://127.0.0.1:9", "--token-file", "none", "x"), "cannot read the token"),
-        )
-        children = [await self.start("run", *arguments) for arguments, _ in wrong]
-        for child, (_, words) in zip(children, wrong, strict=True):
-            self.assertEqual(await child.end(), (2, ""))
-            self.assertIn(words, child.errors)
-
-
-class TCPTests(CommandTests):
-    @contextlib.contextmanager
-    def runtime(self) -> Iterator[None]:
-        with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(self.root)}):
-            yield
-
-    async def test_a_port_is_used_with_the_token_that_its_daemon_left(self) -> None:
-        self.enterContext(self.runtime())
-        async with LocalDaemon(tcp=True) as daemon:
-            self.project = daemon.root / "project"
-            host = f"--host=tcp://127.0.0.1:{daemon.port}"
-            token = daemon.daemon.tokens[daemon.port].path
-            moved = daemon.root / "token"
-            for number, arguments in enumerate(((), ("--token-file", str(moved))), 1):
-                child = await self.start("run", host, *arguments, "hello")
-                scripted = await daemon.entered(number)
-                await scripted.say("yes")
-                scripted.release()
-                self.assertEqual(await child.end(), (0, "yes\n"), child.errors)
-                moved.write_text(token.read_text())
-
-    async def test_nothing_is_started_on_a_port(self) -> None:
-        with socket.socket() as taken:  # bound and not listening: connections are refused
-            taken.bind(("127.0.0.1", 0))
-            host = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-            child = await self.start("run", "--host", host, "hello")
-            self.assertEqual(await child.end(), (1, ""))
-        self.assertIn(f"crushlite serve --host {host}", child.errors)
-        self.assertFalse(self.socket.parent.exists())
-
-
-class ImportTests(unittest.TestCase):
-    def test_the_command_does_not_load_the_server(self) -> None:
-        script = (
-            "import sys\nfrom crushlite.cli import main\n"
-            "try:\n    main(['run', '--help'])\nexcept SystemExit:\n    pass\n"
-            "heavy = ('sqlite3', 'crushlite.daemon', 'crushlite.backend', 'crushlite.store')\n"
-            "print([name for name in heavy if name in sys.modules])\n"
-        )
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-        self.assertEqual((done.stdout.splitlines()[-1], done.stderr), ("[]", ""))
-        self.assertIn("141", done.stdout)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -5,199 +5,44 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import logging
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from crushlite import errors
 from crushlite.api.routes import TABLE
-from crushlite.client import Client, ConnectionFailed, EventStream, RemoteWorkspace
-from crushlite.clock import FakeClock
+from crushlite.client import (
+    Client,
+    ConnectionFailed,
+)
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound, Unavailable
-from crushlite.http.messages import Request, Response, Stream
-from crushlite.http.router import Route
+from crushlite.http.messages import Response
 from crushlite.http.sse import SSEParser
 from crushlite.protocol import config, messages, permissions, questions, runs, sessions, workspaces
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import Envelope, Resync
-from tests.helpers_http import HTTPTestCase, RecordingStream
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from crushlite.http.server import HTTPServer
+from crushlite.protocol.health import Health
+from tests.helpers_client import (
+    ACCEPTED,
+    CREATE,
+    EVENTS,
+    LOOK,
+    ME,
+    PROMPT,
+    VERSION,
+    ClientTestCase,
+    Feed,
+    W,
+    answer,
+    done,
+    frame,
+    refused,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
-ME = "11111111-2222-4333-8444-555555555555"
-W = "/v1/workspaces/{id}"
-EVENTS = ("GET", W + "/events")
-CREATE = ("POST", "/v1/workspaces")
-PROMPT = ("POST", W + "/agent")
-INIT = ("POST", W + "/agent/init")
-LOOK = ("POST", W + "/current-session")
-VERSION = {"version": "1", "commit": "c", "build_id": "b", "go_version": "none", "platform": "p"}
-ACCEPTED = {"run_id": "r1", "session_id": "s1", "state": "active"}
-
-
-def answer(value: object, status: int = 200) -> Response:
-    return Response(status, json.dumps(value).encode())
-
-
-def refused(status: int, code: str, message: str = "said the server") -> Response:
-    return answer({"message": message, "code": code}, status)
-
-
-def frame(number: int | None, kind: str = "run_complete", **payload: Any) -> bytes:
-    """One event; the number is its id."""
-    body = {"type": kind, "payload": {"type": "updated", "payload": payload}}
-    line = b"" if number is None else b"id: e-%d\n" % number
-    return line + b"data: " + json.dumps(body).encode() + b"\n\n"
-
-
-def done(number: int | None) -> bytes:
-    return frame(number, session_id="s1", run_id=f"r{number}")
-
-
-class Impatient(FakeClock):
-    """Sleeps are over at once; they are noted, and `at_sleep` is run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slept: list[float] = []
-        self.at_sleep: Callable[[float], Awaitable[None]] | None = None
-
-    async def sleep(self, delay: float) -> None:
-        self.slept.append(delay)
-        self._time += delay
-        if self.at_sleep is not None:
-            await self.at_sleep(delay)
-        await asyncio.sleep(0)
-
-
-class Feed(RecordingStream):
-    """An event stream that a test writes to; says `first` and, if `brief`, ends."""
-
-    def __init__(self, first: bytes = b"", *, brief: bool = False) -> None:
-        super().__init__()
-        self.first = first
-        self.brief = brief
-        self.gone = asyncio.Event()
-
-    def opened(self, sink: Any) -> None:
-        super().opened(sink)
-        sink.write(self.first)
-        if self.brief:
-            sink.close()
-
-    def closed(self) -> None:
-        super().closed()
-        self.gone.set()
-
-    def send(self, data: bytes) -> None:
-        assert self.sink is not None
-        self.sink.write(data)
-
-    def drop(self) -> None:
-        assert self.sink is not None
-        self.sink.close()
-
-
-class ClientTestCase(HTTPTestCase):
-    """A server with the daemon's own route table, where a test says what each route answers."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.patient = self.clock
-        self.clock = self.impatient = Impatient()
-        # By method and pattern. A list is used up one by one, its last entry again and again.
-        self.answers: dict[tuple[str, str], Any] = {CREATE: self.created, INIT: Response(200)}
-        self.requests: list[Request] = []
-        self.feeds: list[Feed] = []
-        self.births = 0
-        logging.getLogger("crushlite.client").addHandler(logging.NullHandler())
-
-    async def asyncSetUp(self) -> None:
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.path = Path(directory.name) / "s"
-        self.server = await self.start()
-        self.client = Client(f"unix://{self.path}", client_id=ME, clock=self.clock)
-
-    async def asyncTearDown(self) -> None:
-        await self.within(self.client.aclose())
-        await self.stop()
-        self.assertEqual(self.clock.pending, 0)
-
-    async def start(self, *, tcp: bool = False) -> HTTPServer:
-        routes = (
-            Route(entry.method, entry.pattern, functools.partial(self.handle, entry.pattern))
-            for entry in TABLE
-        )
-        server = self.serve(*routes)
-        if tcp:
-            sock = socket.create_server(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
-        else:
-            sock = socket.socket(socket.AF_UNIX)
-            self.path.unlink(missing_ok=True)
-            sock.bind(str(self.path))
-        await server.listen(sock)
-        return server
-
-    async def stop(self) -> None:
-        await self.within(self.server.drain(5.0))
-
-    async def handle(self, pattern: str, request: Request) -> Response | Stream:
-        self.requests.append(request)
-        planned = self.answers.get((request.method, pattern), Response(200))
-        if isinstance(planned, list):
-            planned = planned.pop(0) if len(planned) > 1 else planned[0]
-        if callable(planned):
-            planned = planned()
-        if asyncio.iscoroutine(planned):
-            planned = await planned
-        if isinstance(planned, Feed):
-            self.feeds.append(planned)
-        assert isinstance(planned, Response | Stream)
-        return planned
-
-    def created(self) -> Response:
-        self.births += 1
-        return answer({"id": f"w{self.births}", "path": "/p", "config": {}})
-
-    async def workspace(self) -> RemoteWorkspace:
-        workspace = await self.client.create("/p")
-        self.requests.clear()
-        return workspace
-
-    @property
-    def targets(self) -> list[str]:
-        return [f"{request.method} {request.head.target}" for request in self.requests]
-
-    @property
-    def positions(self) -> list[str | None]:
-        """The Last-Event-ID of each subscription."""
-        asked = (r for r in self.requests if r.head.segments[-1] == "events")
-        return [request.headers.get("Last-Event-ID") for request in asked]
-
-    async def runs_of(self, stream: EventStream, count: int) -> list[str]:
-        """The run ids (or resync reasons) of the next events."""
-        found = []
-        for _ in range(count):
-            event = await self.within(stream.__anext__())
-            resync = isinstance(event.payload, Resync)
-            found.append("resync" if resync else event.payload.run_id)
-        return found
-
-    async def over(self, stream: EventStream) -> None:
-        with self.assertRaises(StopAsyncIteration):
-            await self.within(stream.__anext__())
 
 
 class RefusalTests(ClientTestCase):
@@ -392,7 +237,12 @@ class RequestTests(ClientTestCase):
             (w.sessions(), "/sessions", [session]),
             (w.session("s"), "/sessions/s", session),
             (w.messages("s"), "/sessions/s/messages", [messages.Message("m", "user", "s")]),
+            (w.user_messages("s"), "/sessions/s/messages/user", []),
+            (w.user_messages(), "/messages/user", [messages.Message("m", "user", "s")]),
+            (w.files("s"), "/sessions/s/history", [sessions.File("f", "s", "/p/x")]),
             (w.agent(), "/agent", config.AgentInfo(is_ready=True)),
+            (w.config(), "/config", {"options": {"debug": True}}),
+            (w.providers(), "/providers", [{"id": "lab"}]),
             (w.queue("s"), "/agent/sessions/s/prompts", [runs.QueuedPrompt("r", "t", "steer", 1)]),
             (w.run("r"), "/runs/r", run),
             (w.run("r", wait=2.5), "/runs/r?wait=2.5", run),
@@ -418,6 +268,11 @@ class RequestTests(ClientTestCase):
             (w.grant("p", "allow"), f"POST /permissions/p{me}", {"action": "allow"}, lost),
             (w.answer("b", [yes]), f"POST /questions/b{me}", replied, won),
             (w.answer("b", None), f"POST /questions/b{me}", dismissed, lost),
+            (
+                *(w.shell("s", "ls"), "POST /agent/sessions/s/shell"),
+                {"session_id": "s", "command": "ls", "term_width": 0},
+                sessions.ShellAnswer("x", 1),
+            ),
             (w.cancel("s"), cancel, None, receipt),
             (w.cancel("s", wait=3), f"{cancel}?wait=3", None, runs.CancelReceipt()),
         ):
@@ -426,6 +281,7 @@ class RequestTests(ClientTestCase):
     async def test_what_has_no_answer_returns_nothing(self) -> None:
         w = await self.workspace()
         base = "/v1/workspaces/w1"
+        large = config.SelectedModel("m", "p")
         for call, target, sent in (
             (w.delete("s"), f"DELETE {base}/sessions/s", None),
             (w.clear("s"), f"POST {base}/agent/sessions/s/prompts/clear", None),
@@ -433,6 +289,22 @@ class RequestTests(ClientTestCase):
             (w.look("s"), f"POST {base}/current-session?client_id={ME}", {"session_id": "s"}),
             (w.init(), f"POST {base}/agent/init?client_id={ME}", {"interactive": True}),
             (w.init(False), f"POST {base}/agent/init?client_id={ME}", {"interactive": False}),
+            (w.summarize("s"), f"POST {base}/agent/sessions/s/summarize", None),
+            (w.ask_nobody(), f"POST {base}/permissions/skip", {"skip": True}),
+            (w.reread_config(), f"POST {base}/agent/update", None),
+            (
+                *(w.set_config("options.debug", True), f"POST {base}/config/set"),
+                {"key": "options.debug", "value": True, "scope": 0},
+            ),
+            (w.remove_config("a", 1), f"POST {base}/config/remove", {"key": "a", "scope": 1}),
+            (
+                *(w.set_key("lab", "k"), f"POST {base}/config/provider-key"),
+                {"provider_id": "lab", "kind": "string", "api_key": "k", "scope": 0},
+            ),
+            (
+                *(w.choose_model("large", large), f"POST {base}/config/model"),
+                {"model_type": "large", "model": {"model": "m", "provider": "p"}, "scope": 0},
+            ),
             (w.release(), f"DELETE {base}?client_id={ME}", None),
             (self.client.health(), "GET /v1/health", None),
             (
@@ -448,6 +320,30 @@ class RequestTests(ClientTestCase):
                 body = self.requests[0].body
                 self.assertEqual(json.loads(body) if body else None, sent)
 
+    async def test_an_export_holds_all_there_is_of_a_session(self) -> None:
+        w = await self.workspace()
+        session = {"id": "s", "title": "t"}
+        self.answers["GET", W + "/sessions/{sid}"] = answer(session)
+        for path, value in (
+            ("/sessions/{sid}/messages", [{"id": "m", "role": "user", "session_id": "s"}]),
+            ("/sessions/{sid}/history", [{"id": "f", "path": "/p/x"}]),
+            ("/runs", [{"run_id": "r"}]),
+        ):
+            self.answers["GET", W + path] = answer(value)
+        export = await self.within(w.export("s"))
+        self.assertEqual((export.session.title, export.messages[0].id), ("t", "m"))
+        self.assertEqual((export.files[0].path, export.runs[0].run_id), ("/p/x", "r"))
+        self.assertEqual(self.targets[-1], "GET /v1/workspaces/w1/runs?session_id=s")
+        self.assertEqual(encode(export)["messages"][0]["role"], "user")
+
+    async def test_what_the_daemon_says_of_a_workspace_is_read_again(self) -> None:
+        w = await self.workspace()
+        self.answers["GET", W] = answer({"id": "w1", "path": "/p", "yolo": True})
+        self.assertTrue((await self.within(w.refresh())).yolo)
+        self.assertTrue(w.info.yolo)
+        self.answers["GET", W + "/permissions/skip"] = answer({"skip": True})
+        self.assertTrue(await self.within(w.asks_nobody()))
+
     async def test_sessions_are_created_and_renamed_by_title(self) -> None:
         w = await self.workspace()
         self.answers["POST", W + "/sessions"] = answer({"id": "s", "title": "t"})
@@ -460,6 +356,10 @@ class RequestTests(ClientTestCase):
         self.answers["GET", "/v1/version"] = answer(VERSION)
         self.answers["GET", "/v1/workspaces"] = answer([{"id": "w", "path": "/p"}])
         self.assertEqual((await self.within(self.client.version())).build_id, "b")
+        vitals = Health("ok", "1", 7, 1.5, 0.0, 1, 2, 2, 1, store={"/d": "ok"})
+        self.answers["GET", "/v1/health"] = answer(encode(vitals))
+        self.assertEqual(await self.within(self.client.vitals()), vitals)
+        self.assertEqual(self.targets[-1], "GET /v1/health?verbose=1")
         found = await self.within(self.client.workspaces())
         self.assertEqual(found, [workspaces.Workspace("w", "/p")])
 
@@ -575,7 +475,7 @@ class StreamTests(ClientTestCase):
         workspace = await self.workspace()
         self.answers[EVENTS] = Feed(b"data: " + b"x" * 200)
         small = functools.partial(SSEParser, line_limit=100)
-        with mock.patch("crushlite.client.SSEParser", small):
+        with mock.patch("crushlite.client.stream.SSEParser", small):
             async with workspace.events() as stream:
                 with self.assertRaisesRegex(CrushliteError, "cannot be read on"):
                     await self.within(stream.__anext__())
@@ -748,7 +648,7 @@ class ReturnTests(ClientTestCase):
         self.answers[EVENTS] = [Feed(done(1), brief=True), Feed(resync, brief=True), Feed(done(2))]
         async with workspace.events() as stream:
             await self.runs_of(stream, 1)
-            event = await self.within(stream.__anext__())
+            event = await self.event_of(stream)
             self.assertEqual(event, Envelope("resync", "", Resync("too old")))
             self.assertEqual(await self.runs_of(stream, 1), ["r2"])
         self.assertEqual(self.positions, [None, "e-1", "f-1"])
@@ -779,13 +679,13 @@ class ReturnTests(ClientTestCase):
         workspace = await self.workspace()
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), Feed(done(1))]
         async with workspace.events() as stream:
-            reader = asyncio.create_task(stream.__anext__())
+            reader = asyncio.create_task(self.event_of(stream))
             await self.until(lambda: self.patient.pending == 1)
             await self.patient.advance(0.2)
             reader.cancel()
             await asyncio.wait([reader])
             self.assertEqual(self.patient.pending, 0)
-            reader = asyncio.create_task(stream.__anext__())
+            reader = asyncio.create_task(self.event_of(stream))
             await self.until(lambda: self.patient.pending == 1)
             await self.patient.advance(0.06)
             self.assertEqual((await self.within(reader)).payload.run_id, "r1")
@@ -816,7 +716,7 @@ class ReturnTests(ClientTestCase):
             self.answers[EVENTS] = [Feed(brief=True), refused(status, code)]
             async with workspace.events() as stream:
                 with self.subTest(code), self.assertRaises(cls):
-                    await self.within(stream.__anext__())
+                    await self.event_of(stream)
                 await self.over(stream)
 
     async def test_a_stream_does_not_return_to_another_users_server(self) -> None:
@@ -825,7 +725,7 @@ class ReturnTests(ClientTestCase):
         stranger = mock.patch("crushlite.http.client.peer_uid", return_value=os.geteuid() + 1)
         async with workspace.events() as stream:
             with stranger, self.assertRaises(errors.WrongPeer):
-                await self.within(stream.__anext__())
+                await self.event_of(stream)
             await self.over(stream)
         self.assertEqual(len(self.feeds), 1)
 
@@ -906,7 +806,7 @@ class RecreationTests(ClientTestCase):
             self.answers[EVENTS] = [Feed(brief=True), refused(404, "workspace_not_found")]
             async with workspace.events() as stream:
                 with self.subTest(code), self.assertRaises(CrushliteError) as caught:
-                    await self.within(stream.__anext__())
+                    await self.event_of(stream)
                 self.assertEqual(caught.exception.code, code)
                 await self.over(stream)
 

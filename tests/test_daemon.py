@@ -812,7 +812,7 @@ class Options(unittest.TestCase):
 
     def test_a_bad_option_is_told_whether_on_the_line_or_in_a_variable(self) -> None:
         for arguments, env, reason in (
-            ((), {}, "COMMAND"),
+            ((), {}, "which command?"),
             (("fly",), {}, "fly"),
             (("serve", "--speed", "9"), {}, "--speed"),
             (("serve", "--auth", "maybe"), {}, "token, none"),

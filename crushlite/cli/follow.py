@@ -1,242 +1,214 @@
-"""Which events belong to our run, and what of them to show.
+"""Show one run in a terminal or a pipe, from its beginning to its end: for `run` and `attach`.
 
-Events do not say which run they belong to, but a session has one run at a time. So our messages
-are those between the user message with our prompt, once every run ahead of ours has ended, and our
-run_complete. Where that was not seen, after a gap in the stream, the transcript is read instead:
-another run's text is never shown, ours perhaps later.
-
-Knows nothing of connections, files or time: events go in, text and notes come out.
+Only the end of the run ends it: not the finish of a message, not the end of another run, not a
+stream that breaks off. Standard output gets what the run says and nothing else; what is being
+waited for goes to standard error.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
 
-from crushlite.protocol.codec import dumps, encode
-from crushlite.protocol.events import Envelope, to_json
+from crushlite.cli.output import JSONOutput, Output, TextOutput, call_words, is_answer, words
+from crushlite.client import Lost, Recovered
+from crushlite.errors import CrushliteError
+from crushlite.launch import ready_seconds
 from crushlite.protocol.messages import Message
 from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
 from crushlite.protocol.questions import QuestionBatch, QuestionNotification
-from crushlite.protocol.runs import RunComplete
-from crushlite.protocol.sessions import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from crushlite.protocol.runs import Accepted
+    from crushlite.cli.progress import Progress
+    from crushlite.client import RunStream
+    from crushlite.protocol.events import Envelope
+    from crushlite.protocol.runs import RunComplete
 
-__all__ = ["Follower", "JSONOutput", "Output", "TextOutput", "one_line"]
+__all__ = ["BROKEN_PIPE", "CANCELED", "Interrupt", "Narrator", "Viewer", "exit_code", "signals"]
 
-NOTE_CHARS = 200
-WORDS_CHARS = 140  # of a tool call: what stands around it must fit into the note too
-
-# The inputs of a tool call that say best what it does, the first that is there.
-TELLING = ("command", "file_path", "path", "pattern", "url", "query", "question", "description")
-
-# A terminal obeys these; what a model writes must not command it.
-CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-
-
-class Output:
-    """Collects what goes to standard output; `take` hands it over."""
-
-    def __init__(self) -> None:
-        self._pending: list[str] = []
-
-    def take(self) -> str:
-        text = "".join(self._pending)
-        self._pending.clear()
-        return text
-
-    def accepted(self, accepted: Accepted) -> None:
-        """The daemon has promised the run."""
-
-    def event(self, event: Envelope) -> None:
-        """Something happened in our run."""
-
-    def grow(self, message_id: str, text: str) -> None:
-        """A message of our run has this text now."""
-
-    def end(self) -> None:
-        """The run is over."""
+CANCELED = 130
+BROKEN_PIPE = 141  # what a shell reports for a program that died of SIGPIPE
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+THINKING = "thinking"
 
 
-class TextOutput(Output):
-    """The text alone: each piece once, each message on a line of its own, no blanks in front."""
+class Narrator:
+    """Tells about a run: what it does, and whom it waits for. Pure, but for its `progress`."""
 
-    def __init__(self, *, terminal: bool = False) -> None:
-        super().__init__()
-        self._unwanted = CONTROLS if terminal else {}
-        self._shown: dict[str, str] = {}  # by message, as it came
-        self._latest = ""  # the message shown last
-        self._began = False
-        self._midline = False
-
-    def grow(self, message_id: str, text: str) -> None:
-        shown = self._shown.get(message_id, "")
-        if shown.startswith(text):
-            return  # nothing new, or an older state of the message
-        self._shown[message_id] = text
-        # What was printed cannot be taken back: a text that was rewritten is printed again.
-        anew = message_id != self._latest or not text.startswith(shown)
-        piece = text.removeprefix(shown)
-        if not self._began:
-            piece = piece.lstrip()
-        piece = piece.translate(self._unwanted)
-        if not piece:
-            return
-        if anew and self._midline:
-            self._pending.append("\n")
-        self._pending.append(piece)
-        self._latest, self._began, self._midline = message_id, True, not piece.endswith("\n")
-
-    def end(self) -> None:
-        if self._midline:
-            self._pending.append("\n")
-            self._midline = False
-
-
-class JSONOutput(Output):
-    """One JSON object per line: the promise, then the events of the run, `run_complete` last."""
-
-    def accepted(self, accepted: Accepted) -> None:
-        self._add({"type": "accepted", "payload": encode(accepted)})
-
-    def event(self, event: Envelope) -> None:
-        self._add(to_json(event.action, event.payload))
-
-    def _add(self, value: Any) -> None:
-        self._pending.append(dumps(value).decode("ascii") + "\n")
-
-
-class Follower:
-    """Finds the events of one run among those of its workspace."""
-
-    def __init__(
-        self, accepted: Accepted, prompt: str, output: Output, say: Callable[[str], None]
-    ) -> None:
-        self.ahead: set[str] = set()  # runs that must end before ours begins
-        self.user_id = ""  # the message that began our turn; empty until it was seen
-        self._run_id = accepted.run_id
-        self._session_id = accepted.session_id
-        self._prompt = prompt
-        self._output = output
-        self._say = say
-        self._family = {accepted.session_id}  # our session, and those of agents that work for it
-        self._messages: set[str] = set()  # our assistant messages
-        self._calls: set[str] = set()  # tool calls that were announced
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._working: dict[str, str] = {}  # tool calls without a result, in words
         self._asked: dict[str, str] = {}  # what somebody must answer, by tool call or batch
 
-    def take(self, event: Envelope) -> RunComplete | None:
-        """Look at an event; returns the end of our run if this is it."""
-        payload = event.payload
-        if isinstance(payload, RunComplete):
-            self.ahead.discard(payload.run_id)
-            return payload if payload.run_id == self._run_id else None
-        if isinstance(payload, Message) and not self.user_id:
-            self._begin(event.action, payload)
-        if isinstance(payload, Session) and payload.parent_session_id in self._family:
-            self._family.add(payload.id)
-        if self._is_ours(payload):
-            self._output.event(event)
-            self._show(event.action, payload)
-        return None
-
-    def catch_up(self, messages: list[Message], ending: RunComplete | None) -> None:
-        """Show what the transcript holds of our run: of a run that has ended up to its last
-        message, of one that goes on everything since it began."""
-        ids = [message.id for message in messages]
-        if ending is not None and ending.message_id in ids:
-            messages = messages[: ids.index(ending.message_id) + 1]
-        elif ending is not None or not self.user_id:
-            return
-        # The newest prompt with our words, where we did not see it come: what follows it is ours.
-        begins = [
-            index
-            for index, message in enumerate(messages)
-            if message.id == self.user_id
-            or (not self.user_id and message.role == "user" and message.text == self._prompt)
-        ]
-        for message in messages[begins[-1] + 1 :] if begins else ():
-            if _is_answer(message):
-                self._messages.add(message.id)
-                self._output.event(Envelope("message", "updated", message))
-                self._reveal(message)
-
-    def finish(self, ending: RunComplete) -> None:
-        """Show what is missing of the last message, and the end."""
-        self._output.grow(ending.message_id, ending.text)
-        self._output.event(Envelope("run_complete", "updated", ending))
-        self._output.end()
-
-    def _begin(self, action: str, message: Message) -> None:
-        ours = ("created", self._session_id, "user", self._prompt)
-        if not self.ahead and (action, message.session_id, message.role, message.text) == ours:
-            self.user_id = message.id
-
-    def _is_ours(self, payload: object) -> bool:
-        if isinstance(payload, PermissionNotification):
-            return payload.tool_call_id in self._calls or payload.tool_call_id in self._asked
-        if isinstance(payload, QuestionNotification):
-            return payload.batch_id in self._asked
-        run_id = getattr(payload, "run_id", "")
-        if run_id:
-            return bool(run_id == self._run_id)
-        session = payload.id if isinstance(payload, Session) else getattr(payload, "session_id", "")
-        return bool(self.user_id) and session in self._family
-
-    def _show(self, action: str, payload: object) -> None:
-        if isinstance(payload, Message) and payload.session_id == self._session_id:
-            if action == "created" and _is_answer(payload):
-                self._messages.add(payload.id)
-            if payload.id in self._messages:
-                self._reveal(payload)
+    def take(self, payload: object) -> None:
+        if isinstance(payload, Message):
+            self._message(payload)
         elif isinstance(payload, PermissionRequest):
-            words = _words(payload.tool_name, payload.params)
-            self._ask(payload.tool_call_id, "permission", words)
+            asked = words(payload.tool_name, payload.params)
+            self._ask(payload.tool_call_id, "permission", asked, "crushlite grant answers")
         elif isinstance(payload, QuestionBatch):
-            words = " / ".join(question.question for question in payload.questions)
-            self._ask(payload.id, "an answer", words)
+            asked = " / ".join(question.question for question in payload.questions)
+            self._ask(payload.id, "an answer", asked, "answer in another client")
         elif isinstance(payload, PermissionNotification) and (payload.granted or payload.denied):
-            words = self._asked.pop(payload.tool_call_id, "")
-            if words:
-                self._say(f"permission {'granted' if payload.granted else 'denied'}: {words}")
+            if asked := self._asked.pop(payload.tool_call_id, ""):
+                answer = "granted" if payload.granted else "denied"
+                self._progress.say(f"permission {answer}: {asked}")
         elif isinstance(payload, QuestionNotification):
-            self._say(f"answered: {self._asked.pop(payload.batch_id)}")
+            self._progress.say(f"answered: {self._asked.pop(payload.batch_id, '')}")
+        self._progress.doing(self._present())
 
-    def _reveal(self, message: Message) -> None:
-        self._output.grow(message.id, message.text)
-        for call in message.tool_calls:
-            if call.finished and call.id not in self._calls:
-                self._calls.add(call.id)
-                self._say(f"tool: {_words(call.name, _object(call.input))}")
+    def _message(self, message: Message) -> None:
+        for result in message.tool_results:
+            self._working.pop(result.tool_call_id, None)
+        if is_answer(message) and message.finish is None:
+            self._working |= {call.id: call_words(call) for call in message.tool_calls}
+        elif message.finish is not None and message.finish.reason != "tool_use":
+            self._working.clear()
 
-    def _ask(self, key: str, what: str, words: str) -> None:
+    def _present(self) -> str:
+        for asked in self._asked.values():
+            return f"waiting for an answer: {asked}"
+        return next(reversed(self._working.values()), THINKING)
+
+    def _ask(self, key: str, what: str, asked: str, how: str) -> None:
         if key not in self._asked:  # an open request is shown again after a return
-            self._asked[key] = words
-            self._say(f"waiting for {what}: {words} (answer in another client)")
+            self._asked[key] = asked
+            self._progress.say(f"waiting for {what}: {asked} ({how})")
 
 
-def _is_answer(message: Message) -> bool:
-    return message.role == "assistant" and not message.is_summary_message
+class Viewer:
+    """Prints a run. A reader of standard output that goes away stops it through `stop`."""
+
+    def __init__(self, run: RunStream, progress: Progress, *, as_json: bool) -> None:
+        self.run = run
+        self.broken: OSError | None = None  # why standard output takes no more
+        self.on_event: Callable[[object], None] = _nothing_more
+        self.stop: Callable[[], object] = _nothing
+        self._progress = progress
+        self._narrator = Narrator(progress)
+        self._terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._output: Output = (
+            JSONOutput() if as_json else TextOutput(run.session_id, terminal=self._terminal)
+        )
+
+    async def until_end(self) -> RunComplete:
+        """Raises if the daemon is lost and does not come back."""
+        if self.run.accepted is not None:
+            self._output.accepted(self.run.accepted)
+        reason = "the stream was closed"
+        try:
+            async with asyncio.timeout(None) as patience:
+                async for event in self.run:
+                    if isinstance(event.payload, Lost):
+                        reason = event.payload.reason
+                        self._lost(event.payload, patience)
+                    elif isinstance(event.payload, Recovered):
+                        patience.reschedule(None)
+                        self._progress.say("the daemon is back")
+                    await self._show(event)
+        except TimeoutError:
+            pass
+        finally:
+            self._output.end()
+            await self._flush()
+            self._progress.stop()
+        if self.run.ending is None:
+            raise CrushliteError(
+                f"the daemon is gone and has taken the run along: {reason}. "
+                f"Go on with: crushlite run --session {self.run.session_id} PROMPT"
+            )
+        return self.run.ending
+
+    def _lost(self, lost: Lost, patience: asyncio.Timeout) -> None:
+        if not lost.attempts:
+            self._progress.say("the daemon was lost; trying to reach it again")
+            self._progress.doing("reaching for the daemon")
+            patience.reschedule(asyncio.get_running_loop().time() + ready_seconds())
+
+    async def _show(self, event: Envelope) -> None:
+        self._output.event(event)
+        self._narrator.take(event.payload)
+        self.on_event(event.payload)
+        await self._flush()
+
+    async def _flush(self) -> None:
+        text = self._output.take()
+        if not text or self.broken is not None or sys.stdout is None:
+            return
+        self._progress.hide()
+        try:
+            # In a thread: a reader that stops must not keep us from hearing Ctrl-C.
+            await asyncio.to_thread(_write, text)
+        except OSError as error:
+            self.broken = error
+            # Else the interpreter would try again when it exits, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.stop()
+        if not (self._terminal and self._output.midline):
+            self._progress.show()
 
 
-def _words(name: str, params: dict[str, Any]) -> str:
-    """A tool call in a few words."""
-    found = (params[key] for key in TELLING if isinstance(params.get(key), str))
-    return one_line(f"{name} {next(found, '')}"[:WORDS_CHARS])
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
-def _object(text: str) -> dict[str, Any]:
+def _nothing() -> None:
+    """There is nothing to stop."""
+
+
+def _nothing_more(payload: object) -> None:
+    """Nobody else wants to know."""
+
+
+def exit_code(viewer: Viewer, ending: RunComplete, progress: Progress) -> int:
+    """What the end of a run is to a shell; a failure is raised, with its own words."""
+    if isinstance(viewer.broken, BrokenPipeError):
+        return BROKEN_PIPE
+    if viewer.broken is not None:
+        raise CrushliteError(f"cannot write the answer: {viewer.broken.strerror}")
+    if ending.cancelled:
+        progress.say("canceled")
+        return CANCELED
+    if ending.error:
+        raise CrushliteError(ending.error)
+    return 0
+
+
+# Signals ------------------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """The first signal is an order to stop, the second to leave."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.act: Callable[[], object] = task.cancel
+        self.received = False
+
+    def __call__(self) -> None:
+        if self.received:
+            os._exit(CANCELED)  # whatever we wait for, a stopped reader of our output included
+        self.received = True
+        self.act()
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[Interrupt]:
+    loop, interrupt = asyncio.get_running_loop(), Interrupt()
+    # Whoever started us in the background, or with nohup, wants some of them ignored.
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heard:
+        loop.add_signal_handler(number, interrupt)
     try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def one_line(text: str) -> str:
-    """Fit for a note: no line breaks, nothing that a terminal would obey, not too long."""
-    shown = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return shown if len(shown) <= NOTE_CHARS else shown[: NOTE_CHARS - 3] + "..."
+        yield interrupt
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)

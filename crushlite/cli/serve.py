@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite import logs
 from crushlite.agent.build import find_agent
+from crushlite.agent.discovery import LOCAL_SERVERS
 from crushlite.claims import Graces
 from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
@@ -153,7 +154,7 @@ def serve(options: argparse.Namespace) -> int:
     )
     clock = SystemClock()
     daemon = Daemon(
-        agents=find_agent(options.agent, clock),
+        agents=find_agent(options.agent, clock, LOCAL_SERVERS),
         clock=clock,
         hosts=options.host or _variable("host", "").split(),
         auth=options.auth,

@@ -1,4 +1,7 @@
-"""Find a daemon, or start one; then open the workspace of this directory in it.
+"""Find a daemon, or start one; then open a workspace in it.
+
+    async with open_workspace("/path/to/project") as workspace:
+        print((await workspace.ask("what is this?")).text)
 
 However many clients begin at once, one of them starts a daemon and the others find it. The lock
 makes that cheap, not correct: a daemon never takes the socket of a living one, so even clients
@@ -7,6 +10,9 @@ that share no lock end up with one daemon.
 A daemon is ready when it answers GET /v1/health. CRUSHLITE_READY_TIMEOUT is how many seconds that
 may take, 10 if it is not set. What a daemon that was started here says goes to a log file in the
 directory of the default socket.
+
+A daemon of another version is asked to leave if it has nothing to do, and replaced. One that is
+needed stays and is used: any update looks like a new version, and must not end anybody's work.
 """
 
 from __future__ import annotations
@@ -19,15 +25,17 @@ import math
 import os
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from crushlite.client import Client, ConnectionFailed
+from crushlite.clock import SystemClock
 from crushlite.errors import (
+    BadRequest,
     CrushliteError,
     DataDirectoryInUse,
+    ServerInUse,
     ShuttingDown,
     UsageError,
     WrongPeer,
@@ -36,16 +44,29 @@ from crushlite.listen import default_socket, parse_address, private_directory
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from crushlite.client import RemoteWorkspace
+    from crushlite.clock import Clock
 
-__all__ = ["Wanted", "ensure_daemon", "here", "join", "own_environment", "ready_seconds"]
+__all__ = [
+    "Wanted",
+    "default_address",
+    "ensure_daemon",
+    "goodbye",
+    "here",
+    "join",
+    "log_path",
+    "open_workspace",
+    "own_environment",
+    "ready_seconds",
+]
 
 READY_SECONDS = 10.0
 ATTEMPT_SECONDS = 0.1  # between two looks
 PROBE_SECONDS = 2.0  # a daemon whose loop is blocked for a moment is a living one
 HANDOVER_SECONDS = 5.0  # for a daemon that leaves to let go of its databases
+GOODBYE_SECONDS = 5.0  # for the daemon to take note that we leave
 IDLE_SECONDS = 60.0  # how long a daemon that was started here stays without work
 TRIES = 3  # to get into a daemon before the next one leaves too
 TAIL_LINES = 10
@@ -62,11 +83,45 @@ def _whisper(text: str) -> None:
 class Wanted:
     """Which daemon to use, how to start it if it is not there, and what to ask it for."""
 
-    url: str | None = None
+    url: str | None = None  # the default socket if None
     token: str = ""
     agent: str = "auto"
+    path: str | os.PathLike[str] = ""  # the current directory if empty
     yolo: bool = False
     say: Callable[[str], None] = _whisper
+    clock: Clock = field(default_factory=SystemClock)
+
+    @property
+    def directory(self) -> str:
+        return os.path.join(here(), self.path) if self.path else here()
+
+
+@contextlib.asynccontextmanager
+async def open_workspace(
+    path: str | os.PathLike[str] = "",
+    *,
+    url: str | None = None,
+    token: str = "",
+    agent: str = "auto",
+    yolo: bool = False,
+) -> AsyncIterator[RemoteWorkspace]:
+    """The workspace of a directory (this one if none is given), in a daemon that is found or
+    started; its client says goodbye at the end."""
+    workspace = await join(Wanted(url, token, agent, path, yolo))
+    async with workspace.client:
+        try:
+            yield workspace
+        finally:
+            await goodbye(workspace.client)
+
+
+async def goodbye(client: Client) -> None:
+    """Tell the daemon that we leave, so that it need not wait whether we come back."""
+    try:
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            await client.retire()
+    except (CrushliteError, TimeoutError):
+        pass  # it is gone, or will notice
 
 
 def ready_seconds() -> float:
@@ -84,25 +139,22 @@ def ready_seconds() -> float:
 # Finding and starting ---------------------------------------------------------------------------
 
 
-async def ensure_daemon(
-    url: str | None,
-    *,
-    agent: str = "auto",
-    idle_timeout: float = IDLE_SECONDS,
-    say: Callable[[str], None] = _whisper,
-) -> str:
-    """The URL of a living daemon: the given one, else the default socket. Nothing is started on
-    TCP: who may use a port is for a person to decide. Whether somebody serves it the first
-    request will tell."""
-    address = url or f"unix://{default_socket()}"
+def default_address() -> str:
+    return f"unix://{default_socket()}"
+
+
+async def ensure_daemon(wanted: Wanted) -> str:
+    """The URL of a living daemon. Nothing is started on TCP: who may use a port is for a person to
+    decide. Whether somebody serves it the first request will tell."""
+    address = wanted.url or default_address()
     if not address.startswith("unix://"):
         return address
     parse_address(address)
-    if await _probe(address) != "alive":
-        idle = os.environ.get("CRUSHLITE_IDLE_TIMEOUT") or f"{idle_timeout:g}"
-        command = [f"--host={address}", f"--agent={agent}", f"--idle-timeout={idle}"]
+    if await _probe(address) != "alive" or await _asked_to_leave(address, wanted):
+        idle = os.environ.get("CRUSHLITE_IDLE_TIMEOUT") or f"{IDLE_SECONDS:g}"
+        command = [f"--host={address}", f"--agent={wanted.agent}", f"--idle-timeout={idle}"]
         command.append("--log-format=text")
-        await _start(address, _Starter(address, command), say)
+        await _start(address, _Starter(address, command), wanted)
     return address
 
 
@@ -121,39 +173,75 @@ async def _probe(address: str) -> Probe:
     return "alive"
 
 
-async def _start(address: str, starter: _Starter, say: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + ready_seconds()
+async def _asked_to_leave(address: str, wanted: Wanted) -> bool:
+    """Whether a daemon of another version makes room for one of ours."""
+    before = _identity(address)
+    async with Client(address) as client:
+        try:
+            version = (await client.version()).version
+            # What is not of our kind was put there by somebody, and is not ours to replace.
+            if version == f"crushlite-{__version__}" or not version.startswith("crushlite-"):
+                return False
+            await _ask_to_leave(client)
+        except CrushliteError:
+            return False  # it is needed; or it has gone meanwhile, as the create will tell
+    wanted.say(f"{version} makes room for crushlite-{__version__}")
+    await _until_gone(address, before, wanted.clock)
+    return True
+
+
+async def _ask_to_leave(client: Client) -> None:
+    """Raises if it stays. A daemon that knows only the plain command is asked when it is empty."""
+    try:
+        await client.control("shutdown_if_idle")
+    except BadRequest:
+        if await client.workspaces():
+            raise ServerInUse("it has workspaces") from None
+        await client.control("shutdown")
+
+
+async def _start(address: str, starter: _Starter, wanted: Wanted) -> None:
+    clock, deadline = wanted.clock, wanted.clock.time() + ready_seconds()
     waiting = False
     with starter:
         while (state := await _probe(address)) != "alive":
             starter.check(state)
-            if time.monotonic() > deadline:
+            if clock.time() > deadline:
                 raise starter.failure("did not get ready in time (CRUSHLITE_READY_TIMEOUT)")
             if state == "absent" and starter.locked and not starter.spawned:
-                say(f"starting a daemon at {address}")
+                wanted.say(f"starting a daemon at {address}")
                 starter.spawn()
             elif state == "absent" and not starter.locked and starter.lock():
                 continue  # whoever held the lock may have started one: look before starting another
             elif not starter.spawned and not waiting:
                 waiting = True
-                say(f"waiting for the daemon at {address}")
-            await asyncio.sleep(ATTEMPT_SECONDS)
+                wanted.say(f"waiting for the daemon at {address}")
+            await clock.sleep(ATTEMPT_SECONDS)
+
+
+def log_path(address: str) -> Path:
+    """Where a daemon that is started for an address writes its log."""
+    return _own_file("daemon", address, ".log")
+
+
+def _own_file(name: str, address: str, suffix: str) -> Path:
+    """Kept in our own directory also for a socket elsewhere: a directory that others can write to
+    is no place for it."""
+    mark = ""
+    if address != default_address():
+        mark = "-" + hashlib.sha256(os.fsencode(address)).hexdigest()[:12]
+    return default_socket().parent / f"{name}{mark}{suffix}"
 
 
 class _Starter:
-    """The lock, the process and the log of one start. They are kept in our own directory also for
-    a socket elsewhere: a directory that others can write to is no place for them."""
+    """The lock, the process and the log of one start."""
 
     def __init__(self, address: str, command: list[str]) -> None:
-        folder = default_socket().parent
-        private_directory(folder)
-        suffix = ""
-        if address != f"unix://{default_socket()}":
-            suffix = "-" + hashlib.sha256(os.fsencode(address)).hexdigest()[:12]
+        private_directory(default_socket().parent)
         self._address = address
         self._command = command
-        self._lock_path = folder / f"start{suffix}.lock"
-        self._log_path = folder / f"daemon{suffix}.log"
+        self._lock_path = _own_file("start", address, ".lock")
+        self._log_path = log_path(address)
         self._log_start = 0  # where this start begins in the log
         self._lock: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -237,7 +325,7 @@ def _environment() -> dict[str, str]:
     """Ours, and the way to the package that is running: a checkout is found through the directory
     we stand in, which -P takes away. Not for an installed one, whose neighbours would come before
     the standard library."""
-    home = Path(__file__).resolve().parents[2]
+    home = Path(__file__).resolve().parents[1]
     known = os.environ.get("PYTHONPATH", "")
     if home.name in ("site-packages", "dist-packages") or str(home) in known.split(os.pathsep):
         return dict(os.environ)
@@ -248,13 +336,13 @@ def _environment() -> dict[str, str]:
 
 
 async def join(wanted: Wanted) -> RemoteWorkspace:
-    """Open the workspace of the current directory, in a daemon that stays. A daemon may decide to
-    leave between our looking and our asking: then its successor is asked. The client of the
-    workspace is the caller's to close."""
-    tries = TRIES
-    patience = time.monotonic() + HANDOVER_SECONDS
+    """Open the workspace, in a daemon that stays. A daemon may decide to leave between our looking
+    and our asking: then its successor is asked. The client of the workspace is the caller's to
+    close."""
+    clock, tries = wanted.clock, TRIES
+    patience = clock.time() + HANDOVER_SECONDS
     while True:
-        address = await ensure_daemon(wanted.url, agent=wanted.agent, say=wanted.say)
+        address = await ensure_daemon(wanted)
         before = _identity(address)
         try:
             workspace = await _create(address, wanted)
@@ -264,12 +352,12 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
                 raise
             wanted.say(f"looking for another daemon: {error.message}")
             if isinstance(error, ShuttingDown):
-                await _until_gone(address, before)
+                await _until_gone(address, before, clock)
         except DataDirectoryInUse as error:
-            if time.monotonic() > patience:
+            if clock.time() > patience:
                 raise
             wanted.say(f"waiting: {error.message}")
-            await asyncio.sleep(5 * ATTEMPT_SECONDS)
+            await clock.sleep(5 * ATTEMPT_SECONDS)
         else:
             _compare(workspace, wanted)
             return workspace
@@ -278,7 +366,7 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
 async def _create(address: str, wanted: Wanted) -> RemoteWorkspace:
     client = Client(address, token=wanted.token)
     try:
-        return await client.create(here(), env=own_environment(), yolo=wanted.yolo)
+        return await client.create(wanted.directory, env=own_environment(), yolo=wanted.yolo)
     except BaseException:
         await client.aclose()
         raise
@@ -292,13 +380,13 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
         wanted.say("--yolo has no effect: the workspace was open without it")
 
 
-async def _until_gone(address: str, socket: tuple[int, int, int] | None) -> None:
+async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
     """Wait until the socket of a leaving daemon has gone, or is another one's."""
-    deadline = time.monotonic() + ready_seconds()
+    deadline = clock.time() + ready_seconds()
     while socket is not None and _identity(address) == socket:
-        if time.monotonic() > deadline:
+        if clock.time() > deadline:
             break  # asked once more, it will say the same or something better
-        await asyncio.sleep(ATTEMPT_SECONDS)
+        await clock.sleep(ATTEMPT_SECONDS)
 
 
 def _identity(address: str) -> tuple[int, int, int] | None:

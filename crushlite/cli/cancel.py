@@ -1,0 +1,144 @@
+"""`crushlite cancel`: end what runs, and say exactly what was hit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    add_connection,
+    add_json,
+    command,
+    perform,
+    say,
+    seconds,
+    show,
+    show_json,
+)
+from crushlite.cli.lookup import SHORT, choose, is_here, running
+from crushlite.errors import CrushliteError, NotFound, NotQueued, RunNotFound, UsageError
+from crushlite.protocol.runs import CanceledRun
+
+if TYPE_CHECKING:
+    import argparse
+
+    from crushlite.client import RemoteWorkspace
+
+__all__ = ["add_parser", "run"]
+
+WAIT = 30.0  # seconds that --wait waits if it is not told otherwise
+MOST = 600.0
+
+DESCRIPTION = """\
+Cancel a session: all of its prompts that were accepted so far, running and queued. Given a run
+that still waits in line, only that prompt is taken back. Without an argument: the session that is
+at work in this directory. Prints a receipt, one line per run: its id, and what it was. Nothing to
+cancel is no error.
+"""
+EXAMPLES = """\
+  crushlite cancel                 # what is at work here
+  crushlite cancel 3f2a --wait     # by the beginning of a session's or run's id; wait for the end
+  crushlite cancel --all           # everything, in every directory
+"""
+
+
+@dataclass(slots=True)
+class _Receipt:
+    path: str
+    session_id: str
+    canceled: list[CanceledRun] = field(default_factory=list)
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "cancel", DESCRIPTION, run, EXAMPLES)
+    add = parser.add_argument
+    add("target", nargs="?", metavar="SESSION|RUN", default="", help="an id, or its beginning")
+    add("--all", action="store_true", help="every session that is at work, in all workspaces")
+    add(
+        "--wait",
+        metavar="S",
+        nargs="?",
+        type=seconds,
+        const=WAIT,
+        help=f"return when it has ended, at most after S seconds (default {WAIT:g})",
+    )
+    add_json(parser, "the receipts")
+    add_connection(parser, start=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.all and options.target:
+        raise UsageError("give a session or a run, or --all, not both")
+    if options.wait is not None and options.wait > MOST:
+        raise UsageError(f"--wait {options.wait:g}: at most {MOST:g} seconds")
+    return perform(_cancel(options))
+
+
+async def _cancel(options: argparse.Namespace) -> int:
+    async with running(options, "nothing is running") as (_, workspaces):
+        if options.target:
+            receipts = [await _cancel_one(workspaces, options.target, options.wait)]
+        else:
+            receipts = await _cancel_busy(workspaces, options)
+    if options.json:
+        show_json(receipts)
+        return 0
+    hit = [each for receipt in receipts for each in receipt.canceled]
+    for each in hit:
+        show(f"{each.run_id}  was {each.was}")
+    if not hit:
+        say("nothing was running")
+    return 0
+
+
+async def _cancel_one(
+    workspaces: list[RemoteWorkspace], target: str, wait: float | None
+) -> _Receipt:
+    """A session is looked for first: a run belongs to one."""
+    for workspace in workspaces:
+        ids = [session.id for session in await workspace.sessions()]
+        if session_id := choose(target, ids, "sessions"):
+            return await _session(workspace, session_id, wait)
+    for workspace in workspaces:
+        runs = {info.run_id: info for info in await workspace.runs()}
+        if run_id := choose(target, runs, "runs"):
+            return await _run(workspace, runs[run_id].session_id, run_id, wait)
+    raise RunNotFound(
+        f"no session or run {target} in an open workspace: "
+        "`crushlite ps` shows what goes on, `crushlite runs` lists the runs of this directory"
+    )
+
+
+async def _session(workspace: RemoteWorkspace, session_id: str, wait: float | None) -> _Receipt:
+    receipt = await workspace.cancel(session_id, wait)
+    return _Receipt(workspace.info.path, session_id, receipt.canceled)
+
+
+async def _run(
+    workspace: RemoteWorkspace, session_id: str, run_id: str, wait: float | None
+) -> _Receipt:
+    """One that waits is taken out of the line, and the others stay. Else its session is canceled,
+    if it is its run that is at work: one that is over must not cost its successor."""
+    receipt = _Receipt(workspace.info.path, session_id)
+    try:
+        await workspace.remove(session_id, run_id)
+    except (NotQueued, NotFound):
+        if (await workspace.run(run_id)).state != "ended":
+            return await _session(workspace, session_id, wait)
+    else:
+        receipt.canceled.append(CanceledRun(run_id, "queued"))
+    return receipt
+
+
+async def _cancel_busy(
+    workspaces: list[RemoteWorkspace], options: argparse.Namespace
+) -> list[_Receipt]:
+    busy: list[tuple[RemoteWorkspace, str]] = []
+    for workspace in workspaces:
+        if options.all or is_here(workspace, options):
+            live = [info for info in await workspace.runs() if info.state != "ended"]
+            busy += [(workspace, ident) for ident in dict.fromkeys(i.session_id for i in live)]
+    if len(busy) > 1 and not options.all:
+        names = ", ".join(session_id[:SHORT] for _, session_id in busy)
+        raise CrushliteError(f"{len(busy)} sessions are at work here: name one ({names}) or --all")
+    return [await _session(workspace, ident, options.wait) for workspace, ident in busy]

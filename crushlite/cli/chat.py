@@ -1,0 +1,303 @@
+"""`crushlite chat`: a conversation in the terminal.
+
+On a terminal an input line stays at the bottom while answers come in above it. Anywhere else each
+line of standard input is a prompt, and standard output gets the answers and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import termios
+import threading
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.chat_commands import Commands
+from crushlite.cli.chat_history import HistoryFile, history_path
+from crushlite.cli.chat_lines import LineEditor
+from crushlite.cli.chat_screen import Screen, put_out
+from crushlite.cli.chat_session import Chat
+from crushlite.cli.common import (
+    Style,
+    add_connection,
+    command,
+    one_line,
+    opened,
+    perform,
+    say,
+    say_nothing,
+    wanted,
+)
+from crushlite.cli.follow import CANCELED, Viewer, exit_code, signals
+from crushlite.cli.lookup import find_session
+from crushlite.cli.progress import Progress
+from crushlite.errors import CrushliteError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from crushlite.cli.chat_lines import Pressed
+    from crushlite.client import RemoteWorkspace, RunStream
+
+__all__ = ["add_parser", "run"]
+
+READ = 4096
+PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
+
+DESCRIPTION = """\
+Talk with the agent of this directory. Whatever other clients do in the same session is shown too,
+and whoever answers a request first, in any client, decides.
+
+While it works you can go on typing: a prompt joins the work at its next step. Ctrl-C cancels the
+work, a second one leaves; Ctrl-D leaves. /help lists commands, !COMMAND runs one in a shell.
+
+If input or output is not a terminal, every line of standard input is a prompt, and only the answers
+go to standard output.
+
+Exit codes: 0 left, 1 failed (without a terminal: any prompt), 130 left with Ctrl-C.
+"""
+EXAMPLES = """\
+  crushlite chat
+  crushlite chat --continue               # in the session used last
+  crushlite chat --session 3f2a
+  printf 'hello\\nand goodbye\\n' | crushlite chat
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "chat", DESCRIPTION, run, EXAMPLES)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--session", metavar="ID", default="", help="go on in this session")
+    which.add_argument(
+        "--continue", dest="last", action="store_true", help="go on in the session used last"
+    )
+    add = parser.add_argument
+    add("--yolo", action="store_true", help="never ask for permissions, if the workspace is new")
+    add("-q", "--quiet", action="store_true", help="without a terminal: say only errors")
+    add_connection(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    terminal = sys.stdin is not None and sys.stdin.isatty() and Style(sys.stdout).moves
+    return perform(_talk(options) if terminal else _serve_lines(options))
+
+
+async def _session_id(workspace: RemoteWorkspace, options: argparse.Namespace) -> str:
+    given = "last" if options.last else options.session
+    return await find_session(workspace, given) if given else ""
+
+
+# A person -----------------------------------------------------------------------------------------
+
+
+async def _talk(options: argparse.Namespace) -> int:
+    with signals() as interrupt:
+        try:
+            async with opened(options) as workspace:
+                session_id = await _session_id(workspace, options)
+                return await _Terminal(workspace, options).run(session_id)
+        except asyncio.CancelledError:
+            if not interrupt.received:
+                raise
+            return CANCELED
+
+
+class _Terminal:
+    """Keys to the editor, lines to the chat, and the modes of the terminal."""
+
+    def __init__(self, workspace: RemoteWorkspace, options: argparse.Namespace) -> None:
+        self._workspace = workspace
+        self._history = HistoryFile(history_path())
+        self._editor = LineEditor(lambda text: self._commands.complete(text))
+        self._screen = Screen(self._editor)
+        again = wanted(options, lambda text: self._chat.note(text))
+        self._chat = Chat(workspace, again, self._screen, self._editor)
+        self._commands = Commands(self._chat)
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+
+    async def run(self, session_id: str) -> int:
+        for text in self._history.load():
+            self._editor.remember(text)
+        with _keys() as modes, self._signals(modes):
+            asyncio.get_running_loop().add_reader(0, self._read)
+            try:
+                return await self._chat.run(lambda: self._begin(session_id))
+            finally:
+                asyncio.get_running_loop().remove_reader(0)
+
+    async def _begin(self, session_id: str) -> None:
+        model = (await self._workspace.agent()).model.name
+        chat, info = self._chat, self._workspace.info
+        chat.note(f"{one_line(info.path)}, {one_line(model)}. /help lists commands, Ctrl-D leaves.")
+        if info.warning:
+            chat.complain(info.warning)
+        if session_id:
+            await chat.open_session(await self._workspace.session(session_id))
+        chat.spawn(self._obey())
+
+    async def _obey(self) -> None:
+        while True:
+            await self._commands.obey(await self._lines.get())
+
+    def _read(self) -> None:
+        try:
+            data = os.read(0, READ)
+        except OSError:
+            data = b""
+        if not data:  # the terminal is gone
+            asyncio.get_running_loop().remove_reader(0)
+            return self._chat.leave(CANCELED)
+        keys = self._editor.feed(data)
+        if not keys or keys[0].what != "end":
+            self._chat.calm()
+        for pressed in keys:
+            self._press(pressed)
+        if not self._chat.left.done():
+            self._screen.draw()
+
+    def _press(self, pressed: Pressed) -> None:
+        if pressed.what == "end":
+            self._chat.end_of_input()
+        elif pressed.what == "clear":
+            self._screen.clear()
+        else:
+            if self._chat.dialog is None:
+                self._editor.remember(pressed.text)
+                self._history.append(pressed.text)
+            self._lines.put_nowait(pressed.text)
+
+    @contextlib.contextmanager
+    def _signals(self, modes: _Modes) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            """Ctrl-Z: the shell gets its terminal back as it was."""
+            self._screen.leave()
+            modes.restore()
+            signal.raise_signal(signal.SIGSTOP)
+            modes.set()
+            self._screen.draw()
+
+        handlers = {
+            signal.SIGINT: self._chat.interrupt,
+            signal.SIGTERM: lambda: self._chat.leave(CANCELED),
+            signal.SIGHUP: lambda: self._chat.leave(CANCELED),
+            signal.SIGWINCH: self._screen.draw,
+            signal.SIGTSTP: stop,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+
+class _Modes:
+    """Single keys, unseen, with signals as usual; and back."""
+
+    def __init__(self) -> None:
+        self._before = termios.tcgetattr(0)
+
+    def set(self) -> None:
+        modes = termios.tcgetattr(0)
+        modes[0] &= ~termios.ICRNL  # else the line breaks of a paste would be doubled
+        modes[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(0, termios.TCSADRAIN, modes)
+        put_out(PASTE_ON)
+
+    def restore(self) -> None:
+        put_out(PASTE_OFF)
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(0, termios.TCSADRAIN, self._before)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[_Modes]:
+    modes = _Modes()
+    modes.set()
+    try:
+        yield modes
+    finally:
+        modes.restore()
+
+
+# A pipe -------------------------------------------------------------------------------------------
+
+
+async def _serve_lines(options: argparse.Namespace) -> int:
+    with signals() as interrupt:
+        try:
+            tell = say_nothing if options.quiet else say
+            async with opened(options, tell) as workspace:
+                session_id = await _session_id(workspace, options)
+                await workspace.init(interactive=False)
+                if sys.stdin is not None and sys.stdin.isatty():
+                    tell("one prompt per line; Ctrl-D ends it")
+                code, lines = 0, _lines()
+                while line := await lines.get():
+                    if text := line.strip():
+                        run = workspace.start(text, session_id)
+                        code = max(code, await _ask(run, Progress(quiet=options.quiet)))
+                        session_id = run.session_id
+                return code
+        except asyncio.CancelledError:
+            if not interrupt.received:
+                raise
+            return CANCELED
+
+
+def _lines() -> asyncio.Queue[str]:
+    """Standard input, line by line, an empty one at its end. A thread of its own reads it, which
+    nobody waits for: input that does not come must not keep us from leaving. Not through
+    sys.stdin: the interpreter could not end while a thread holds its lock."""
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        rest = b""
+        while data := _stdin():
+            *whole, rest = (rest + data).split(b"\n")
+            put(*whole)
+        put(rest)
+        loop.call_soon_threadsafe(lines.put_nowait, "")
+
+    def put(*found: bytes) -> None:
+        for line in found:
+            text = line.decode("utf-8", "replace") + "\n"
+            loop.call_soon_threadsafe(lines.put_nowait, text)
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    return lines
+
+
+def _stdin() -> bytes:
+    try:
+        return os.read(0, READ)
+    except OSError:
+        return b""  # we were started with it closed
+
+
+async def _ask(start: RunStream, progress: Progress) -> int:
+    """One prompt to its end. A failure is said, and the next line is asked."""
+    try:
+        async with start as run:
+            progress.doing("waiting")
+            viewer = Viewer(run, progress, as_json=False)
+            return exit_code(viewer, await viewer.until_end(), progress)
+    except asyncio.CancelledError:
+        if start.accepted is not None:
+            with contextlib.suppress(CrushliteError):  # then it ends with the workspace
+                await start.cancel()
+        raise
+    except CrushliteError as error:
+        say(error.message)
+        return 1
+    finally:
+        progress.stop()

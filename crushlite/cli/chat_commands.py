@@ -1,0 +1,258 @@
+"""The `/commands` of a chat, and what else a line that was typed may mean."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from typing import TYPE_CHECKING
+
+from crushlite.cli.chat_dialogs import QuestionDialog
+from crushlite.cli.common import ago, one_line, table
+from crushlite.cli.lookup import SHORT, choose
+from crushlite.errors import CrushliteError, NotFound, UsageError
+from crushlite.protocol.config import SelectedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from crushlite.cli.chat_session import Chat
+    from crushlite.protocol.sessions import Session
+
+__all__ = ["Commands"]
+
+_COMMAND = re.compile(r"/[a-z?]+(?=\s|$)")
+
+HELP = (
+    ("/sessions", "the sessions of this directory"),
+    ("/new", "begin another session with the next prompt"),
+    ("/switch N|ID", "go to a session: its number in /sessions, or its id"),
+    ("/rename TITLE", "give this session a title"),
+    ("/cancel", "end what runs, and what is queued; Ctrl-C does the same"),
+    ("/queue [drop N|clear]", "prompts that wait; take one back, or all"),
+    ("/later TEXT", "a prompt with a turn of its own, after what runs"),
+    ("/now TEXT", "a prompt that cancels what runs, and comes first"),
+    ("/model [N|NAME]", "the models, or choose one for later prompts"),
+    ("/summarize", "replace the conversation so far by a summary"),
+    ("/show [N]", "all of a tool call, of reasoning or of a command's output"),
+    ("/skip", "leave a question without an answer"),
+    ("/quit", "leave; Ctrl-D does the same"),
+    ("!COMMAND", "run a command here; the model sees it later"),
+    ("//TEXT", "a prompt that begins with a slash"),
+)
+
+
+class Commands:
+    """Carries out one line after the other."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._listed: list[str] = []  # sessions, as /sessions numbered them last
+        self._models: list[tuple[str, str]] = []  # provider and model, as /model did
+        self._table: dict[str, Callable[[str], Awaitable[None]]] = {
+            "/help": self._help,
+            "/?": self._help,
+            "/sessions": self._sessions,
+            "/new": self._new,
+            "/switch": self._switch,
+            "/rename": self._rename,
+            "/cancel": self._cancel,
+            "/queue": self._queue,
+            "/later": self._later,
+            "/now": self._now,
+            "/model": self._model,
+            "/summarize": self._summarize,
+            "/show": self._show,
+            "/skip": self._skip,
+            "/quit": self._quit,
+            "/exit": self._quit,
+        }
+
+    def complete(self, text: str) -> str:
+        """For the Tab key: the one command that begins so."""
+        found = [name for name in self._table if name.startswith(text)] if text[:1] == "/" else []
+        return f"{found[0]} " if len(found) == 1 else text
+
+    async def obey(self, line: str) -> None:
+        """Whatever was typed. What the daemon refuses is said; nothing of it ends the chat."""
+        chat, text = self._chat, line.strip()
+        if match := _COMMAND.match(text):
+            chat.screen.lines([f"> {one_line(text)}"], "command", chat.screen.style.dim)
+            command = self._table.get(match[0])
+            if command is None:
+                return chat.complain(self._unknown(match[0]))
+            return await chat.attempt(command(text[match.end() :].strip()))
+        if not text:
+            return
+        if text.startswith("//"):
+            text = text[1:]
+        if chat.dialog is not None:
+            return await chat.answer(text)
+        if chat.is_late(text):
+            return chat.note(f"answered already, so this was not sent: {text}")
+        if text.startswith("!"):
+            return chat.spawn(chat.attempt(self._shell(text[1:].strip())))
+        await chat.post(text)
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._table, 1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        return f"no command {name}: {guess}/help lists them; /{name} sends it as a prompt"
+
+    # Around the chat ----------------------------------------------------------------------------
+
+    async def _help(self, rest: str) -> None:
+        lines = [f"{name:<22} {text}" for name, text in HELP]
+        keys = "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one."
+        self._chat.screen.lines([*lines, "", keys], "help")
+
+    async def _show(self, rest: str) -> None:
+        number = int(rest) if rest.isdecimal() else self._chat.transcript.newest
+        found = self._chat.transcript.item(number)
+        if found is None:
+            raise UsageError("there is nothing to show yet" if not rest else f"no item {rest}")
+        title, body = found
+        self._chat.screen.lines([f"[{number}] {title}"], "item", self._chat.screen.style.bold)
+        self._chat.screen.lines(body, "item")
+
+    async def _skip(self, rest: str) -> None:
+        dialog = self._chat.dialog
+        if not isinstance(dialog, QuestionDialog):
+            raise UsageError("no question is open")
+        dialog.dismiss()
+        await self._chat.send(dialog)
+
+    async def _quit(self, rest: str) -> None:
+        self._chat.leave()
+
+    # Sessions -----------------------------------------------------------------------------------
+
+    async def _sessions(self, rest: str) -> None:
+        sessions = await self._chat.workspace.sessions()
+        self._listed = [session.id for session in sessions]
+        if not sessions:
+            return self._chat.note("no sessions yet")
+        now = time.time()
+        rows = [
+            [
+                "*" if each.id == self._chat.session.id else "",
+                str(number),
+                each.id[:SHORT],
+                ago(each.updated_at, now),
+                "at work" if each.is_busy else "",
+                each.title or "untitled",
+            ]
+            for number, each in enumerate(sessions, 1)
+        ]
+        heads = ["", "N", "ID", "USED", "", "TITLE"]
+        self._chat.screen.lines(table(rows, heads, self._chat.screen.style).split("\n"), "list")
+
+    async def _new(self, rest: str) -> None:
+        self._chat.forget()
+        self._chat.note("the next prompt begins a new session")
+        if rest:
+            await self._chat.post(rest)
+
+    async def _switch(self, rest: str) -> None:
+        await self._chat.open_session(await self.find(rest))
+
+    async def find(self, given: str) -> Session:
+        """A session by its number in the last list, its id, or the beginning of that."""
+        sessions = {session.id: session for session in await self._chat.workspace.sessions()}
+        if not given:
+            raise UsageError("which session? /sessions lists them")
+        if given.isdecimal() and 1 <= int(given) <= len(self._listed):
+            given = self._listed[int(given) - 1]
+        if found := choose(given, sessions, "sessions"):
+            return sessions[found]
+        raise NotFound(f"no session {given}: /sessions lists them")
+
+    async def _rename(self, rest: str) -> None:
+        if not rest:
+            raise UsageError("which title?")
+        session = await self._chat.workspace.rename(self._here(), rest)
+        self._chat.note(f"this session is now called {one_line(session.title)}")
+
+    def _here(self) -> str:
+        if not self._chat.session.id:
+            raise UsageError("there is no session yet: it begins with the first prompt")
+        return self._chat.session.id
+
+    # Work ---------------------------------------------------------------------------------------
+
+    async def _cancel(self, rest: str) -> None:
+        self._here()
+        await self._chat.cancel()
+
+    async def _queue(self, rest: str) -> None:
+        workspace, session_id = self._chat.workspace, self._here()
+        waiting = await workspace.queue(session_id)
+        verb, _, number = rest.partition(" ")
+        if verb == "clear":
+            await workspace.clear(session_id)
+        elif verb == "drop":
+            if not number.isdecimal() or not 1 <= int(number) <= len(waiting):
+                raise UsageError(f"drop which of the {len(waiting)} that wait?")
+            await workspace.remove(session_id, waiting[int(number) - 1].run_id)
+        elif waiting:
+            lines = [f"{n}  {one_line(each.text)}" for n, each in enumerate(waiting, 1)]
+            self._chat.screen.lines(lines, "list")
+        else:
+            self._chat.note("nothing is queued")
+
+    async def _later(self, rest: str) -> None:
+        await self._chat.post(_given(rest), "queue")
+
+    async def _now(self, rest: str) -> None:
+        await self._chat.post(_given(rest), "interrupt")
+
+    async def _summarize(self, rest: str) -> None:
+        self._chat.spawn(self._chat.attempt(self._summary(self._here())))
+
+    async def _summary(self, session_id: str) -> None:
+        self._chat.note("summarizing")
+        self._chat.changed()
+        await self._chat.workspace.summarize(session_id)
+        self._chat.changed()
+
+    async def _shell(self, command: str) -> None:
+        """What it puts out is shown when it is on record, as for everybody else."""
+        if not command:
+            raise UsageError("which command?")
+        await self._chat.reach()
+        session_id = await self._chat.ensure_session(f"!{command}")
+        self._chat.note(f"running: {one_line(command)}")
+        await self._chat.workspace.shell(session_id, command)
+
+    async def _model(self, rest: str) -> None:
+        workspace = self._chat.workspace
+        models = []
+        for provider in await workspace.providers():
+            models += [(provider["id"], model["id"]) for model in provider.get("models") or ()]
+        if not rest:
+            self._models = models
+            info = await workspace.agent()
+            used = (info.model_cfg.provider, info.model_cfg.model)
+            lines = [
+                f"{'*' if each == used else ' '}{number:<3} {each[0]}/{each[1]}"
+                for number, each in enumerate(models, 1)
+            ]
+            return self._chat.screen.lines(lines or ["no models are configured"], "list")
+        provider, model = self._pick(rest, models)
+        await workspace.choose_model("large", SelectedModel(model=model, provider=provider))
+        self._chat.note(f"later prompts go to {provider}/{model}, in all your directories")
+
+    def _pick(self, given: str, models: list[tuple[str, str]]) -> tuple[str, str]:
+        if given.isdecimal() and 1 <= int(given) <= len(self._models):
+            return self._models[int(given) - 1]
+        found = [each for each in models if given in (each[1], f"{each[0]}/{each[1]}")]
+        if len(found) != 1:
+            several = "several are called" if found else "no model is called"
+            raise CrushliteError(f"{several} {given}: /model lists them")
+        return found[0]
+
+
+def _given(text: str) -> str:
+    if not text:
+        raise UsageError("which prompt?")
+    return text

@@ -1,0 +1,162 @@
+"""What a chat asks its user on the agent's behalf: permissions and questions.
+
+A dialog says what is asked, reads the lines that are typed as an answer, and holds the answer. It
+sends nothing. An answer is a line with Enter, never a single key: somebody who is typing when the
+request appears must not allow anything by accident.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crushlite.cli.render import count, request_lines, visible
+from crushlite.protocol.questions import QuestionResponse
+
+if TYPE_CHECKING:
+    from crushlite.protocol.permissions import PermissionRequest
+    from crushlite.protocol.questions import Question, QuestionBatch
+
+__all__ = ["Dialog", "PermissionDialog", "QuestionDialog", "looks_like_answer"]
+
+FIRST_LINES = 24  # of a long request; `d` shows the rest
+
+ANSWERS = {
+    **dict.fromkeys(("y", "yes"), "allow"),
+    **dict.fromkeys(("n", "no"), "deny"),
+    **dict.fromkeys(("a", "always"), "allow_session"),
+}
+YES_NO = {"y": True, "yes": True, "n": False, "no": False}
+
+
+def looks_like_answer(line: str) -> bool:
+    word = line.strip().lower()
+    return word in ANSWERS or word.replace(",", " ").replace(" ", "").isdecimal()
+
+
+class Dialog:
+    """`key` is what its notification names: the tool call, or the batch."""
+
+    prompt = "? "
+
+    def __init__(self, ident: str, key: str, session_id: str) -> None:
+        self.id = ident
+        self.key = key
+        self.session_id = session_id
+        self.sent = False  # our answer is on its way: who won, the daemon will tell
+
+    def lines(self) -> list[str]:
+        """What is asked now."""
+        raise NotImplementedError
+
+    def answer(self, line: str) -> list[str]:
+        """Read a line; returns what is to be said about it. `done` tells whether it was the last
+        that was needed."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> bool:
+        raise NotImplementedError
+
+
+class PermissionDialog(Dialog):
+    prompt = "allow? [y/n/always] "
+
+    def __init__(self, request: PermissionRequest) -> None:
+        super().__init__(request.id, request.tool_call_id, request.session_id)
+        self.action = ""
+        self.reason = ""
+        self._lines = request_lines(request)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.action)
+
+    def lines(self) -> list[str]:
+        shown = self._lines[:FIRST_LINES]
+        more = len(self._lines) - len(shown)
+        if more:
+            shown = [*shown, f"({count(more, 'line')} more: d shows them)"]
+        keys = "y: yes, once   n [reason]: no   always: yes, for the rest of the session"
+        return [f"? {shown[0]}", *(f"  {line}" for line in shown[1:]), f"  {keys}"]
+
+    def answer(self, line: str) -> list[str]:
+        word, _, rest = line.strip().partition(" ")
+        if word.lower() == "d" and not rest:
+            return [f"  {each}" for each in self._lines]
+        action = ANSWERS.get(word.lower(), "")
+        if not action or (rest and action != "deny"):
+            return ["please answer y, n or always first; /help lists what else can be done"]
+        self.action, self.reason = action, rest.strip()
+        return []
+
+
+class QuestionDialog(Dialog):
+    """The questions of a batch one by one; the answers go out together."""
+
+    prompt = "your answer: "
+
+    def __init__(self, batch: QuestionBatch) -> None:
+        super().__init__(batch.id, batch.id, batch.session_id)
+        self.responses: list[QuestionResponse] | None = []
+        self._questions = batch.questions
+
+    @property
+    def done(self) -> bool:
+        return self.responses is None or len(self.responses) == len(self._questions)
+
+    def lines(self) -> list[str]:
+        question = self._question
+        number = len(self.responses or ())
+        total = len(self._questions)
+        mark = f"({number + 1} of {total}) " if total > 1 else ""
+        lines = [f"? {mark}{visible(question.question)}"]
+        if question.description:
+            lines.append(f"  {visible(question.description)}")
+        for index, choice in enumerate(question.choices, 1):
+            told = f": {choice.description}" if choice.description else ""
+            lines.append(f"  {index}  {visible(choice.label or choice.id)}{visible(told)}")
+        return [*lines, f"  {self._how(question)}; /skip: no answer"]
+
+    def answer(self, line: str) -> list[str]:
+        assert self.responses is not None
+        question, text = self._question, line.strip()
+        response = QuestionResponse(question.id)
+        if question.type == "yes_no":
+            if text.lower() not in YES_NO:
+                return ["please answer y or n, or /skip"]
+            response.yes = YES_NO[text.lower()]
+        elif question.choices and (picked := self._picked(question, text)):
+            response.selected_ids = picked
+        elif question.choices and text.replace(",", " ").replace(" ", "").isdecimal():
+            return [f"please give a number from 1 to {len(question.choices)}"]
+        else:
+            response.fill_in_text = text
+        self.responses.append(response)
+        return [] if self.done else self.lines()
+
+    def dismiss(self) -> None:
+        self.responses = None
+
+    @property
+    def _question(self) -> Question:
+        return self._questions[min(len(self.responses or ()), len(self._questions) - 1)]
+
+    def _picked(self, question: Question, text: str) -> list[str]:
+        """The chosen ids; empty if the text is no choice."""
+        words = text.replace(",", " ").split()
+        if not words or not all(word.isdecimal() for word in words):
+            labels = {choice.label.lower(): choice.id for choice in question.choices}
+            return [labels[text.lower()]] if text.lower() in labels else []
+        numbers = list(dict.fromkeys(int(word) for word in words))
+        if not all(1 <= number <= len(question.choices) for number in numbers):
+            return []
+        if question.type == "single_choice" and len(numbers) > 1:
+            return []
+        return [question.choices[number - 1].id for number in numbers]
+
+    def _how(self, question: Question) -> str:
+        if question.type == "yes_no":
+            return "y or n"
+        if question.type == "multi_choice":
+            return "numbers with blanks between them, or your own words"
+        return "a number, or your own words" if question.choices else "your own words"

@@ -1,0 +1,463 @@
+"""One chat: a workspace on one side, a person at a terminal on the other.
+
+Three things happen at once: events come, keys come, and what was typed is carried out. Events are
+taken one at a time under a lock, which `open_session` holds too: nothing of a session is shown
+before what came earlier in it. What was typed is carried out in order, by one task; whatever takes
+long gets a task of its own.
+
+The daemon decides, this shows: a prompt appears when the daemon has it as a message, a request
+closes when the daemon says so, whoever answered. What the state is (busy, queue, open requests) is
+asked for after each event that may change it, never counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
+from crushlite.cli.chat_view import Transcript
+from crushlite.cli.common import elapsed, one_line
+from crushlite.client import ConnectionFailed, Lost, Recovered
+from crushlite.client.wire import passes
+from crushlite.errors import CrushliteError, NotFound
+from crushlite.launch import ensure_daemon, ready_seconds
+from crushlite.protocol.events import Resync
+from crushlite.protocol.messages import Message, ToolOutput
+from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
+from crushlite.protocol.questions import QuestionBatch, QuestionNotification
+from crushlite.protocol.runs import RunComplete
+from crushlite.protocol.sessions import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from crushlite.cli.chat_dialogs import Dialog
+    from crushlite.cli.chat_lines import LineEditor
+    from crushlite.cli.chat_screen import Screen
+    from crushlite.client import EventStream, RemoteWorkspace
+    from crushlite.launch import Wanted
+    from crushlite.protocol.events import Envelope
+
+__all__ = ["Chat"]
+
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+PLAIN_FRAMES = "|/-\\"
+FRAME_SECONDS = 0.1
+POSTS = 3  # attempts to post a prompt: under one run_id it is the same prompt each time
+TITLE_CHARS = 60
+RECENT = 12  # messages that are shown of a session that is opened
+LATE = 3.0  # seconds after which a `y` is no answer to a request that was closed elsewhere
+STARTLED = 1.0  # seconds: who was typing when a request appeared may not have seen it yet
+
+PROMPT = "> "
+
+
+class Chat:
+    def __init__(
+        self, workspace: RemoteWorkspace, wanted: Wanted, screen: Screen, editor: LineEditor
+    ) -> None:
+        self.workspace = workspace
+        self.screen = screen
+        self.editor = editor
+        self.session = Session()  # without an id: it is made with the first prompt
+        self.transcript = Transcript(screen)
+        self.busy = False
+        self.queued = 0
+        self.dialog: Dialog | None = None
+        self.left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._wanted = wanted
+        self._family: set[str] = set()  # our session, and those of agents that work for it
+        self._events: EventStream | None = None
+        self._showing = asyncio.Lock()
+        self._connected = asyncio.Event()
+        self._changed = asyncio.Event()  # the state is to be asked for
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._since = 0.0  # when it became busy
+        self._canceling = self._warned = False
+        self._asked_at = 0.0
+        self._closed_at = -LATE
+        self._frame = 0
+        self._frames = FRAMES if screen.unicode else PLAIN_FRAMES
+
+    # Life ---------------------------------------------------------------------------------------
+
+    async def run(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> int:
+        """Until somebody leaves; returns the exit code."""
+        async with self.workspace.events() as events:
+            self._events = events
+            self._connected.set()
+            try:
+                await self.workspace.init(interactive=True)
+                await begin()
+                for work in (self._follow(events), self._keep_informed(), self._tick()):
+                    self.spawn(work)
+                self.changed()
+                return await self.left
+            finally:
+                self.screen.leave()
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def leave(self, code: int = 0) -> None:
+        if not self.left.done():
+            self.left.set_result(code)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that lives as long as the chat; one that fails ends it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.left.done():
+            self.left.set_exception(error)
+
+    async def attempt(self, work: Awaitable[None]) -> None:
+        """What the daemon refuses is said, and the chat goes on."""
+        try:
+            await work
+        except CrushliteError as error:
+            self.complain(error.message)
+
+    def note(self, *lines: str) -> None:
+        shown = [f"· {line}" if index == 0 else f"  {line}" for index, line in enumerate(lines)]
+        self.screen.aside(shown, self.screen.style.dim)
+
+    def complain(self, text: str) -> None:
+        self.screen.aside([f"✗ {one_line(text)}"], self.screen.style.red)
+
+    # Events -------------------------------------------------------------------------------------
+
+    async def _follow(self, events: EventStream) -> None:
+        async for event in events:
+            async with self._showing:
+                await self._take(event)
+        self.leave(1)
+
+    async def _take(self, event: Envelope) -> None:
+        payload = event.payload
+        if isinstance(payload, Message):
+            if payload.session_id == self.session.id:
+                self.transcript.take(payload)
+                if payload.role == "user":
+                    self.changed()
+        elif isinstance(payload, ToolOutput):
+            self.transcript.output(payload)
+        elif isinstance(payload, Session):
+            self._session(event.action, payload)
+        elif isinstance(payload, RunComplete):
+            self._ended(payload)
+        elif isinstance(payload, PermissionNotification | QuestionNotification):
+            self._answered(payload)
+            self.changed()
+        elif isinstance(payload, PermissionRequest | QuestionBatch):
+            self.changed()
+        elif isinstance(payload, Lost | Recovered | Resync):
+            await self._connection(payload)
+
+    def _session(self, action: str, session: Session) -> None:
+        if session.parent_session_id in self._family:
+            self._family.add(session.id)
+        if session.id != self.session.id:
+            return
+        if action == "deleted":
+            self.note("this session was deleted; the next prompt begins another")
+            self.forget()
+        else:
+            self.session = session
+
+    def _ended(self, ending: RunComplete) -> None:
+        if ending.session_id != self.session.id:
+            return
+        self.changed()
+        if ending.error.startswith("not saved"):
+            self.complain(ending.error)
+        elif ending.cancelled and not ending.message_id:
+            self.note("a queued prompt was dropped")
+
+    async def _connection(self, payload: Lost | Recovered | Resync) -> None:
+        if isinstance(payload, Lost):
+            self._connected.clear()
+            if not payload.attempts:
+                self.note("the daemon is gone; trying to reach it again")
+        elif isinstance(payload, Recovered):
+            self._connected.set()
+            self.note("connected again")
+            self.changed()
+        else:
+            await self._catch_up()
+        self._draw()
+
+    async def _catch_up(self) -> None:
+        """Something may be missing: what is new in the records is shown."""
+        try:
+            if self.session.id:
+                for message in await self.workspace.messages(self.session.id):
+                    self.transcript.take(message)
+        except NotFound:
+            self.note("this session is gone; the next prompt begins another")
+            self.forget()
+        except CrushliteError as error:
+            if not passes(error) or self._events is None:
+                raise
+            await self._events.reopen(error.message)  # brings another resync
+        self.changed()
+
+    # The state ----------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def _keep_informed(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._ask_state()
+                await self._ask_dialogs()
+            except CrushliteError:
+                # The connection is lost or the session gone: the stream will say so, and after
+                # that this is asked again.
+                continue
+
+    async def _ask_state(self) -> None:
+        session_id = self.session.id
+        busy, queued = False, 0
+        if session_id:
+            busy = (await self.workspace.session(session_id)).is_busy
+            queued = len(await self.workspace.queue(session_id)) if busy else 0
+        if session_id == self.session.id:
+            self.set_busy(busy, queued)
+
+    def set_busy(self, busy: bool, queued: int = 0) -> None:
+        if busy and not self.busy:
+            self._since = time.monotonic()
+        if not busy:
+            self._canceling = self._warned = False
+        self.busy, self.queued = busy, queued
+        self._draw()
+
+    async def _ask_dialogs(self) -> None:
+        requests = [r for r in await self.workspace.permissions() if r.session_id in self._family]
+        batches = [b for b in await self.workspace.questions() if b.session_id in self._family]
+        open_ids = {request.id for request in requests} | {batch.id for batch in batches}
+        if self.dialog is not None and self.dialog.id not in open_ids and not self.dialog.sent:
+            self.close_dialog("it is closed")
+        if self.dialog is None and requests:
+            self._open_dialog(PermissionDialog(requests[0]))
+        elif self.dialog is None and batches:
+            self._open_dialog(QuestionDialog(batches[0]))
+
+    def _draw(self) -> None:
+        self.screen.status = self._status()
+        self.screen.prompt = self.dialog.prompt if self.dialog is not None else PROMPT
+        self.screen.draw()
+
+    def _status(self) -> str:
+        if not self._connected.is_set():
+            return "not connected: trying to reach the daemon"
+        if self.dialog is not None or not self.busy:
+            return ""
+        spent = elapsed(int(time.monotonic() - self._since) or 1)
+        doing = "canceling" if self._canceling else self.transcript.activity
+        waiting = f", {self.queued} queued" if self.queued else ""
+        return f"{self._frames[self._frame]} {spent}{waiting}: {doing}"
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(FRAME_SECONDS)
+            self._frame = (self._frame + 1) % len(self._frames)
+            if self.busy or self.screen.status:
+                self._draw()
+
+    # Dialogs ------------------------------------------------------------------------------------
+
+    def _open_dialog(self, dialog: Dialog) -> None:
+        self.dialog = dialog
+        self._asked_at = time.monotonic() if self.editor.text else 0.0
+        self.editor.put_aside()
+        self.screen.lines(dialog.lines(), f"dialog {dialog.id}", self.screen.style.yellow)
+        self._draw()
+
+    def close_dialog(self, told: str = "") -> None:
+        """What was typed meanwhile and is no answer goes on what was typed before."""
+        if told:
+            self.note(told)
+            self._closed_at = time.monotonic()
+        typed = "" if looks_like_answer(self.editor.text) else self.editor.text
+        self.dialog = None
+        self.editor.take_back()
+        self.editor.set(self.editor.text + typed)
+        self._draw()
+
+    def is_late(self, line: str) -> bool:
+        """Whether this was meant as an answer to what somebody else has just answered: as a prompt
+        it would make no sense."""
+        return time.monotonic() - self._closed_at < LATE and looks_like_answer(line)
+
+    def _answered(self, payload: PermissionNotification | QuestionNotification) -> None:
+        dialog = self.dialog
+        if dialog is None or dialog.sent:
+            return  # who answered, the daemon tells with its answer to ours
+        told = ""
+        if isinstance(payload, QuestionNotification):
+            if payload.batch_id == dialog.key:
+                told = "answered elsewhere"
+        elif payload.tool_call_id == dialog.key and (payload.granted or payload.denied):
+            told = f"answered elsewhere: {'allowed' if payload.granted else 'denied'}"
+        if told:
+            self.close_dialog("no longer asked" if self._canceling else told)
+
+    async def answer(self, line: str) -> None:
+        """A line that was typed while a dialog is open."""
+        dialog = self.dialog
+        assert dialog is not None
+        if time.monotonic() - self._asked_at < STARTLED:
+            self.editor.take_back()
+            self.editor.set(self.editor.text + line)
+            self.editor.put_aside()
+            self.note("that came while you typed: please answer it first; your text is kept")
+            return
+        self.screen.lines([f"{dialog.prompt}{line.strip()}"], f"dialog {dialog.id}")
+        if told := dialog.answer(line):
+            self.screen.lines(told, f"dialog {dialog.id}", self.screen.style.yellow)
+        if dialog.done:
+            await self.send(dialog)
+
+    async def send(self, dialog: Dialog) -> None:
+        dialog.sent, told = True, ""
+        try:
+            if isinstance(dialog, PermissionDialog):
+                result = await self.workspace.grant(dialog.id, dialog.action, dialog.reason)
+            else:
+                assert isinstance(dialog, QuestionDialog)
+                result = await self.workspace.answer(dialog.id, dialog.responses)
+            told = "" if result.resolved else "too late: answered elsewhere"
+        except CrushliteError as error:
+            told = f"not sent: {one_line(error.message)}"
+        if self.dialog is dialog:
+            self.close_dialog(told)
+        self.changed()
+
+    # Prompts ------------------------------------------------------------------------------------
+
+    async def post(self, text: str, when_busy: str = "steer") -> None:
+        """Send a prompt. If that is not possible it goes back into the input line."""
+        try:
+            accepted = await self._promise(text, when_busy)
+        except CrushliteError as error:
+            self.complain(f"not sent: {error.message}")
+            if not self.editor.text and self.dialog is None:
+                self.editor.set(text)
+            self._draw()
+            return
+        if accepted.state == "queued":
+            how = "joins the work at its next step" if when_busy == "steer" else "waits its turn"
+            self.note(f"{how}: {one_line(text)}")
+        self.set_busy(True, self.queued)
+        self.changed()
+
+    async def _promise(self, text: str, when_busy: str) -> Any:
+        run_id, attempts = str(uuid.uuid4()), POSTS
+        while True:
+            attempts -= 1
+            try:
+                await self.reach()
+                session_id = await self.ensure_session(text)
+                return await self.workspace.prompt(
+                    session_id, text, run_id=run_id, when_busy=when_busy
+                )
+            except ConnectionFailed:
+                if not attempts:
+                    raise
+
+    async def reach(self) -> None:
+        """Returns when there is a connection; a daemon that is gone is started again."""
+        if self._connected.is_set():
+            return
+        await ensure_daemon(self._wanted)
+        try:
+            async with asyncio.timeout(ready_seconds()):
+                await self._connected.wait()
+        except TimeoutError:
+            raise ConnectionFailed("the daemon cannot be reached", reached=False) from None
+
+    async def ensure_session(self, text: str) -> str:
+        if not self.session.id:
+            title = one_line(text)[:TITLE_CHARS]
+            await self.adopt(await self.workspace.create_session(title))
+        return self.session.id
+
+    # Sessions -----------------------------------------------------------------------------------
+
+    async def adopt(self, session: Session) -> None:
+        """What happens in this session is shown from now on."""
+        self.session = session
+        self._family = {session.id}
+        self.transcript = Transcript(self.screen)
+        with contextlib.suppress(CrushliteError):  # it only tells others where we are
+            await self.workspace.look(session.id)
+
+    def forget(self) -> None:
+        """There is no session until the next prompt."""
+        self.session = Session()
+        self._family = set()
+        self.transcript = Transcript(self.screen)
+        self.set_busy(False)
+
+    async def open_session(self, session: Session) -> None:
+        """Show the last messages of a session, and then what happens in it."""
+        async with self._showing:
+            await self.adopt(session)
+            messages = await self.workspace.messages(session.id)
+            for message in messages[:-RECENT]:
+                self.transcript.skip(message)
+            title = one_line(session.title) or "untitled"
+            earlier = len(messages) - RECENT
+            more = f", {earlier} earlier messages not shown" if earlier > 0 else ""
+            self.note(f"session {title} ({session.id[:8]}){more}")
+            for message in messages[-RECENT:]:
+                self.transcript.take(message)
+        self.changed()
+
+    # Stopping -----------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Ctrl-C: cancel what runs; a second one, or one when nothing runs, leaves."""
+        if self.busy and not self._canceling:
+            self._canceling = True
+            self.spawn(self.attempt(self.cancel()))
+        elif self.editor.text and not self._canceling:
+            self.editor.set("")
+        elif self._canceling or self._warned:
+            return self.leave(130)
+        else:
+            self._warned = True
+            self.note("Ctrl-C again leaves; so does Ctrl-D")
+        self._draw()
+
+    def calm(self) -> None:
+        """Somebody types: what was said about leaving is forgotten."""
+        self._warned = False
+
+    async def cancel(self) -> None:
+        receipt = await self.workspace.cancel(self.session.id)
+        hit = [f"{each.run_id[:8]} ({each.was})" for each in receipt.canceled]
+        self.note(f"canceled: {', '.join(hit)}" if hit else "nothing was running")
+        self.changed()
+
+    def end_of_input(self) -> None:
+        """Ctrl-D: leave, but not by accident while something runs that would be lost."""
+        if self.busy and not self._warned:
+            self._warned = True
+            told = "it is at work, and is canceled if nobody else watches; Ctrl-D again leaves"
+            self.note(told)
+        else:
+            self.leave()

@@ -1,0 +1,236 @@
+"""`crushlite config`: what is configured here and which file says so; and changing it.
+
+Files are read by this command itself, so it works without a daemon, and also when a daemon refuses
+the files. A change goes through the daemon if it has the workspace open: then every client learns
+of it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    Style,
+    add_connection,
+    add_json,
+    command,
+    one_line,
+    perform,
+    reached,
+    say,
+    say_nothing,
+    show,
+    show_json,
+    table,
+    wanted,
+)
+from crushlite.cli.lookup import inherit, is_here
+from crushlite.client import ConnectionFailed
+from crushlite.config import Roots, redact, remove_value, set_value
+from crushlite.config.merge import spell
+from crushlite.config.secrets import is_secret_name, looks_like_token, mask
+from crushlite.profile import Places
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from crushlite.client import RemoteWorkspace
+    from crushlite.config import Config
+
+__all__ = ["add_parser", "entries", "places", "run"]
+
+PREFIX = "CRUSHLITE_"
+# Below these every text may be a credential, whatever it is called.
+_PRIVATE = {"env", "headers", "extra_headers", "oauth"}
+
+DESCRIPTION = """\
+Show what is configured for this directory, and where each value comes from; secrets are hidden.
+Later files win over earlier ones; a project's own files can tighten what yours allow, never widen
+it. The actions show one part, or change one value.
+"""
+EXAMPLES = """\
+  crushlite config
+  crushlite config show models
+  crushlite config set models.large.model qwen3:8b
+  crushlite config set --global options.debug true
+  crushlite config set --global providers.openai.api_key - < key.txt
+  crushlite config unset options.debug
+"""
+SET = r"""
+Write one value: to the file of this directory, or with --global to yours. VALUE is JSON, or else a
+text. A dot inside a name is written \. as in providers.local.extra_headers.x\.y
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "config", DESCRIPTION, run, EXAMPLES)
+    parser.set_defaults(key="")
+    add_json(parser, "what is shown")
+    add_connection(parser, start=False)
+    actions = parser.add_subparsers(metavar="ACTION")
+    show_it = command(
+        actions, "show", "Show what is below a key.\n", run, "  crushlite config show models"
+    )
+    add_json(show_it, "what is shown")
+    set_it = command(actions, "set", SET.lstrip(), _set, EXAMPLES)
+    unset_it = command(
+        actions, "unset", "Remove one value.\n", _unset, "  crushlite config unset options.debug"
+    )
+    for each in (show_it, set_it, unset_it):
+        each.add_argument("key", metavar="KEY", help="a dotted name, as in options.debug")
+    set_it.add_argument(
+        "value", metavar="VALUE", help="`-` reads it from standard input: out of your history"
+    )
+    for each in (set_it, unset_it):
+        each.add_argument(
+            "--global", dest="everywhere", action="store_true", help="in your own file"
+        )
+    for each in (show_it, set_it, unset_it):
+        add_connection(each, start=False)
+        inherit(parser, each)
+
+
+def run(options: argparse.Namespace) -> int:
+    return _show(options, options.key)
+
+
+def _set(options: argparse.Namespace) -> int:
+    return perform(_write(options, options.key, _value(options.value)))
+
+
+def _unset(options: argparse.Namespace) -> int:
+    return perform(_remove(options, options.key))
+
+
+def places(options: argparse.Namespace) -> Places:
+    """Where the files of this directory are, as a daemon would find them for us."""
+    workspace = Path(os.path.realpath(wanted(options, say_nothing).directory))
+    data_dir = os.environ.get("CRUSHLITE_DATA_DIR", "")
+    return Places.find(
+        workspace, os.environ, Roots(), data_dir=Path(data_dir) if data_dir else None
+    )
+
+
+# Showing ----------------------------------------------------------------------------------------
+
+
+def _show(options: argparse.Namespace, key: str) -> int:
+    found = places(options).load()
+    rows = [row for row in entries(found) if f"{row[0]}.".startswith(f"{key}." if key else "")]
+    if options.json:
+        show_json([{"key": at, "value": value, "origin": file} for at, value, file in rows])
+        return 0
+    for warning in found.warnings:
+        say(warning)
+    if rows:
+        plain = [[at, _text(value), file] for at, value, file in rows]
+        show(table(plain, ["KEY", "VALUE", "FROM"], Style(sys.stdout)))
+    elif key:
+        say(f"nothing is configured at {key}")
+        return 1
+    else:
+        say("nothing is configured")
+    if not key:
+        say(found.choice().reason)
+    return 0
+
+
+def entries(found: Config) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and origin of everything that is configured, without secrets."""
+    for path, value in _leaves(found._merged.values, ()):
+        # What is inside an entry of a list has come with the entry.
+        above = (path[:length] for length in range(len(path), 0, -1))
+        source = next(filter(None, (found._merged.source(*place) for place in above)), None)
+        yield spell(path), _hidden(path, value, found), str(source.path) if source else ""
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(PREFIX):
+            yield name, mask(value) if is_secret_name(name) else value, "the environment"
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, str(index)))
+    else:
+        yield path, value
+
+
+def _hidden(path: tuple[str, ...], value: Any, found: Config) -> Any:
+    """A reference to a variable is no secret, and worth seeing."""
+    if isinstance(value, list):
+        return [_hidden(path, item, found) for item in value]
+    if not isinstance(value, str) or value.startswith("$"):
+        return value
+    if any(is_secret_name(step) for step in path) or not _PRIVATE.isdisjoint(path[:-1]):
+        return mask(value)
+    return mask(value) if looks_like_token(value) else redact(value, found.secrets())
+
+
+def _text(value: Any) -> str:
+    return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+# Changing ---------------------------------------------------------------------------------------
+
+
+def _value(given: str) -> Any:
+    if given == "-":
+        given = sys.stdin.read().strip()
+    try:
+        return json.loads(given)
+    except ValueError:
+        return given
+
+
+async def _write(options: argparse.Namespace, key: str, value: Any) -> int:
+    scope = 0 if options.everywhere else 1
+    file = places(options).file(scope)
+    changed = await _through_daemon(
+        options, lambda workspace: workspace.set_config(key, value, scope)
+    )
+    if not changed:
+        set_value(file, key, value)
+    say(f"{key} is set in {file}")
+    _warn(options)
+    return 0
+
+
+async def _remove(options: argparse.Namespace, key: str) -> int:
+    scope = 0 if options.everywhere else 1
+    file = places(options).file(scope)
+    changed = await _through_daemon(options, lambda workspace: workspace.remove_config(key, scope))
+    if not changed:
+        remove_value(file, key)
+    say(f"{key} is not set in {file}")
+    _warn(options)
+    return 0
+
+
+async def _through_daemon(
+    options: argparse.Namespace, change: Callable[[RemoteWorkspace], Any]
+) -> bool:
+    """Whether a daemon did it: one that has the workspace open, where it is."""
+    try:
+        async with reached(options) as client:
+            for info in await client.workspaces():
+                workspace = client.attach(info)
+                if is_here(workspace, options):
+                    await change(workspace)
+                    return True
+    except ConnectionFailed as error:
+        if error.reached:
+            raise
+    return False
+
+
+def _warn(options: argparse.Namespace) -> None:
+    for warning in places(options).load().warnings:
+        say(warning)

@@ -1,0 +1,74 @@
+"""`crushlite doctor`: what works, what does not, and what to do about it.
+
+Each check is a function that yields findings; it changes nothing, starts nothing, and shows no
+secret. The checks are in doctor_checks.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    Style,
+    add_connection,
+    add_json,
+    command,
+    one_line,
+    perform,
+    show,
+    show_json,
+    table,
+)
+from crushlite.cli.doctor_checks import examine
+from crushlite.cli.render import count
+
+if TYPE_CHECKING:
+    import argparse
+
+    from crushlite.cli.doctor_checks import Finding
+
+__all__ = ["add_parser", "run"]
+
+DESCRIPTION = """\
+Look at everything crushlite needs, and say what works, what does not, and what to do: Python, the
+directory of the socket, the daemon, token files, data directory and database, configuration,
+model, browser, terminal. Nothing is changed or started, and no secret is shown. Exit code 1 if
+something is broken.
+"""
+EXAMPLES = """\
+  crushlite doctor
+  crushlite doctor --json | jq '.[] | select(.state == "broken")'
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "doctor", DESCRIPTION, run, EXAMPLES)
+    add_json(parser, "the findings")
+    add_connection(parser, start=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    return perform(_examine(options))
+
+
+async def _examine(options: argparse.Namespace) -> int:
+    findings = [finding async for finding in examine(options)]
+    broken = sum(finding.state == "broken" for finding in findings)
+    if options.json:
+        show_json(findings)
+    else:
+        _show(findings, broken, Style(sys.stdout))
+    return 1 if broken else 0
+
+
+def _show(findings: list[Finding], broken: int, style: Style) -> None:
+    paint = {"ok": style.green, "note": style.yellow, "broken": style.red}
+    rows = [[each.state, each.name, each.detail] for each in findings]
+    lines = table(rows, ["STATE", "WHAT", "FOUND"], style).splitlines()
+    show(lines[0])
+    for line, finding in zip(lines[1:], findings, strict=True):
+        show(paint[finding.state](line[: len(finding.state)]) + line[len(finding.state) :])
+        if finding.advice:
+            show(f"        -> {one_line(finding.advice)}")
+    show(f"\n{count(broken, 'thing')} broken" if broken else "\nnothing is broken")

@@ -1,0 +1,282 @@
+"""The checks behind `crushlite doctor`. They look and do not touch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import stat
+import sys
+import webbrowser
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from crushlite.cli.common import Style, address_of, reached
+from crushlite.cli.config import places
+from crushlite.cli.lookup import vitals
+from crushlite.client import ConnectionFailed
+from crushlite.errors import CrushliteError
+from crushlite.listen import default_socket, parse_address
+from crushlite.protocol.codec import omitted
+from crushlite.store import connect
+from crushlite.store.directory import Note
+from crushlite.store.inspection import inspect
+from crushlite.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from crushlite.config import Config, Provider
+    from crushlite.profile import Places
+    from crushlite.protocol.health import Health
+
+__all__ = ["Finding", "examine"]
+
+OLDEST = (3, 11)
+CONNECT_SECONDS = 3.0
+LITTLE_SPACE = 200 * 2**20  # bytes free, below which a busy session may fill the disk
+DATABASE = "crushlite.db"
+
+
+@dataclass(slots=True)
+class Finding:
+    """`state` is ok, note (works, but look) or broken."""
+
+    name: str
+    state: str
+    detail: str
+    advice: str = omitted()
+
+
+async def examine(options: argparse.Namespace) -> AsyncIterator[Finding]:
+    yield _python()
+    yield _socket_directory(default_socket().parent)
+    health, finding = await _daemon(options)
+    yield finding
+    if health is not None:
+        for each in _complaints(health):
+            yield each
+    for each in _tokens(default_socket().parent):
+        yield each
+    try:
+        where = places(options)
+        found = where.load()
+    except CrushliteError as error:
+        yield Finding("configuration", "broken", error.message, "correct that file")
+    else:
+        for each in (*_data(where, health), *_configuration(found)):
+            yield each
+        async for each in _models(found):
+            yield each
+    yield _browser()
+    yield _terminal()
+
+
+# Around the daemon ------------------------------------------------------------------------------
+
+
+def _python() -> Finding:
+    told = f"{platform.python_version()} at {sys.executable}, crushlite {__version__}"
+    if sys.version_info < OLDEST:
+        return Finding("python", "broken", told, "use Python 3.11 or newer")
+    return Finding("python", "ok", told)
+
+
+def _socket_directory(path: Path) -> Finding:
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return Finding("socket directory", "ok", f"{path} will be made when it is needed")
+    except OSError as error:
+        return Finding("socket directory", "broken", f"{path}: {error.strerror}")
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        advice = "remove it, or set XDG_RUNTIME_DIR to a directory of yours"
+        return Finding("socket directory", "broken", f"{path} is no directory of yours", advice)
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        told, advice = f"{path} is open to others", f"chmod 700 {path}"
+        return Finding("socket directory", "broken", told, advice)
+    return Finding("socket directory", "ok", str(path))
+
+
+async def _daemon(options: argparse.Namespace) -> tuple[Health | None, Finding]:
+    address = address_of(options)
+    try:
+        async with reached(options) as client:
+            health = await vitals(client)
+    except ConnectionFailed as error:
+        if error.reached:
+            return None, Finding("daemon", "broken", error.message, "see crushlite logs")
+        told = f"none at {address}"
+        return None, Finding("daemon", "ok", f"{told}: run and chat start one when they need it")
+    except CrushliteError as error:
+        return None, Finding("daemon", "broken", f"{address}: {error.message}")
+    told = f"{health.version} at {address}, process {health.pid}"
+    if health.version != f"crushlite-{__version__}":
+        advice = "crushlite stop; the next command starts a new one"
+        return health, Finding("daemon", "note", f"{told}: not this version", advice)
+    return health, Finding("daemon", "ok", told)
+
+
+def _complaints(health: Health) -> Iterator[Finding]:
+    """What the daemon itself finds wrong."""
+    for check in health.checks:
+        if not check.ok:
+            yield Finding(f"daemon: {check.name}", "broken", check.detail, "see crushlite logs")
+
+
+def _tokens(directory: Path) -> Iterator[Finding]:
+    """Files left by a daemon that was killed do no harm; readable ones do."""
+    for path in sorted(directory.glob("tcp-*.token")):
+        port = path.stem.removeprefix("tcp-")
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            continue  # its daemon has just left
+        if mode & 0o077:
+            yield Finding("token", "broken", f"{path} is open to others", f"chmod 600 {path}")
+        elif not _listens(port):
+            told = f"{path} is of a daemon that is gone"
+            yield Finding("token", "note", told, f"rm {path}")
+        else:
+            yield Finding("token", "ok", f"{path}, for tcp://127.0.0.1:{port}")
+
+
+def _listens(port: str) -> bool:
+    with contextlib.suppress(CrushliteError, OSError):
+        address = parse_address(f"tcp://127.0.0.1:{port}")
+        with socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS):
+            return True
+    return False
+
+
+# Data -------------------------------------------------------------------------------------------
+
+
+def _data(where: Places, health: Health | None) -> Iterator[Finding]:
+    path = where.data_dir
+    name = "data directory"
+    if not path.exists():
+        above = next(parent for parent in path.parents if parent.exists())
+        if os.access(above, os.W_OK | os.X_OK):
+            yield Finding(name, "ok", f"{path} will be made when it is needed")
+        else:
+            advice = "set options.data_directory to a place you can write to"
+            yield Finding(name, "broken", f"{path} cannot be made: {above} is read-only", advice)
+        return
+    if not os.access(path, os.W_OK | os.X_OK):
+        yield Finding(name, "broken", f"{path} cannot be written to", f"chmod u+rwx {path}")
+        return
+    free = shutil.disk_usage(path).free
+    if free < LITTLE_SPACE:
+        told = f"{path}: only {free // 2**20} MiB are free"
+        yield Finding(name, "note", told, "make room: a full disk stops prompts")
+    else:
+        yield Finding(name, "ok", f"{path}, {free // 2**30} GiB free")
+    yield _database(path, health)
+
+
+def _database(directory: Path, health: Health | None) -> Finding:
+    """One that is in use is judged by its owner, any other is read through."""
+    database = directory / DATABASE
+    state = health.store.get(str(directory)) if health is not None else None
+    if health is not None and state is not None:
+        told = f"{database} is in use by the daemon, process {health.pid}: {state}"
+        return Finding("database", "ok" if state == "ok" else "broken", told)
+    owner = _owner(directory / "crushlite.lock")
+    if owner:
+        told = f"{database} is in use by process {owner}"
+        advice = "end it, if it is not the daemon you want to use"
+        return Finding("database", "note", told, advice)
+    if not database.exists():
+        return Finding("database", "ok", "none yet")
+    try:
+        inspect(database, connect, Note())
+    except CrushliteError as error:
+        return Finding("database", "broken", error.message)
+    except OSError as error:
+        return Finding("database", "broken", f"{database}: {error.strerror}")
+    return Finding("database", "ok", f"{database}, {database.stat().st_size // 1024} KiB, sound")
+
+
+def _owner(lock: Path) -> str:
+    """The process that holds the lock. Not by trying to take it: a daemon that starts this very
+    moment would find it taken."""
+    with contextlib.suppress(OSError):
+        inode = lock.stat().st_ino
+        with open("/proc/locks", encoding="ascii") as held:
+            for line in held:
+                fields = line.split()
+                if "FLOCK" in fields and fields[-3].rpartition(":")[2] == str(inode):
+                    return fields[-4]
+    return ""
+
+
+# Configuration and model ------------------------------------------------------------------------
+
+
+def _configuration(found: Config) -> Iterator[Finding]:
+    read = ", ".join(str(path) for path in found.files) or "no file: defaults and environment"
+    yield Finding("configuration", "ok", read)
+    for warning in found.warnings:
+        yield Finding("configuration", "note", warning)
+
+
+async def _models(found: Config) -> AsyncIterator[Finding]:
+    choice = found.choice()
+    if found.large is None:
+        advice = "set OPENAI_API_KEY, ANTHROPIC_API_KEY or OPENROUTER_API_KEY, or add a provider"
+        yield Finding("model", "note", choice.reason, f"{advice} to crush.json")
+    else:
+        yield Finding("model", "ok", choice.reason)
+    used = {each.provider.id: each.provider for each in (found.large, found.small) if each}
+    for provider in used.values():
+        yield await _provider(provider)
+
+
+async def _provider(provider: Provider) -> Finding:
+    """A connection, and nothing sent: asking would show the key, and may cost."""
+    name, url = f"provider {provider.id}", urlsplit(provider.base_url)
+    host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    key = "with a key" if provider.api_key else "without a key"
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+        writer.close()
+    except (OSError, TimeoutError) as error:
+        reason = os.strerror(error.errno) if error.errno else str(error) or "no answer"
+        advice = "start it, or check base_url and the network"
+        if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+            return Finding(name, "note", f"{host}:{port}: {reason}; a proxy may reach it")
+        return Finding(name, "broken", f"{host}:{port} cannot be reached: {reason}", advice)
+    return Finding(name, "ok", f"{host}:{port} can be reached, {key}")
+
+
+# Around the person ------------------------------------------------------------------------------
+
+
+def _browser() -> Finding:
+    try:
+        return Finding("browser", "ok", getattr(webbrowser.get(), "name", "found"))
+    except webbrowser.Error:
+        told = "none found: `crushlite web` prints an address to open"
+        return Finding("browser", "note", told)
+
+
+def _terminal() -> Finding:
+    style = Style(sys.stdout)
+    if not style.terminal:
+        return Finding("terminal", "ok", "output goes to a file or a pipe: no colours")
+    encoding = (sys.stdout.encoding or "").lower()
+    size = shutil.get_terminal_size()
+    told = f"{os.environ.get('TERM', '')}, {size.columns}x{size.lines}, {encoding}"
+    if not encoding.startswith("utf"):
+        return Finding("terminal", "note", told, "set LANG to a UTF-8 locale, as in C.UTF-8")
+    if not style.moves:
+        return Finding("terminal", "note", told, "set TERM: nothing can be drawn twice on this one")
+    return Finding("terminal", "ok", told)

@@ -1,0 +1,155 @@
+"""`crushlite gc`: delete the sessions of this directory that nobody has used for long."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    Style,
+    add_connection,
+    add_json,
+    ago,
+    command,
+    opened,
+    perform,
+    say,
+    show,
+    show_json,
+    table,
+)
+from crushlite.cli.lookup import SHORT
+from crushlite.cli.render import clean, count
+from crushlite.errors import NotFound, SessionBusy
+from crushlite.store.sizes import session_sizes
+
+if TYPE_CHECKING:
+    from crushlite.client import RemoteWorkspace
+    from crushlite.protocol.sessions import Session
+
+__all__ = ["add_parser", "age", "run", "size"]
+
+_UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+
+DESCRIPTION = """\
+Delete the sessions of this directory that were not used for some time, with their messages and file
+versions, and give the room back to the system. What is running, or shown by some client, is left
+alone. What is gone is gone: look with --dry-run first, and keep a copy with `crushlite backup`.
+"""
+EXAMPLES = """\
+  crushlite gc --older 30d --dry-run
+  crushlite gc --older 12w
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "gc", DESCRIPTION, run, EXAMPLES)
+    add = parser.add_argument
+    add(
+        "--older",
+        metavar="AGE",
+        type=age,
+        required=True,
+        help="not used for so long: a number and w, d, h, m or s, for example 30d",
+    )
+    add("--dry-run", "-n", action="store_true", help="only say what would go")
+    add_json(parser, "what goes")
+    add_connection(parser)
+
+
+def age(text: str) -> float:
+    """For `type=`: seconds."""
+    found = re.fullmatch(r"(\d{1,6})([wdhms])", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no age: use for example 30d, 12w or 6h")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def run(options: argparse.Namespace) -> int:
+    return perform(_collect(options))
+
+
+async def _collect(options: argparse.Namespace) -> int:
+    async with opened(options) as workspace:
+        before = time.time() - options.older
+        old = [session for session in await workspace.sessions() if _is_old(session, before)]
+        sizes = await asyncio.to_thread(_sizes, workspace) if old else {}
+        gone = old if options.dry_run else await _delete(workspace, old, before)
+        freed = 0
+        if gone and not options.dry_run:
+            freed = await _compact(workspace)
+        if options.json:
+            listed = [{"id": s.id, "title": s.title, "bytes": sizes.get(s.id, 0)} for s in gone]
+            show_json({"deleted": not options.dry_run, "sessions": listed, "freed": freed})
+        else:
+            _show(gone, sizes, freed, dry_run=options.dry_run)
+        return 0
+
+
+def _is_old(session: Session, before: float) -> bool:
+    used = session.is_busy or session.attached_clients
+    return session.updated_at < before and not used
+
+
+def _sizes(workspace: RemoteWorkspace) -> dict[str, int]:
+    """About how many bytes each session takes: read from the file, beside the daemon."""
+    folder, path = Path(workspace.info.data_dir), os.path.realpath(workspace.info.path)
+    # In a data directory of its own a workspace's rows carry no name.
+    scope = "" if str(folder.parent) == path else path
+    return session_sizes(folder / "crushlite.db", scope)
+
+
+async def _delete(workspace: RemoteWorkspace, old: list[Session], before: float) -> list[Session]:
+    gone: list[Session] = []
+    for session in old:
+        try:
+            now = await workspace.session(session.id)  # it may be in use by now
+            if _is_old(now, before):
+                await workspace.delete(session.id)
+                gone.append(session)
+        except NotFound:
+            pass  # somebody was faster
+    return gone
+
+
+async def _compact(workspace: RemoteWorkspace) -> int:
+    """How many bytes the system got back."""
+    try:
+        space = await workspace.compact()
+    except SessionBusy:
+        say("something is running: the room is used again, and given back by a later gc")
+        return 0
+    return max(0, space.before - space.after)
+
+
+def _show(gone: list[Session], sizes: dict[str, int], freed: int, *, dry_run: bool) -> None:
+    if not gone:
+        return show("nothing is that old")
+    now = time.time()
+    rows = [
+        [s.id[:SHORT], ago(s.updated_at, now), size(sizes.get(s.id, 0)), clean(s.title)]
+        for s in gone
+    ]
+    show(table(rows, ["SESSION", "LAST USED", "SIZE", "TITLE"], Style(sys.stdout)))
+    total = size(sum(sizes.get(session.id, 0) for session in gone))
+    number = count(len(gone), "session")
+    if dry_run:
+        show(f"{number} would go, about {total}; nothing was deleted")
+    else:
+        show(f"{number} deleted, about {total}; the file is {size(freed)} smaller")
+    return None
+
+
+def size(number: int) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number //= 1024
+    return f"{number} GiB"

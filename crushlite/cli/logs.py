@@ -1,0 +1,97 @@
+"""`crushlite logs`: where the log of a daemon is, and its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from crushlite.cli.common import add_connection, address_of, command, say, show
+from crushlite.cli.render import clean
+from crushlite.errors import CrushliteError, UsageError
+from crushlite.launch import log_path
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+__all__ = ["add_parser", "run"]
+
+LOOK_SECONDS = 0.25
+BLOCK = 64 * 1024
+
+DESCRIPTION = """\
+Print the end of the log of the daemon that commands have started by themselves. A daemon that was
+started by hand (`crushlite serve`) logs to its own terminal instead.
+"""
+EXAMPLES = """\
+  crushlite logs
+  crushlite logs -f                  # and go on as it grows; Ctrl-C ends it
+  grep WARNING "$(crushlite logs --path)"
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "logs", DESCRIPTION, run, EXAMPLES)
+    add = parser.add_argument
+    add("-n", "--lines", metavar="N", type=int, default=50, help="how many (default 50; 0: all)")
+    add("-f", "--follow", action="store_true", help="go on as it grows")
+    add("--path", action="store_true", help="print only where it is")
+    add_connection(parser, start=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    path = log_path(address_of(options))
+    if options.path:
+        show(str(path))
+        return 0
+    if options.lines < 0:
+        raise UsageError(f"--lines {options.lines}: not less than 0")
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        log = path.open("rb")
+    except FileNotFoundError:
+        raise CrushliteError(
+            f"no log at {path}: no daemon was started by a command at {address_of(options)}; "
+            "one that was started with `crushlite serve` logs to its terminal"
+        ) from None
+    except OSError as error:
+        raise CrushliteError(f"cannot read {path}: {error.strerror}") from None
+    with log:
+        say(str(path))
+        _write(_tail(log, options.lines))
+        if options.follow:
+            _follow(log, path)
+    return 0
+
+
+def _tail(log: BinaryIO, lines: int) -> bytes:
+    """The last lines, without reading all of a long file for a few."""
+    size = log.seek(0, os.SEEK_END)
+    start = 0 if not lines else max(0, size - BLOCK)
+    while True:
+        log.seek(start)
+        data = log.read(size - start)
+        found = data.splitlines(keepends=True)
+        if not start or len(found) > lines:
+            return b"".join(found[-lines:])
+        start = max(0, start - 4 * BLOCK)
+
+
+def _follow(log: BinaryIO, path: Path) -> None:
+    """The next daemon begins a file that grew too long anew: then it is read from its start."""
+    while True:
+        if os.fstat(log.fileno()).st_size < log.tell():
+            say(f"{path} begins anew")
+            log.seek(0)
+        if data := log.read(BLOCK):
+            _write(data)
+        else:
+            time.sleep(LOOK_SECONDS)
+
+
+def _write(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()

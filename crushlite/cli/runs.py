@@ -1,0 +1,146 @@
+"""`crushlite runs`: the runs of this directory, or of all that the daemon has open."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    Style,
+    add_connection,
+    add_json,
+    ago,
+    command,
+    elapsed,
+    opened,
+    perform,
+    reached,
+    show,
+    show_json,
+    table,
+)
+from crushlite.cli.lookup import SHORT, choose
+from crushlite.client import ConnectionFailed
+from crushlite.errors import NotFound, RunNotFound
+from crushlite.launch import goodbye
+from crushlite.protocol.codec import encode
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncIterator
+
+    from crushlite.client import RemoteWorkspace
+    from crushlite.protocol.runs import RunInfo
+
+__all__ = ["add_parser", "run", "workspace_of"]
+
+STATES = ("accepted", "queued", "active", "folded", "ended")
+
+DESCRIPTION = """\
+List the runs of this directory, oldest first. The beginning of an id is enough for
+`crushlite attach`, if no other run begins so.
+"""
+EXAMPLES = """\
+  crushlite runs                      # the last 20
+  crushlite runs --all --state active # what is going on in all open workspaces
+  crushlite runs --json --last 0 | jq '.[] | select(.outcome == "failed")'
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "runs", DESCRIPTION, run, EXAMPLES)
+    add = parser.add_argument
+    add("--all", action="store_true", help="of every workspace that the daemon has open")
+    add("--session", metavar="ID", default="", help="only of this session")
+    add("--state", choices=STATES, default="", help="only those in this state")
+    add("--last", metavar="N", type=int, default=20, help="only the last N (default 20; 0: all)")
+    add_json(parser, "the list")
+    add_connection(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    return perform(_list(options))
+
+
+async def _list(options: argparse.Namespace) -> int:
+    found: list[tuple[str, RunInfo]] = []
+    async with contextlib.AsyncExitStack() as stack:
+        if options.all:
+            client = await stack.enter_async_context(reached(options))
+            workspaces = [client.attach(info) for info in await client.workspaces()]
+        else:
+            workspaces = [await stack.enter_async_context(opened(options))]
+        for workspace in workspaces:
+            with contextlib.suppress(NotFound):  # closed since it was listed
+                runs = await workspace.runs(options.session, options.state)
+                found += [(workspace.info.path, info) for info in runs]
+    found.sort(key=lambda pair: pair[1].accepted_at)
+    found = found[-options.last :] if options.last > 0 else found
+    if options.json:
+        show_json([{"path": path, **encode(info)} for path, info in found])
+    else:
+        _show(found, paths=options.all)
+    return 0
+
+
+def _show(found: list[tuple[str, RunInfo]], *, paths: bool) -> None:
+    if not found:
+        return show("no runs yet: begin with crushlite run PROMPT")
+    now = time.time()
+    rows = []
+    for path, info in found:
+        begin = info.started_at or info.accepted_at
+        spent = elapsed((info.ended_at or now) - begin) if info.started_at else ""
+        state = info.outcome or info.state
+        said = info.error or info.text
+        where = [path] if paths else []
+        rows.append([info.run_id[:SHORT], state, ago(info.accepted_at, now), spent, *where, said])
+    heads = ["RUN", "STATE", "ASKED", "TOOK", *(["DIRECTORY"] if paths else []), "ANSWER"]
+    show(table(rows, heads, Style(sys.stdout)))
+
+
+# Finding one ------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def workspace_of(
+    options: argparse.Namespace, run_id: str
+) -> AsyncIterator[tuple[RemoteWorkspace, str]]:
+    """The workspace that has a run, and the whole id: first among those that are open, from
+    whatever directory, then in the one of this directory, which is opened for it."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = await _among_open(options, run_id, stack)
+        if found is None:
+            workspace = await stack.enter_async_context(opened(options))
+            found = workspace, await _find(workspace, run_id)
+        if not found[1]:
+            raise RunNotFound(
+                f"no run {run_id} in {found[0].info.path} or in an open workspace: "
+                "`crushlite runs` lists them; --cwd names another directory"
+            )
+        yield found
+
+
+async def _among_open(
+    options: argparse.Namespace, run_id: str, stack: contextlib.AsyncExitStack
+) -> tuple[RemoteWorkspace, str] | None:
+    try:
+        client = await stack.enter_async_context(reached(options))
+        stack.push_async_callback(goodbye, client)
+        for info in await client.workspaces():
+            workspace = client.attach(info)
+            if whole := await _find(workspace, run_id):
+                return workspace, whole
+    except ConnectionFailed:
+        pass  # there is no daemon: one will be started
+    return None
+
+
+async def _find(workspace: RemoteWorkspace, run_id: str) -> str:
+    """The whole id of the run that is this or begins so; empty if there is none."""
+    try:
+        return choose(run_id, [info.run_id for info in await workspace.runs()], "runs")
+    except NotFound:
+        return ""  # the workspace was closed since it was listed

@@ -1,0 +1,259 @@
+"""`crushlite sessions`: list, read, export, rename and delete the sessions of a directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    Style,
+    add_connection,
+    add_json,
+    ago,
+    command,
+    one_line,
+    opened,
+    perform,
+    say,
+    show,
+    show_json,
+    table,
+)
+from crushlite.cli.lookup import SHORT, find_session, inherit
+from crushlite.cli.render import arguments, call_line, clean, count, ending_words, result_words
+from crushlite.cli.render_markdown import markdown
+from crushlite.errors import CrushliteError, UsageError
+from crushlite.protocol.codec import dumps, encode
+from crushlite.protocol.messages import ShellCommandPart, TextPart, ToolCallPart, ToolResultPart
+
+if TYPE_CHECKING:
+    import argparse
+
+    from crushlite.protocol.messages import Message
+
+__all__ = ["add_parser", "run"]
+
+DESCRIPTION = """\
+The sessions of this directory. A session is named by its id, the beginning of it, or `last` for
+the one used last. Without an action they are listed.
+"""
+EXAMPLES = """\
+  crushlite sessions
+  crushlite sessions show last
+  crushlite sessions export last --format md -o notes.md
+  crushlite sessions rename 3f2a "the parser"
+  crushlite sessions delete 3f2a
+"""
+
+
+# Parsers ----------------------------------------------------------------------------------------
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "sessions", DESCRIPTION, run, EXAMPLES)
+    add_json(parser, "the list")
+    add_connection(parser)
+    actions = parser.add_subparsers(metavar="ACTION")
+    _add_list(actions)
+    _add_show(actions)
+    _add_export(actions)
+    _add_rename(actions)
+    _add_delete(actions)
+    for action in actions.choices.values():
+        inherit(parser, action)
+
+
+def _add_list(actions: Any) -> None:
+    text = "List the sessions of this directory, the one used last first.\n"
+    parser = command(actions, "list", text, run, "  crushlite sessions list --json | jq '.[].id'")
+    add_json(parser, "the list")
+    add_connection(parser)
+
+
+def _add_show(actions: Any) -> None:
+    text = "Print a session for reading: what was said, and each tool call in one line.\n"
+    parser = command(actions, "show", text, _show, "  crushlite sessions show last | less")
+    _add_session(parser)
+    add_json(parser, "its messages")
+    add_connection(parser)
+
+
+def _add_export(actions: Any) -> None:
+    text = """\
+Write all there is of a session: as JSON (the session, its messages, every version of the files it
+changed, its runs) or as a Markdown document for reading.
+"""
+    examples = """\
+  crushlite sessions export last > session.json
+  crushlite sessions export 3f2a --format md -o session.md
+"""
+    parser = command(actions, "export", text, _export, examples)
+    _add_session(parser)
+    add = parser.add_argument
+    add("--format", choices=("json", "md"), help="default: by the name of FILE, else json")
+    add("-o", "--output", metavar="FILE", default="", help="default: standard output")
+    add("--force", action="store_true", help="replace FILE if it is there")
+    add_connection(parser)
+
+
+def _add_rename(actions: Any) -> None:
+    text = "Give a session a title. It is kept: no title is made up for it any more.\n"
+    parser = command(actions, "rename", text, _rename, '  crushlite sessions rename last "done"')
+    _add_session(parser)
+    parser.add_argument("title", metavar="TITLE", nargs="+", help="several words are joined")
+    add_json(parser, "the session")
+    add_connection(parser)
+
+
+def _add_delete(actions: Any) -> None:
+    text = "Delete a session with all it owns. What runs in it is canceled first.\n"
+    parser = command(actions, "delete", text, _delete, "  crushlite sessions delete 3f2a --yes")
+    _add_session(parser)
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_connection(parser)
+
+
+def _add_session(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("session", metavar="SESSION", help="an id, its beginning, or `last`")
+
+
+# Actions ----------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> int:
+    return perform(_list(options))
+
+
+async def _list(options: argparse.Namespace) -> int:
+    async with opened(options) as workspace:
+        sessions = await workspace.sessions()
+    if options.json:
+        show_json(sessions)
+    elif not sessions:
+        say("no sessions yet: begin with crushlite chat")
+    else:
+        now = time.time()
+        rows = [
+            [
+                each.id[:SHORT],
+                ago(each.updated_at, now),
+                str(each.message_count),
+                f"{each.cost:.2f}" if each.cost else "",
+                "at work" if each.is_busy else "",
+                each.title or "untitled",
+            ]
+            for each in sessions
+        ]
+        heads = ["SESSION", "USED", "MESSAGES", "COST", "STATE", "TITLE"]
+        show(table(rows, heads, Style(sys.stdout)))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    return perform(_print(options))
+
+
+async def _print(options: argparse.Namespace) -> int:
+    async with opened(options) as workspace:
+        session_id = await find_session(workspace, options.session)
+        session = await workspace.session(session_id)
+        messages = await workspace.messages(session_id)
+    if options.json:
+        show_json(messages)
+        return 0
+    style = Style(sys.stdout)
+    title = one_line(session.title) or "untitled"
+    show(f"{style.bold(title)}  {style.dim(session.id)}")
+    for message in messages:
+        for line in _told(message, style):
+            show(line)
+    return 0
+
+
+def _told(message: Message, style: Style) -> list[str]:
+    lines: list[str] = []
+    for part in message.parts:
+        if isinstance(part, TextPart) and part.text.strip():
+            text = clean(part.text).strip("\n")
+            lines += ["", style.cyan(f"> {text}") if message.role == "user" else text]
+        elif isinstance(part, ShellCommandPart):
+            lines += ["", style.cyan(f"$ {clean(part.command)}"), clean(part.output).rstrip("\n")]
+        elif isinstance(part, ToolCallPart):
+            lines.append(style.dim(f"  * {call_line(part.name, arguments(part))}"))
+        elif isinstance(part, ToolResultPart):
+            lines.append(style.dim(f"    {result_words(part)}"))
+    if message.finish is not None and (told := ending_words(message.finish)):
+        lines.append(style.red(f"  ! {one_line(told)}"))
+    return lines
+
+
+def _export(options: argparse.Namespace) -> int:
+    name = options.output
+    if name and not options.force and os.path.lexists(name):
+        raise UsageError(f"{name} is there already: --force replaces it")
+    return perform(_write(options))
+
+
+async def _write(options: argparse.Namespace) -> int:
+    name = options.output
+    form = options.format or ("md" if name.endswith((".md", ".markdown")) else "json")
+    async with opened(options) as workspace:
+        found = await workspace.export(await find_session(workspace, options.session))
+    content = markdown(found) if form == "md" else dumps(encode(found)).decode("ascii") + "\n"
+    if name:
+        _save(name, content)
+        say(f"{count(len(found.messages), 'message')} in {name}")
+    else:
+        sys.stdout.write(content)
+        sys.stdout.flush()
+    return 0
+
+
+def _save(name: str, content: str) -> None:
+    try:
+        Path(name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise CrushliteError(f"cannot write {name}: {error.strerror}") from None
+
+
+def _rename(options: argparse.Namespace) -> int:
+    return perform(_set_title(options))
+
+
+async def _set_title(options: argparse.Namespace) -> int:
+    async with opened(options) as workspace:
+        session_id = await find_session(workspace, options.session)
+        session = await workspace.rename(session_id, " ".join(options.title))
+    if options.json:
+        show_json(session)
+    else:
+        show(f"{session.id[:SHORT]}  {one_line(session.title)}")
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    return perform(_remove(options))
+
+
+async def _remove(options: argparse.Namespace) -> int:
+    async with opened(options) as workspace:
+        session_id = await find_session(workspace, options.session)
+        session = await workspace.session(session_id)
+        title = one_line(session.title) or "untitled"
+        if not options.yes and not _agreed(f"delete {title!r}, {session.message_count} messages?"):
+            say("nothing was deleted")
+            return 1
+        await workspace.delete(session_id)
+    show(f"deleted {session_id[:SHORT]}  {title}")
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    """A person's yes. Where there is none, it must have been given on the command line."""
+    if not (sys.stdin is not None and sys.stdin.isatty()):
+        raise UsageError(f"{question} nobody is there to ask: say --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

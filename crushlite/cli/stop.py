@@ -1,0 +1,158 @@
+"""`crushlite stop`: ask the daemon to leave, and say what keeps it if it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    add_connection,
+    address_of,
+    command,
+    one_line,
+    perform,
+    reached,
+    say,
+    show,
+)
+from crushlite.cli.lookup import SHORT, vitals
+from crushlite.cli.render import count
+from crushlite.client import Client, ConnectionFailed
+from crushlite.errors import CrushliteError, NotFound, ServerInUse, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from crushlite.client import RemoteWorkspace
+
+__all__ = ["add_parser", "run"]
+
+GONE_SECONDS = 30.0  # for a daemon to end its runs and close its databases
+LOOK_SECONDS = 0.1
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+DESCRIPTION = """\
+Ask the daemon to leave. It does if it has no workspace open: clients and detached runs keep it, and
+are named. --force ends it all the same, in order: its runs are canceled and recorded as such,
+nothing that was promised is lost. No daemon is what was wanted, and exit code 0.
+"""
+EXAMPLES = """\
+  crushlite stop
+  crushlite stop --force     # canceling what runs
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "stop", DESCRIPTION, run, EXAMPLES)
+    parser.add_argument("--force", action="store_true", help="cancel what keeps it")
+    add_connection(parser, start=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    return perform(_stop(options))
+
+
+async def _stop(options: argparse.Namespace) -> int:
+    address = address_of(options)
+    try:
+        async with reached(options) as client:
+            with _process(address, (await vitals(client)).pid) as handle:
+                try:
+                    await client.control()
+                except ServerInUse:
+                    if not options.force:
+                        raise CrushliteError(await _keepers(client)) from None
+                    _terminate(handle)
+                await _until_gone(options, handle)
+    except ConnectionFailed as error:
+        if error.reached:
+            raise
+        say(f"no daemon at {address}")
+        return 0
+    show("stopped")
+    return 0
+
+
+async def _until_gone(options: argparse.Namespace, handle: int | None) -> None:
+    """Until its process is gone, and with that its hold on the databases; where that cannot be
+    seen, until it does not answer any more."""
+    try:
+        async with asyncio.timeout(GONE_SECONDS):
+            if handle is not None:
+                ended = asyncio.Event()
+                asyncio.get_running_loop().add_reader(handle, ended.set)
+                await ended.wait()
+                asyncio.get_running_loop().remove_reader(handle)
+            while handle is None:
+                async with reached(options):
+                    await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        reason = f"it has not left after {GONE_SECONDS:g} s: see crushlite logs"
+        raise CrushliteError(reason) from None
+    except CrushliteError:
+        pass  # it does not answer any more, or not like a daemon that stays
+
+
+# What keeps it ----------------------------------------------------------------------------------
+
+
+async def _keepers(client: Client) -> str:
+    lines = ["the daemon is needed and stays:"]
+    for info in await client.workspaces():
+        try:
+            lines.append(f"  {one_line(info.path)}: {await _keeper(client.attach(info))}")
+        except NotFound:
+            pass  # closed since it was listed
+    health = await vitals(client)
+    lines.append(
+        f"{count(health.clients, 'client')} in all. Close them or wait, then try again; "
+        "or cancel what runs and end it: crushlite stop --force"
+    )
+    return "\n".join(lines)
+
+
+async def _keeper(workspace: RemoteWorkspace) -> str:
+    live = [info for info in await workspace.runs() if info.state != "ended"]
+    if not live:
+        return "open in a client, nothing runs"
+    return f"{count(len(live), 'run')} ({', '.join(info.run_id[:SHORT] for info in live)})"
+
+
+# Its process ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _process(address: str, told: int) -> Iterator[int | None]:
+    """A handle of the process behind a unix socket; None where there is no such thing. The system
+    says who that is, not the daemon. The handle is taken while a connection is open, and after
+    that the daemon still answers on it: so no other process can have got its number."""
+    if not address.startswith("unix://") or not hasattr(signal, "pidfd_send_signal"):
+        yield None
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(GONE_SECONDS)
+        sock.connect(address.removeprefix("unix://"))
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        if pid != told or pid in (0, 1, os.getpid()) or uid != os.geteuid():
+            raise CrushliteError(f"process {pid} of user {uid} listens, not {told}: not ended")
+        handle = os.pidfd_open(pid)
+        try:
+            sock.sendall(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            if not sock.recv(1):
+                raise CrushliteError("the daemon is leaving already")
+            yield handle
+        finally:
+            os.close(handle)
+
+
+def _terminate(handle: int | None) -> None:
+    if handle is None:
+        raise UsageError("--force needs a unix socket and Linux; send SIGTERM to the daemon")
+    signal.pidfd_send_signal(handle, signal.SIGTERM)

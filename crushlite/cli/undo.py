@@ -1,0 +1,163 @@
+"""`crushlite undo`: put back the files that a run changed."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from crushlite.cli.common import (
+    Style,
+    add_connection,
+    add_json,
+    command,
+    opened,
+    perform,
+    say,
+    show,
+    show_json,
+)
+from crushlite.cli.lookup import SHORT, choose
+from crushlite.cli.render import count, visible
+from crushlite.errors import Conflict, CrushliteError, RunNotFound, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from crushlite.client import RemoteWorkspace
+    from crushlite.protocol.changes import FileChange, RunChanges
+
+__all__ = ["add_parser", "run"]
+
+SHOWN_LINES = 400  # of the diff of one file
+
+DESCRIPTION = """\
+Put back the files that a run changed: with its tools, or with its commands. Shows what it will do
+as a diff, and asks. A file that has changed since is not touched, and then none is, unless you ask
+for the others. Without a run: the last one in this directory that changed files.
+
+Not known are: binary and very large files, files that .gitignore names, what background jobs
+changed later, and commits: git's own folder is left alone. An undo can be undone; it says how.
+"""
+EXAMPLES = """\
+  crushlite undo --dry-run    # only the diff
+  crushlite undo              # asks first
+  crushlite undo 3f2a --yes   # the run that begins so; `crushlite runs` lists them
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = command(commands, "undo", DESCRIPTION, run, EXAMPLES)
+    add = parser.add_argument
+    add("run_id", nargs="?", default="", metavar="RUN", help="a run, or the beginning of its id")
+    add("--yes", "-y", action="store_true", help="do not ask")
+    add("--dry-run", "-n", action="store_true", help="only show what would be done")
+    add("--partial", action="store_true", help="leave out what cannot be put back, do the rest")
+    add_json(parser, "what was done, or would be,")
+    add_connection(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.json and not (options.yes or options.dry_run):
+        raise UsageError("--json asks nothing: add --yes or --dry-run")
+    return perform(_undo(options))
+
+
+async def _undo(options: argparse.Namespace) -> int:
+    async with opened(options) as workspace:
+        run_id = await _find(workspace, options.run_id)
+        changes = await workspace.run_changes(run_id)
+        if not options.json:
+            _show(changes, workspace.info.path)
+        kept = [file for file in changes.files if file.problem]
+        todo = [file for file in changes.files if not file.problem]
+        if options.dry_run:
+            if options.json:
+                show_json(await workspace.undo(run_id, dry_run=True, partial=options.partial))
+            return 1 if kept and not options.partial else 0
+        if kept and not options.partial:
+            raise Conflict("nothing was changed; --partial puts back the other files")
+        if not todo:
+            raise Conflict(f"there is nothing to put back in run {run_id}")
+        if not options.yes and not _agreed(len(todo)):
+            say("nothing was changed")
+            return 1
+        answer = await workspace.undo(run_id, partial=options.partial)
+        if options.json:
+            show_json(answer)
+        else:
+            number = count(len(answer.restored), "file")
+            show(f"{number} put back; to take that back: crushlite undo {answer.run_id}")
+        return 0
+
+
+async def _find(workspace: RemoteWorkspace, given: str) -> str:
+    changed = await workspace.changed_runs()
+    if given:
+        others = [info.run_id for info in await workspace.runs()]
+        if found := choose(given, dict.fromkeys([*(c.run_id for c in changed), *others]), "runs"):
+            return found
+        raise RunNotFound(f"no run {given} in {workspace.info.path}: `crushlite runs` lists them")
+    # An undo is not a run: asking again goes further back.
+    left = [run.run_id for run in changed if not run.undoes and not run.undone]
+    if not left:
+        raise CrushliteError(f"no run in {workspace.info.path} changed files that are not undone")
+    return left[-1]
+
+
+def _agreed(number: int) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("nobody is there to ask: add --yes")
+    print(f"Put back {count(number, 'file')}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# The diff ---------------------------------------------------------------------------------------
+
+
+def _show(changes: RunChanges, root: str) -> None:
+    style = Style(sys.stdout)
+    for note in changes.notes:
+        say(note)
+    if not changes.files:
+        say(f"run {changes.run_id[:SHORT]} changed no files that are known")
+    for file in changes.files:
+        shown = visible(os.path.relpath(file.path, os.path.realpath(root)))
+        if file.problem:
+            say(f"{shown} cannot be put back: {file.problem}")
+        else:
+            for line in _diff(file, shown):
+                show(_coloured(line, style))
+
+
+def _diff(file: FileChange, shown: str) -> list[str]:
+    """From what the run left to what was before."""
+    old = f"a/{shown}" if file.exists else "/dev/null"
+    new = f"b/{shown}" if file.existed else "/dev/null"
+    texts = (_lines(file.after), _lines(file.before))
+    lines = list(difflib.unified_diff(*texts, old, new, lineterm=""))
+    if not lines:
+        return [f"--- {old}", f"+++ {new}", f"({_unseen(file)})"]
+    if len(lines) > SHOWN_LINES:
+        left = count(len(lines) - SHOWN_LINES, "more line")
+        lines = [*lines[:SHOWN_LINES], f"({left})"]
+    return lines
+
+
+def _unseen(file: FileChange) -> str:
+    if file.exists and file.existed:
+        return f"its mode becomes {file.mode:o}" if file.before == file.after else "line ends"
+    return "empty"
+
+
+def _lines(text: str) -> list[str]:
+    return [visible(line.expandtabs(4)) for line in text.splitlines()]
+
+
+def _coloured(line: str, style: Style) -> str:
+    if line.startswith(("---", "+++")):
+        return style.bold(line)
+    if line.startswith("@@"):
+        return style.cyan(line)
+    return {"+": style.green, "-": style.red}.get(line[:1], str)(line)

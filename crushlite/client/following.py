@@ -1,0 +1,310 @@
+"""One run among all that happens in a workspace: its events from its beginning to its end.
+
+Message events do not say which run they belong to, but a session has one run at a time, in the
+order in which they were accepted. So our messages are those between the end of the last run ahead
+of ours and our own `run_complete`. Where that was not seen, after a gap in the stream or because
+the run began long ago, the transcript is read instead, with the same rule: what comes after the
+last message of the runs ahead, up to the last message of ours. Another run's text is never taken
+for ours.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from crushlite.client.stream import Lost, Recovered
+from crushlite.client.wire import ConnectionFailed, passes
+from crushlite.errors import CrushliteError, NotFound, NotQueued, RunNotFound
+from crushlite.protocol.events import Envelope, Resync
+from crushlite.protocol.messages import Message
+from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
+from crushlite.protocol.questions import QuestionBatch, QuestionNotification
+from crushlite.protocol.runs import RunComplete
+from crushlite.protocol.sessions import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from crushlite.client.stream import EventStream
+    from crushlite.client.workspace import RemoteWorkspace
+    from crushlite.protocol.runs import Accepted, RunInfo
+
+__all__ = ["Follower", "RunStream"]
+
+POSTS = 3  # attempts to post a prompt: under one run_id it is the same prompt each time
+TITLE_CHARS = 60
+
+
+class Follower:
+    """Tells the events of one run from all others. Pure: it only looks at what it is given."""
+
+    def __init__(self, run_id: str, session_id: str) -> None:
+        self.ahead: set[str] = set()  # runs that must end before ours begins
+        self.begun = False  # a message of ours was seen
+        self._run_id = run_id
+        self._session_id = session_id
+        self._family = {session_id}  # our session, and those of agents that work for it
+        self._messages: set[str] = set()
+        self._foreign: set[str] = set()  # messages of runs ahead, as far as they are known
+        self._calls: set[str] = set()
+        self._batches: set[str] = set()
+
+    def place(self, runs: Iterable[RunInfo], over: Iterable[str]) -> None:
+        """Where ours stands in line. `over` ended before we listened; one that ended since is
+        still ahead of us: its last events are to be read."""
+        self.ahead = {run.run_id for run in self._before(runs)} - set(over)
+
+    def take(self, event: Envelope) -> bool:
+        """Whether an event is about our run. To be asked about every event, in order."""
+        payload = event.payload
+        if isinstance(payload, RunComplete):
+            self.ahead.discard(payload.run_id)
+            return payload.run_id == self._run_id
+        if isinstance(payload, Session) and payload.parent_session_id in self._family:
+            self._family.add(payload.id)
+        if isinstance(payload, Message) and payload.session_id == self._session_id:
+            return self._is_our_message(event.action, payload)
+        if not self._is_ours(payload):
+            return False
+        if isinstance(payload, Message):
+            self._calls.update(call.id for call in payload.tool_calls)
+        elif isinstance(payload, PermissionRequest):
+            self._calls.add(payload.tool_call_id)
+        elif isinstance(payload, QuestionBatch):
+            self._batches.add(payload.id)
+        return True
+
+    def restore(self, messages: list[Message], runs: list[RunInfo]) -> list[Message]:
+        """Our messages in a transcript that was read before the list of runs."""
+        found = {run.run_id: run for run in runs}
+        ours = found[self._run_id]
+        shown = found.get(ours.folded_into, ours)  # a prompt that was folded has no turn of its own
+        ids = {message.id: index for index, message in enumerate(messages)}
+        ahead = self._before(runs, shown.run_id)
+        ends = [ids[run.message_id] + 1 for run in ahead if run.message_id in ids]
+        # One that ended after the transcript was read still has events on the stream.
+        self.ahead = {
+            run.run_id
+            for run in ahead
+            if run.state != "ended" or (run.message_id and run.message_id not in ids)
+        }
+        start, stop = max(ends, default=0), len(messages)
+        self._foreign = {message.id for message in messages[:start]}
+        while start < stop and messages[start].role != "user":
+            start += 1  # the results of tools that a run ahead did not live to see
+        if shown.state == "ended":
+            stop = ids[shown.message_id] + 1 if shown.message_id in ids else start
+            while stop < len(messages) and messages[stop].role == "tool":
+                stop += 1
+        restored = [] if self.ahead else messages[start:stop]
+        for message in restored:
+            self._own(message)
+        return restored
+
+    def _before(self, runs: Iterable[RunInfo], run_id: str = "") -> list[RunInfo]:
+        before = []
+        for run in runs:
+            if run.run_id == (run_id or self._run_id):
+                break
+            if run.kind == "prompt":  # nothing else has a run_complete
+                before.append(run)
+        return before
+
+    def _own(self, message: Message) -> None:
+        self.begun = True
+        self._messages.add(message.id)
+        self._calls.update(call.id for call in message.tool_calls)
+
+    def _is_our_message(self, action: str, message: Message) -> bool:
+        fresh = action == "created" and not self.ahead and message.id not in self._foreign
+        if fresh or message.id in self._messages:
+            self._own(message)
+            return True
+        return False
+
+    def _is_ours(self, payload: object) -> bool:
+        if isinstance(payload, PermissionNotification):
+            return payload.tool_call_id in self._calls
+        if isinstance(payload, QuestionNotification):
+            return payload.batch_id in self._batches
+        run_id = getattr(payload, "run_id", "")
+        if run_id:
+            return bool(run_id == self._run_id)
+        session = payload.id if isinstance(payload, Session) else getattr(payload, "session_id", "")
+        return not self.ahead and session in self._family
+
+
+class RunStream:
+    """The events of one run, in order, the last one its `run_complete`; then it stops.
+
+    To be used in `async with`. It comes back after a lost connection and fills in what was missed:
+    then messages are yielded once more, as they are now. `lost` and `recovered` are yielded too,
+    so that a caller who does not want to wait can leave.
+    """
+
+    def __init__(
+        self,
+        workspace: RemoteWorkspace,
+        *,
+        run_id: str = "",
+        session_id: str = "",
+        prompt: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.workspace = workspace
+        self.run_id = run_id
+        self.session_id = session_id
+        self.accepted: Accepted | None = None  # if we posted it
+        self.ending: RunComplete | None = None
+        self._prompt = prompt
+        self._options = dict(options or {})
+        self._events: EventStream | None = None
+        self._follower = Follower(run_id, session_id)
+        self._pending: deque[Envelope] = deque()
+        self._gap = False  # the transcript is to be read
+
+    @property
+    def ahead(self) -> int:
+        """How many runs of the session must end before ours begins."""
+        return len(self._follower.ahead)
+
+    async def __aenter__(self) -> RunStream:
+        """Returns when the run is promised, or found."""
+        try:
+            if self._prompt is None:
+                await self._find()
+            else:
+                await self._post(self._prompt)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._events is not None:
+            await self._events.close()
+
+    def __aiter__(self) -> RunStream:
+        return self
+
+    async def __anext__(self) -> Envelope:
+        while True:
+            if self._gap:
+                await self._catch_up()
+            elif self._pending:
+                event = self._pending.popleft()
+                if isinstance(event.payload, RunComplete):
+                    self.ending = event.payload
+                return event
+            elif self.ending is not None or self._events is None:
+                raise StopAsyncIteration
+            else:
+                self._look_at(await self._events.__anext__())
+
+    async def end(self) -> RunComplete:
+        """Read on to the end of the run."""
+        async for _ in self:
+            pass
+        if self.ending is None:
+            raise ConnectionFailed(f"the stream was closed before run {self.run_id} ended")
+        return self.ending
+
+    async def cancel(self) -> None:
+        """Cancel the run; its end comes as an event. A prompt that still waits in line is taken
+        back, which leaves the runs ahead of it alone."""
+        if self.ending is not None:
+            return  # a cancel would hit whoever comes next in the session
+        if not self._follower.begun:
+            try:
+                return await self.workspace.remove(self.session_id, self.run_id)
+            except (NotQueued, NotFound):
+                pass  # it is at work, or over
+        await self.workspace.cancel(self.session_id)
+
+    # Beginning.
+
+    async def _post(self, prompt: str) -> None:
+        over: set[str] = set()
+        if self.session_id:
+            runs = await self.workspace.runs(self.session_id)
+            over = {run.run_id for run in runs if run.state == "ended"}
+        else:
+            title = " ".join(prompt.split())[:TITLE_CHARS]
+            self.session_id = (await self.workspace.create_session(title)).id
+        self._events = self.workspace.events()
+        await self._events.__aenter__()
+        self.accepted = await self._promise(prompt)
+        self.run_id = self.accepted.run_id
+        self._follower = Follower(self.run_id, self.session_id)
+        try:
+            self._follower.place(await self.workspace.runs(self.session_id), over)
+        except ConnectionFailed as error:
+            await self._events.reopen(error.message)  # promised is promised: found again later
+
+    async def _promise(self, prompt: str) -> Accepted:
+        self._options["run_id"] = self._options.get("run_id") or str(uuid.uuid4())
+        for _ in range(POSTS - 1):
+            try:
+                return await self.workspace.prompt(self.session_id, prompt, **self._options)
+            except ConnectionFailed:
+                pass
+        return await self.workspace.prompt(self.session_id, prompt, **self._options)
+
+    async def _find(self) -> None:
+        info = await self.workspace.run(self.run_id)
+        self.session_id = info.session_id
+        self._follower = Follower(self.run_id, self.session_id)
+        self._gap = True
+        if info.state != "ended":
+            self._events = self.workspace.events()
+            await self._events.__aenter__()
+
+    # Following.
+
+    def _look_at(self, event: Envelope) -> None:
+        if isinstance(event.payload, Resync):
+            self._gap = True
+        elif isinstance(event.payload, Lost | Recovered):
+            self._pending.append(event)
+        elif self._follower.take(event):
+            complete = isinstance(event.payload, RunComplete)
+            if complete and event.payload.message_id and not self._follower.begun:
+                self._gap = True  # we did not see it begin; the end is found along with the rest
+            else:
+                self._pending.append(event)
+
+    async def _catch_up(self) -> None:
+        """Read what events would have told. First the messages: of a run that goes on after that,
+        all are its own."""
+        try:
+            messages = await self.workspace.messages(self.session_id)
+            runs = await self.workspace.runs(self.session_id)
+        except CrushliteError as error:
+            if self._events is None or not passes(error):
+                raise
+            self._gap = False
+            return await self._events.reopen(error.message)  # brings a resync
+        ours = next((run for run in runs if run.run_id == self.run_id), None)
+        if ours is None:
+            raise RunNotFound(f"what became of run {self.run_id} is unknown: it is not there")
+        self._gap = False
+        restored = self._follower.restore(messages, runs)
+        self._pending.extend(Envelope("message", "updated", message) for message in restored)
+        if ours.state == "ended":
+            self._pending.append(Envelope("run_complete", "updated", _ending(ours)))
+
+
+def _ending(info: RunInfo) -> RunComplete:
+    """The event that was missed."""
+    canceled = info.outcome in ("canceled", "cleared")
+    error = info.error or ("" if canceled or info.outcome == "completed" else "the run failed")
+    return RunComplete(
+        *(info.session_id, info.message_id, info.run_id, info.text, error),
+        cancelled=canceled,
+        folded_into=info.folded_into,
+    )
