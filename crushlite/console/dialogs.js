@@ -1,0 +1,213 @@
+// What waits for a person: permissions and questions.
+//
+// Both dialogs stand above the prompt and leave the page usable. They never take the focus from a
+// person who is typing (the Enter meant for a prompt must not allow anything), and they close when
+// somebody else was first. What they show is what the daemon lists; nothing is remembered here.
+
+import { counts, drawDiff } from "./diff.js";
+import { changesOf, inputRows } from "./tools.js";
+import { el, plainText, setText } from "./text.js";
+
+const CALM = 350; // milliseconds before a new dialog takes a click that may have been for another
+
+class Ask {
+  // `answer(request, body)` sends an answer; `elsewhere(request)` is a button to its session.
+  constructor(dialog, answer, elsewhere) {
+    this.dialog = dialog;
+    this.answer = answer;
+    this.elsewhere = elsewhere;
+    this.id = null;
+  }
+
+  // Show the first of the open requests, or nothing.
+  show(requests) {
+    const [first] = requests;
+    if (!first) {
+      this.close();
+      return;
+    }
+    if (first.id !== this.id) {
+      this.close();
+      this.id = first.id;
+      this.dialog.replaceChildren(this.form(first));
+      this.dialog.setAttribute("open", ""); // not show(): that would take the focus
+      this.calm();
+      if ([document.body, null].includes(document.activeElement)) this.dialog.querySelector("h2").focus();
+    }
+    this.more?.replaceChildren(requests.length > 1 ? `and ${requests.length - 1} more` : "");
+  }
+
+  calm() {
+    const buttons = [...this.dialog.querySelectorAll("button")];
+    buttons.forEach((button) => (button.disabled = true));
+    setTimeout(() => buttons.forEach((button) => (button.disabled = false)), CALM);
+  }
+
+  close() {
+    if (this.id === null) return;
+    const inside = this.dialog.contains(document.activeElement);
+    this.id = null;
+    this.dialog.removeAttribute("open");
+    this.dialog.replaceChildren();
+    if (inside) document.getElementById("prompt").focus();
+  }
+
+  head(id, title, request) {
+    this.more = el("span", { class: "hint" });
+    return el(
+      "div",
+      { class: "row" },
+      el("h2", { id, tabindex: "-1" }, title),
+      this.more,
+      el("span", { class: "grow" }),
+      this.elsewhere(request),
+    );
+  }
+
+  send(request, body) {
+    const buttons = [...this.dialog.querySelectorAll("button")];
+    buttons.forEach((button) => (button.disabled = true));
+    this.answer(request, body).catch(() => buttons.forEach((button) => (button.disabled = false)));
+  }
+}
+
+export class PermissionAsk extends Ask {
+  form(request) {
+    const params = request.params || {};
+    const rows = changesOf({}, params);
+    const reason = el("input", {
+      type: "text",
+      class: "grow",
+      placeholder: "Reason, for the model (optional)",
+      "aria-label": "Reason of a denial",
+    });
+    const send = (action) => () =>
+      this.send(request, { action, ...(action === "deny" && reason.value ? { reason: reason.value } : {}) });
+    const button = (action, kind, text) =>
+      el("button", { type: "button", class: kind, "data-action": action, onclick: send(action) }, text);
+    return el(
+      "form",
+      { onsubmit: (event) => event.preventDefault() },
+      this.head("permission-title", `Allow ${request.tool_name}?`, request),
+      request.description && !said(request, params)
+        ? el("p", { class: "description", dir: "auto" }, shortened(request.description))
+        : null,
+      this.what(request, params, rows),
+      el(
+        "div",
+        { class: "row wrap" },
+        button("allow", "primary", "Allow"),
+        button("allow_session", "", "Allow for this session"),
+        el("span", { class: "deny" }, button("deny", "danger", "Deny"), reason),
+      ),
+    );
+  }
+
+  what(request, params, rows) {
+    const box = el("div", { class: "asked" });
+    if (typeof params.command === "string") {
+      const command = el("pre", { class: "command", dir: "ltr" });
+      plainText(command, `$ ${params.command}`);
+      box.append(command);
+      const { command: _, description: __, ...rest } = params;
+      box.append(inputRows(rest, rows));
+    } else {
+      box.append(inputRows(params, rows));
+    }
+    if (rows) {
+      const { added, removed } = counts(rows);
+      box.append(el("p", { class: "hint" }, `Lines: ${added} added, ${removed} removed`), drawDiff(rows));
+    }
+    return box;
+  }
+}
+
+// Many a description only repeats the command or the path.
+function said({ description }, { command, file_path: path }) {
+  return [command, path].some((value) => typeof value === "string" && value && description.endsWith(value));
+}
+
+function shortened(text) {
+  return text.length > 500 ? text.slice(0, 500) + "…" : text;
+}
+
+export class QuestionAsk extends Ask {
+  form(batch) {
+    const fields = batch.questions.map((question) => field(question));
+    const form = el(
+      "form",
+      {},
+      this.head("question-title", "The agent asks", batch),
+      el("div", { class: "asked" }, ...fields.map((each) => each.node)),
+      el(
+        "div",
+        { class: "row" },
+        el("button", { type: "submit", class: "primary" }, "Answer"),
+        el("button", { type: "button", onclick: () => this.send(batch, { action: "cancel" }) }, "Dismiss"),
+      ),
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send(batch, { responses: fields.map((each) => each.read()) });
+    });
+    return form;
+  }
+}
+
+// One question: its controls, and how to read the answer from them.
+function field(question) {
+  const { id, type } = question;
+  const choices =
+    type === "yes_no"
+      ? [
+          { id: "yes", label: "Yes" },
+          { id: "no", label: "No" },
+        ]
+      : question.choices || [];
+  const kind = type === "multi_choice" ? "checkbox" : "radio";
+  const inputs = choices.map((choice) =>
+    el("input", { type: kind, name: id, value: choice.id, required: kind === "radio" && type === "yes_no" }),
+  );
+  const free =
+    type === "yes_no"
+      ? null
+      : el(type === "free_text" ? "textarea" : "input", {
+          "aria-label": type === "free_text" ? "Answer" : "Another answer",
+          placeholder: type === "free_text" ? "" : "Another answer",
+          rows: type === "free_text" ? "3" : null,
+        });
+  const node = el(
+    "fieldset",
+    {},
+    el("legend", { dir: "auto" }, question.question),
+    question.description ? el("p", { class: "hint", dir: "auto" }, question.description) : null,
+    ...choices.map((choice, index) => {
+      const text = el("span", { dir: "auto" }, choice.label);
+      const more = choice.description ? el("span", { class: "hint", dir: "auto" }, choice.description) : null;
+      return el("label", { class: "choice" }, inputs[index], text, more);
+    }),
+    free,
+  );
+  const read = () => {
+    const chosen = inputs.filter((input) => input.checked).map((input) => input.value);
+    if (type === "yes_no") return { request_id: id, yes: chosen[0] === "yes" };
+    const words = free.value.trim();
+    return {
+      request_id: id,
+      ...(chosen.length ? { selected_ids: chosen } : {}),
+      ...(words ? { fill_in_text: words } : {}),
+    };
+  };
+  return { node, read };
+}
+
+// Ask before something that cannot be undone; resolves to true or false.
+export function confirmed(dialog, title, text) {
+  setText(dialog.querySelector("h2"), title);
+  setText(dialog.querySelector("p"), text);
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}

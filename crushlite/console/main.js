@@ -1,0 +1,248 @@
+// The console: who we are, which workspace, and which of the screens is shown.
+//
+// The address that `crushlite web` prints has a one-time code in its fragment. It is exchanged for
+// the token of this port, which is kept in this origin's storage, and taken out of the address.
+
+import { ApiError, at, request, uuid } from "./api.js";
+import { Desk } from "./desk.js";
+import { Line } from "./feed.js";
+import { byId, el, setText } from "./text.js";
+
+const TOKEN = "crushlite.token";
+const CLIENT = "crushlite.client";
+const PATH = "crushlite.path";
+const PATIENCE = 8_000; // milliseconds without a connection before advice is given
+
+const token = () => localStorage.getItem(TOKEN) || "";
+
+function client() {
+  const known = localStorage.getItem(CLIENT);
+  if (known) return known;
+  localStorage.setItem(CLIENT, uuid());
+  return localStorage.getItem(CLIENT);
+}
+
+async function api(method, path, body) {
+  try {
+    return await request(token(), method, path, body);
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) needToken();
+    throw error;
+  }
+}
+
+const line = new Line(take);
+const desk = new Desk({ api, line, client });
+let opened = null; // the path of the workspace that is shown
+
+// The stream -------------------------------------------------------------------------------------
+
+function take(message) {
+  if (message.type !== "relay" && message.path !== opened) return; // of a workspace that was left
+  if (message.type === "event") desk.take(message);
+  else if (message.type === "relay") desk.soon();
+  else if (message.type === "client") localStorage.setItem(CLIENT, message.id);
+  else if (message.type === "unauthorized") needToken();
+  else if (message.type === "failed") choose(message.message).catch((error) => retryLater(error, enter));
+  else if (message.type === "lost") lost(message.message);
+  else if (message.type === "live") {
+    // Only now: what cannot be opened is not tried again at the next visit.
+    sessionStorage.setItem(PATH, opened);
+    localStorage.setItem(PATH, opened);
+    clearTimeout(patience);
+    patience = null;
+    connection("live", "connected", "");
+    show("desk");
+    desk.live(message.workspace, message.refetch);
+  }
+}
+
+// A restart takes a moment; a daemon that has left does not come back by itself.
+let patience = null;
+function lost(why) {
+  connection("lost", "reconnecting", why);
+  const advice = "No connection. If the daemon has left, run “crushlite web” in a terminal.";
+  patience ??= setTimeout(() => desk.trouble(advice), PATIENCE);
+}
+
+function connection(state, words, why) {
+  const node = byId("connection");
+  node.dataset.state = state;
+  node.title = why;
+  setText(node, words);
+}
+
+function open(path) {
+  opened = path;
+  byId("workspace").hidden = false;
+  const cut = path.replace(/\/+$/, "").lastIndexOf("/") + 1;
+  setText(byId("workspace").querySelector(".folder"), path.slice(0, cut));
+  setText(byId("workspace").querySelector(".name"), path.slice(cut));
+  connection("connecting", "connecting", "");
+  line.open(path, client(), token());
+}
+
+// The screens ------------------------------------------------------------------------------------
+
+function show(screen) {
+  for (const id of ["login", "chooser", "desk"]) byId(id).hidden = id !== screen;
+}
+
+function needToken() {
+  connection("lost", "no key", "");
+  const why = token()
+    ? "Its key is no longer valid: the daemon has been started again since."
+    : "It has no key for this daemon yet.";
+  setText(byId("login-why"), why);
+  if (byId("login").hidden) {
+    show("login");
+    byId("login-code").focus();
+  }
+}
+
+async function choose(trouble = "") {
+  opened = null;
+  line.close();
+  sessionStorage.removeItem(PATH);
+  for (const id of ["workspace", "yolo", "presence", "model"]) byId(id).hidden = true;
+  chooserError(trouble);
+  if (!byId("chooser-path").value) byId("chooser-path").value = localStorage.getItem(PATH) || "";
+  const live = (await api("GET", at("workspaces"))) || [];
+  const items = live.map(({ path }) => {
+    const button = el("button", { type: "button" }, el("bdi", {}, path));
+    button.addEventListener("click", () => open(path));
+    return el("li", {}, button);
+  });
+  byId("chooser-list").replaceChildren(...items);
+  connection("live", "connected", "");
+  show("chooser");
+  (items[0]?.firstChild || byId("chooser-path")).focus();
+}
+
+function chooserError(text) {
+  byId("chooser-error").hidden = !text;
+  setText(byId("chooser-error"), text);
+}
+
+// The code of an address or of a bare code; "" if there is none.
+function codeOf(text) {
+  const given = text.includes("#") ? text.slice(text.indexOf("#") + 1) : text;
+  if (!given.includes("=")) return { code: given.trim(), path: "" };
+  const fields = new URLSearchParams(given);
+  return { code: fields.get("code") || "", path: fields.get("path") || "" };
+}
+
+async function exchange(text) {
+  const { code, path } = codeOf(text);
+  const answer = await request("", "POST", "/v1/web/token", { code });
+  localStorage.setItem(TOKEN, answer.token); // other tabs hear of it too
+  // A path is believed only next to a good code: a link from elsewhere opens nothing.
+  if (path) sessionStorage.setItem(PATH, path);
+  return path;
+}
+
+// Begin, or begin again with a new token.
+async function enter() {
+  const path = opened || sessionStorage.getItem(PATH) || localStorage.getItem(PATH);
+  try {
+    if (path) open(path);
+    else await choose();
+  } catch (error) {
+    retryLater(error, enter);
+  }
+}
+
+function retryLater(error, again) {
+  if (!(error instanceof ApiError)) throw error;
+  if (error.status === 401) return;
+  connection("lost", "no connection", error.message);
+  setTimeout(again, 2000);
+}
+
+async function start() {
+  const fragment = location.hash.slice(1);
+  if (/(^|&)code=/.test(fragment)) {
+    history.replaceState(null, "", location.pathname); // the code is not for the history
+    try {
+      await exchange(fragment);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      loginError(error.message); // seen only if a token is needed, and the one we have is no good
+    }
+  }
+  try {
+    await api("GET", at("version"));
+  } catch (error) {
+    retryLater(error, start);
+    return;
+  }
+  await enter();
+}
+
+function loginError(text) {
+  byId("login-error").hidden = !text;
+  setText(byId("login-error"), text);
+}
+
+byId("login-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  loginError("");
+  try {
+    await exchange(byId("login-code").value.trim());
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    loginError(error.message);
+    return;
+  }
+  byId("login-code").value = "";
+  line.hurry(token());
+  await enter();
+});
+byId("chooser-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const path = byId("chooser-path").value.trim();
+  // A relative one would begin wherever the daemon happens to stand.
+  if (path.startsWith("/")) open(path);
+  else chooserError("Give the whole path, beginning with /");
+});
+byId("workspace").addEventListener("click", () => choose().catch((error) => retryLater(error, enter)));
+
+// Another tab got a token: this one goes on with it.
+addEventListener("storage", (event) => {
+  if (event.key !== TOKEN || !event.newValue) return;
+  line.hurry(event.newValue);
+  if (!byId("login").hidden) enter();
+});
+addEventListener("online", () => line.hurry(token()));
+document.addEventListener("visibilitychange", () => document.hidden || line.hurry(token()));
+addEventListener("pageshow", (event) => event.persisted && opened && open(opened));
+
+// The drawer of a narrow window ------------------------------------------------------------------
+
+function drawer(isOpen) {
+  document.body.classList.toggle("drawer-open", isOpen);
+  byId("shade").hidden = !isOpen;
+  byId("drawer-toggle").setAttribute("aria-expanded", String(isOpen));
+  if (isOpen) byId("session-new").focus();
+}
+byId("drawer-toggle").addEventListener("click", () =>
+  drawer(!document.body.classList.contains("drawer-open")),
+);
+byId("shade").addEventListener("click", () => drawer(false));
+document.addEventListener("chosen", () => drawer(false));
+
+// Escape closes what is open in front, and else stops the run.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
+  if (document.querySelector("dialog:modal")) return;
+  if (document.body.classList.contains("drawer-open")) {
+    drawer(false);
+    byId("drawer-toggle").focus();
+  } else if (event.target.closest(".ask, #rename-form")) {
+    byId("prompt").focus();
+  } else if (!byId("cancel").hidden) {
+    desk.attempt(() => desk.cancel());
+  }
+});
+
+start();

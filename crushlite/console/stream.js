@@ -1,0 +1,149 @@
+// The event stream of one workspace, which comes back by itself.
+//
+// Runs in the shared worker, or in the page where there is none. What it emits:
+//   {type: "live", workspace, refetch}  events come from now on; `refetch`: what is shown may be old
+//   {type: "event", kind, action, payload}
+//   {type: "lost", message}             no connection; it will be tried again
+//   {type: "unauthorized"}              the token is no good; waits for another
+//   {type: "failed", message}           the workspace cannot be opened; given up
+//   {type: "client", id}                our client id was retired, this is the new one
+
+import { ApiError, at, bearer, parsed, request, uuid } from "./api.js";
+
+const BACKOFF = { first: 250, most: 8000 }; // milliseconds
+const SILENCE = 40_000; // the daemon says something every 15 seconds
+
+export class Feed {
+  constructor(path, client, token, emit) {
+    this.path = path;
+    this.client = client;
+    this.token = token;
+    this.emit = (message) => emit({ ...message, path }); // a page may have gone on to another
+    this.workspace = null;
+    this.lastId = null;
+    this.stopped = false;
+    this.wake = () => {};
+    this.abort = new AbortController();
+    this.run();
+  }
+
+  // Another token, or the machine woke up: do not wait for the next attempt.
+  hurry(token = this.token) {
+    this.token = token;
+    this.wake();
+  }
+
+  stop() {
+    this.stopped = true;
+    this.abort.abort();
+    this.wake();
+  }
+
+  async run() {
+    let delay = BACKOFF.first;
+    while (!this.stopped) {
+      try {
+        await this.follow(() => (delay = BACKOFF.first));
+        if (!this.stopped) this.emit({ type: "lost", message: "The daemon closed the stream." });
+      } catch (error) {
+        if (this.stopped) return;
+        if (!this.survives(error)) return;
+      }
+      await this.pause(delay * (0.75 + Math.random() / 2));
+      delay = Math.min(delay * 2, BACKOFF.most);
+    }
+  }
+
+  // Whether another attempt makes sense after this error; says what is the matter.
+  survives(error) {
+    // What is no answer of the daemon is a broken connection, or a stream that fell silent.
+    const known = error instanceof ApiError ? error : new ApiError(0, "", "No connection to the daemon.");
+    const { status, code, message } = known;
+    if (status === 404 || code === "workspace_closing") {
+      this.workspace = null; // created again, by its path
+    } else if (code === "client_retired") {
+      this.client = uuid();
+      this.workspace = null;
+      this.emit({ type: "client", id: this.client });
+    } else if (status === 401) {
+      this.emit({ type: "unauthorized" });
+      return true;
+    } else if (status >= 400 && status < 500 && code !== "data_directory_in_use") {
+      this.emit({ type: "failed", message });
+      return false;
+    }
+    this.emit({ type: "lost", message });
+    return true;
+  }
+
+  pause(milliseconds) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, milliseconds);
+      this.wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  // Open the workspace if need be, then the stream, and read it to its end.
+  async follow(connected) {
+    if (this.workspace === null) {
+      const wanted = { path: this.path, client_id: this.client };
+      this.workspace = await request(this.token, "POST", "/v1/workspaces", wanted);
+      this.lastId = null;
+    }
+    const target = `${at("workspaces", this.workspace.id, "events")}?client_id=${this.client}&resume=1`;
+    const resuming = this.lastId !== null;
+    this.abort = new AbortController();
+    const headers = { ...bearer(this.token), ...(resuming ? { "Last-Event-ID": this.lastId } : {}) };
+    const response = await fetch(target, {
+      headers,
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+      signal: this.abort.signal,
+    });
+    if (!response.ok) {
+      const told = parsed(await response.text());
+      throw new ApiError(response.status, told?.code || "", told?.message || `status ${response.status}`);
+    }
+    connected();
+    this.emit({ type: "live", workspace: this.workspace, refetch: !resuming });
+    await this.read(response.body.getReader());
+  }
+
+  async read(reader) {
+    const decoder = new TextDecoder();
+    let rest = "";
+    let data = [];
+    while (!this.stopped) {
+      const silence = setTimeout(() => this.abort.abort(), SILENCE);
+      const { done, value } = await reader.read().finally(() => clearTimeout(silence));
+      if (done) return;
+      rest += decoder.decode(value, { stream: true });
+      const lines = rest.split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("id:")) this.lastId = line.slice(3).trim();
+        else if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
+        else if (line === "" && data.length) {
+          this.take(parsed(data.join("\n")));
+          data = [];
+        }
+      }
+    }
+  }
+
+  take(event) {
+    if (event === null) return;
+    if (event.type === "resync") this.emit({ type: "live", workspace: this.workspace, refetch: true });
+    else
+      this.emit({
+        type: "event",
+        kind: event.type,
+        action: event.payload.type,
+        payload: event.payload.payload,
+      });
+  }
+}
