@@ -67,7 +67,7 @@ class FakeTurn:
         self.questions: list[Question] = []
         self.todo_list: list[Todo] = []
         self.read: list[str] = []
-        self.changed: list[tuple[str, str, str]] = []
+        self.changed: list[tuple[str, str | None, str | None]] = []
         self.ran: list[str | list[str]] = []
         self.commands: list[Command] = []
         self.shown: list[tuple[str, str]] = []
@@ -105,6 +105,7 @@ class FakeTurn:
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
+        read_only: bool = False,
     ) -> Command:
         self.ran.append(command if isinstance(command, str) else list(command))
 
@@ -145,7 +146,7 @@ class FakeTurn:
     async def file_read(self, path: str) -> None:
         self.read.append(path)
 
-    async def file_changed(self, path: str, before: str, after: str) -> None:
+    async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self.changed.append((path, before, after))
 
     async def aclose(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.background import Jobs
+from crushlite.changes import Changes
 from crushlite.clock import FakeClock
 from crushlite.events import Hub
 from crushlite.pending import Permissions, Questions
@@ -88,6 +89,7 @@ class Bench(BoundedTestCase):
             interactive=lambda: True,
             coalesce=self.coalesce,
             jobs=Jobs(self.clock),
+            changes=Changes(self.path, self.store, SCOPE, self.hub, self.clock),
         )
 
     def turn(self, prompt: str = "hello", **order: Any) -> LiveTurn:

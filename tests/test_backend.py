@@ -432,7 +432,7 @@ class SlowCloseTests(BackendTestCase):
         self.agent = FailsToClose()
         client = str(uuid.uuid4())
         created = await self.create(client_id=client)
-        with self.assertLogs("crushlite.runner", "ERROR") as logs:
+        with self.assertLogs("crushlite.staff", "ERROR") as logs:
             self.backend.release(created.id, client)
             await self.assert_nothing_left()
         self.assertIn("cannot close", logs.output[0])

@@ -1547,7 +1547,7 @@ class MessagesSent(SentCase):
         body = await self.body(request, extra_body={"metadata": {"user_id": "u"}})
         marked = {"cache_control": {"type": "ephemeral"}}
         content = [{"type": "text", "text": "hi", **marked}]
-        tool = {"name": "ls", "description": "Lists.", "input_schema": TOOL.parameters}
+        tool = {"name": "ls", "description": "Lists.", "input_schema": TOOL.parameters, **marked}
         self.assertEqual(
             body,
             {
@@ -1595,7 +1595,8 @@ class MessagesSent(SentCase):
         source = {"type": "base64", "media_type": "image/png", "data": "QUJD"}
         image = {"type": "image", "source": source}
         self.assertEqual([entry["role"] for entry in found], ["user", "assistant", "user"])
-        texts = [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}]
+        marked = {"cache_control": {"type": "ephemeral"}}
+        texts = [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b", **marked}]
         self.assertEqual(found[0]["content"], texts)
         self.assertEqual(
             found[1]["content"],

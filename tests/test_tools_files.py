@@ -10,8 +10,9 @@ import threading
 from typing import Any
 from unittest import mock
 
-from crushlite.agent.tools import files, paths
+from crushlite.agent.tools import files
 from crushlite.errors import StoreFull
+from crushlite.worktree import paths
 from tests.helpers_tools import ToolTestCase
 
 NOT_TEXT: list[Any] = [None, 7, 1.5, True, [], {}, ["a"], "half \ud800"]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.agent.base import Verdict
-from crushlite.agent.tools.paths import exists, locate, read_bytes, write_bytes
 from crushlite.errors import BadRequest, CrushliteError
+from crushlite.worktree.paths import exists, locate, read_bytes, write_bytes
 from tests.helpers_tools import SECRET, Asked, ToolTestCase
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ import unittest
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.agent.tools import search, walk
+from crushlite.agent.tools import search
 from crushlite.agent.tools.search import Grep
-from crushlite.agent.tools.walk import Ignored, Pattern, braces, main
 from crushlite.clock import FakeClock, SystemClock
+from crushlite.worktree import walk
+from crushlite.worktree.walk import Ignored, Pattern, braces, main
 from tests.helpers_tools import SECRET, ToolTestCase
 
 if TYPE_CHECKING:

@@ -8,17 +8,21 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from crushlite.agent.base import Agent, agent_factory
+from crushlite.agent.base import Agent, FollowsConfig, agent_factory
+from crushlite.agent.discovery import Discovery
+from crushlite.agent.providers.build import provider_of
+from crushlite.agent.proxies import proxies_of
 from crushlite.config import scrubbed_environment
 from crushlite.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from crushlite.agent.base import AgentFactory
     from crushlite.agent.coder import Brain
-    from crushlite.agent.providers.base import Provider
+    from crushlite.agent.discovery import LocalServer
+    from crushlite.agent.proxies import Proxies
     from crushlite.clock import Clock
     from crushlite.config import Config, Selected
 
@@ -27,12 +31,15 @@ __all__ = ["coder", "find_agent"]
 log = logging.getLogger(__name__)
 
 
-def find_agent(name: str, clock: Clock) -> AgentFactory:
-    """The agent behind `--agent`: auto, coder, offline, or module:attr."""
-    if name == "auto":
-        return lambda path, env, config: _chosen(path, env, config, clock)
-    if name == "coder":
-        return lambda path, env, config: coder(path, env, config, clock)
+def find_agent(name: str, clock: Clock, local: Sequence[LocalServer] = ()) -> AgentFactory:
+    """The agent behind `--agent`: auto, coder, offline, or module:attr. `local` are the model
+    servers that `auto` looks for on this machine if none is configured."""
+    if name in ("auto", "coder"):
+        discovery = Discovery(clock, local if name == "auto" else ())
+        make = _chosen if name == "auto" else coder
+        return FollowsConfig(
+            lambda path, env, config: make(path, env, config, clock), discovery.complete
+        )
     if name == "offline":
         from crushlite.agent.offline import OfflineAgent
 
@@ -67,6 +74,7 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     from crushlite.agent.tools.base import Desk
     from crushlite.agent.tools.registry import all_tools
 
+    proxies = proxies_of(env)
     options = Options(
         context_paths=config.options.context_paths,
         auto_summarize=not config.options.disable_auto_summarize,
@@ -74,8 +82,8 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     return Agent(
         CoderAgent(
             desk=Desk(path, scrubbed_environment(env, config)),
-            large=_brain(config.large, clock),
-            small=_brain(config.small, clock),
+            large=_brain(config.large, clock, proxies),
+            small=_brain(config.small, clock, proxies),
             tools=all_tools(disabled=config.options.disabled_tools),
             options=options,
             clock=clock,
@@ -83,33 +91,10 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     )
 
 
-def _brain(selected: Selected, clock: Clock) -> Brain:
+def _brain(selected: Selected, clock: Clock, proxies: Proxies) -> Brain:
     from crushlite.agent.coder import Brain
 
     provider = selected.provider
-    return Brain(
-        _provider(selected, clock), selected.model, selected.choice, provider.system_prompt_prefix
-    )
-
-
-def _provider(selected: Selected, clock: Clock) -> Provider:
-    config = selected.provider
-    if config.type == "anthropic":
-        from crushlite.agent.providers.anthropic import AnthropicProvider
-
-        return AnthropicProvider(
-            config.base_url,
-            config.api_key,
-            extra_headers=config.extra_headers,
-            extra_body=config.extra_body,
-            clock=clock,
-        )
-    from crushlite.agent.providers.openai import OpenAIProvider
-
-    return OpenAIProvider(
-        config.base_url,
-        config.api_key,
-        extra_headers=config.extra_headers,
-        extra_body=config.extra_body,
-        clock=clock,
-    )
+    model, choice = selected.model, selected.choice
+    asked = provider_of(provider, clock, proxies)
+    return Brain(asked, model, choice, provider.system_prompt_prefix)

@@ -10,8 +10,8 @@ import platform
 import time
 from typing import TYPE_CHECKING
 
-from crushlite.agent.tools.paths import locate, read_bytes
 from crushlite.errors import BadRequest
+from crushlite.worktree.paths import locate, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

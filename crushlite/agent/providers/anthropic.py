@@ -11,8 +11,10 @@ What the API wants of a history, and what is done about it:
 - While thinking is on, a turn that has called tools begins with thinking. One that does not (it
   was begun by another model) is continued without.
 
-The prompt up to the system text, and up to the newest user block, is marked for caching: both are
-sent again, unchanged, with the next step.
+Four places are marked for caching, as many as the API takes: the end of the tools, of the system
+text, and of the two newest user messages. What stands before them is sent again, unchanged, with
+the next step: the older of the two marks is where the last request ended, and is found also if
+more blocks have come since than the API looks back by itself.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from crushlite.agent.providers.base import (
     Tokens,
 )
 from crushlite.agent.providers.transport import (
+    MODELS_SECONDS,
     WHOLE,
     Mender,
     Timeouts,
@@ -38,13 +41,16 @@ from crushlite.agent.providers.transport import (
     count,
     decoded,
     malformed,
+    model_ids,
     refusal,
 )
+from crushlite.agent.proxies import NO_PROXIES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
     from crushlite.agent.providers.base import ChatMessage, Image, ModelRequest
+    from crushlite.agent.proxies import Proxies
     from crushlite.clock import Clock
     from crushlite.http.sse import SSEEvent
 
@@ -76,7 +82,7 @@ class AnthropicProvider:
     Authorization, any other into x-api-key.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a configuration says of a provider, by keyword
         self,
         base_url: str,
         api_key: str = "",
@@ -85,6 +91,7 @@ class AnthropicProvider:
         extra_body: Mapping[str, Any] | None = None,
         timeouts: Timeouts | None = None,
         clock: Clock,
+        proxies: Proxies = NO_PROXIES,
     ) -> None:
         headers = [("anthropic-version", _VERSION)]
         key = api_key.strip()
@@ -97,14 +104,15 @@ class AnthropicProvider:
             extra_headers=dict(extra_headers).items(),
             clock=clock,
             timeouts=timeouts,
+            proxies=proxies,
         )
         versioned = self._transport.endpoint.prefix.endswith("/v1")
-        self._path = "/messages" if versioned else "/v1/messages"
+        self._prefix = "" if versioned else "/v1"
         self._extra_body = dict(extra_body or {})
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
-        decoder = _Decoder()
-        async with self._transport.post(self._path, self._body(request)) as reply:
+        decoder, body = _Decoder(), self._body(request)
+        async with self._transport.post(f"{self._prefix}/messages", body) as reply:
             async for event in reply:
                 for piece in decoder.feed(event):
                     yield piece
@@ -117,6 +125,12 @@ class AnthropicProvider:
         # Outside of the block: the connection is free again even if nobody reads on.
         for piece in rest:
             yield piece
+
+    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[str]:
+        """The ids of the models the server offers, the newest first; the answer must be here
+        within `timeout` seconds."""
+        path = f"{self._prefix}/models"
+        return await self._transport.get(path, model_ids, timeout=timeout)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -137,6 +151,7 @@ class AnthropicProvider:
                 {"name": t.name, "description": t.description, "input_schema": t.parameters}
                 for t in request.tools
             ]
+            body["tools"][-1]["cache_control"] = _CACHED
         budget = _budget(request, limit)
         if budget:
             # The API takes no temperature beside it.
@@ -185,9 +200,8 @@ def _messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     for entry in found:
         # Stable: what was in order stays in order.
         entry["content"].sort(key=lambda block: block["type"] != "tool_result")
-    last = next((entry for entry in reversed(found) if entry["role"] == "user"), None)
-    if last is not None:
-        last["content"][-1]["cache_control"] = _CACHED
+    for entry in [entry for entry in found if entry["role"] == "user"][-2:]:
+        entry["content"][-1]["cache_control"] = _CACHED
     return found
 
 

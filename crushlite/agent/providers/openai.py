@@ -30,6 +30,7 @@ from crushlite.agent.providers.base import (
     Tokens,
 )
 from crushlite.agent.providers.transport import (
+    MODELS_SECONDS,
     WHOLE,
     Mender,
     Timeouts,
@@ -37,19 +38,21 @@ from crushlite.agent.providers.transport import (
     count,
     decoded,
     malformed,
+    model_ids,
     refusal,
 )
+from crushlite.agent.proxies import NO_PROXIES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
 
     from crushlite.agent.providers.base import ChatMessage, Image, ModelRequest
+    from crushlite.agent.proxies import Proxies
     from crushlite.clock import Clock
     from crushlite.http.sse import SSEEvent
 
 __all__ = ["OpenAIProvider", "Options"]
 
-_MODELS_SECONDS = 2.0
 # One try for each field that a server may refuse, and the last.
 _TRIES = 4
 
@@ -90,7 +93,7 @@ class OpenAIProvider:
     and body fields win over our own of the same name.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a configuration says of a provider, by keyword
         self,
         base_url: str,
         api_key: str = "",
@@ -99,6 +102,7 @@ class OpenAIProvider:
         extra_body: Mapping[str, Any] | None = None,
         options: Options | None = None,
         clock: Clock,
+        proxies: Proxies = NO_PROXIES,
     ) -> None:
         options = options or Options()
         key = api_key.strip().removeprefix("Bearer ")
@@ -108,6 +112,7 @@ class OpenAIProvider:
             extra_headers=dict(extra_headers).items(),
             clock=clock,
             timeouts=options.timeouts,
+            proxies=proxies,
         )
         self._extra_body = dict(extra_body or {})
         # What this server takes, as far as is known; see `_adapt`.
@@ -142,9 +147,10 @@ class OpenAIProvider:
                 yield piece
             return
 
-    async def list_models(self) -> list[str]:
-        """The ids of the models the server offers, in its order; asked for 2 seconds at most."""
-        return await self._transport.get("/models", _model_ids, timeout=_MODELS_SECONDS)
+    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[str]:
+        """The ids of the models the server offers, in its order; the answer must be here within
+        `timeout` seconds."""
+        return await self._transport.get("/models", model_ids, timeout=timeout)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -195,16 +201,6 @@ class OpenAIProvider:
         else:
             return False
         return True
-
-
-def _model_ids(answer: Any) -> list[str]:
-    found = answer
-    if isinstance(answer, dict):
-        found = answer.get("data", answer.get("models"))
-    if not isinstance(found, list):
-        raise refusal(answer)
-    ids = [m.get("id") or m.get("name") if isinstance(m, dict) else m for m in found]
-    return [id_ for id_ in ids if isinstance(id_, str) and id_]
 
 
 def _limit_name(completion_tokens: bool | None) -> str:

@@ -21,19 +21,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from crushlite.agent.providers.base import ProviderError
+from crushlite.agent.proxies import NO_PROXIES
+from crushlite.errors import BadRequest
 from crushlite.http.client import ClientError, ConnectFailed, HTTPClient, TCPConnector
 from crushlite.http.sse import SSEEvent, SSEParser, SSETooLong
+from crushlite.http.tunnel import Proxy, ProxyRefused, TunnelConnector
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
+    from crushlite.agent.proxies import Proxies
     from crushlite.clock import Clock
-    from crushlite.http.client import StreamResponse
+    from crushlite.http.client import Connector, StreamResponse
     from crushlite.http.messages import Headers
 
 __all__ = [
+    "MODELS_SECONDS",
     "WHOLE",
     "Mender",
     "Reply",
@@ -42,10 +47,13 @@ __all__ = [
     "count",
     "decoded",
     "malformed",
+    "model_ids",
     "refusal",
 ]
 
 T = TypeVar("T")
+
+MODELS_SECONDS = 2.0  # for a list of models
 
 # The `event` of a body that was no event stream but one JSON document.
 WHOLE = "whole"
@@ -147,6 +155,17 @@ def count(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         return None
     return value
+
+
+def model_ids(answer: Any) -> list[str]:
+    """The ids in a list of models, in its order."""
+    found = answer
+    if isinstance(answer, dict):
+        found = answer.get("data", answer.get("models"))
+    if not isinstance(found, list):
+        raise refusal(answer)
+    ids = [m.get("id") or m.get("name") if isinstance(m, dict) else m for m in found]
+    return [id_ for id_ in ids if isinstance(id_, str) and id_]
 
 
 # Errors. Their texts are cut and cleared of secrets in one place, when they leave `Transport`: half
@@ -311,7 +330,7 @@ class _Endpoint:
     """A base URL, taken apart. Also the client's connector: connects within a time limit, and
     makes the TLS context on first use, in a thread, since it reads every root certificate."""
 
-    def __init__(self, base_url: str, clock: Clock, timeout: float) -> None:
+    def __init__(self, base_url: str, clock: Clock, timeout: float, proxies: Proxies) -> None:
         try:
             url = urlsplit(base_url.strip())
             host = (url.hostname or "").encode("idna").decode("ascii")
@@ -332,15 +351,25 @@ class _Endpoint:
         self._clock = clock
         self._timeout = timeout
         self._context: ssl.SSLContext | None = None
+        self.proxy: Proxy | None = None
+        self._no_way = ""  # why there is none: said by the first request, not to whoever starts
+        try:
+            self.proxy = proxies.find(self.host, self.port, secure=self.secure)
+        except BadRequest as error:
+            self._no_way = error.message
 
     def target(self, path: str) -> str:
-        return f"{self.prefix}{path}{self.query}"
+        target = f"{self.prefix}{path}{self.query}"
+        whole = self.proxy is not None and not self.secure  # a proxy must be told whom to ask
+        return f"http://{self.host_header}{target}" if whole else target
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         place = f"{self.host}:{self.port}"
+        if self._no_way:
+            raise ProxyRefused(self._no_way)
         try:
             async with _limit(self._clock, self._timeout):
-                connector = TCPConnector(self.host, self.port, ssl=await self.context())
+                connector = await self._connector()
                 return await connector.connect(factory)
         except TimeoutError:
             reason = f"no connection within {self._timeout:g} s"
@@ -348,8 +377,20 @@ class _Endpoint:
         except (OSError, ValueError, ImportError) as error:  # a bad name, a bad CA file, no TLS
             raise ConnectFailed(f"cannot connect to {place}: {error}") from error
 
+    async def _connector(self) -> Connector:
+        proxy, context = self.proxy, await self.context()
+        if proxy is None:
+            return TCPConnector(self.host, self.port, ssl=context)
+        outer = await self._tls() if proxy.secure else None
+        if context is None:
+            return TCPConnector(proxy.host, proxy.port, ssl=outer)
+        return TunnelConnector(proxy, self.host, self.port, ssl=context, proxy_ssl=outer)
+
     async def context(self) -> ssl.SSLContext | None:
-        if self.secure and self._context is None:
+        return await self._tls() if self.secure else None
+
+    async def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
             self._context = await asyncio.to_thread(_tls)
         return self._context
 
@@ -376,13 +417,18 @@ class Transport:
         extra_headers: Iterable[tuple[str, str]] = (),
         clock: Clock,
         timeouts: Timeouts | None = None,
+        proxies: Proxies = NO_PROXIES,
     ) -> None:
         agent = ("User-Agent", f"crushlite/{__version__}")
         pairs = _merged((agent, *_HEADERS, *headers), extra_headers)
         self._timeouts = timeouts or Timeouts()
         self._clock = clock
-        self.endpoint = _Endpoint(base_url, clock, self._timeouts.connect)
-        self._secrets = _secrets_of(pairs)
+        self.endpoint = _Endpoint(base_url, clock, self._timeouts.connect, proxies)
+        proxy = self.endpoint.proxy
+        pass_on = [("Proxy-Authorization", proxy.authorization)] if proxy else []
+        self._secrets = _secrets_of([*pairs, *pass_on])
+        if proxy and proxy.authorization and not self.endpoint.secure:
+            pairs = (*pairs, *pass_on)  # else only the CONNECT shows it: it is not the server's
         self._client = HTTPClient(
             self.endpoint,
             host_header=self.endpoint.host_header,
@@ -433,8 +479,10 @@ class Transport:
         except (ClientError, OSError, ValueError, RecursionError) as error:
             # By name, because of a Python without `ssl`. No waiting makes a certificate good.
             distrusted = type(error.__cause__).__name__ == "SSLCertVerificationError"
+            refused = isinstance(error, ProxyRefused) and error.status < 500
             message = f"{self.endpoint.host}: {error}"
-            raise self._safe(ProviderError(message, retryable=not distrusted)) from None
+            hopeless = distrusted or refused
+            raise self._safe(ProviderError(message, retryable=not hopeless)) from None
 
     def _safe(self, error: ProviderError) -> ProviderError:
         text = str(error)

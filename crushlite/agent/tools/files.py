@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.tools.arguments import flag, number, objects, plain, schema, text
 from crushlite.agent.tools.base import Outcome, denied, failure
-from crushlite.agent.tools.paths import (
+from crushlite.errors import BadRequest
+from crushlite.worktree.paths import (
     FILE_BYTES,
     digest,
     exists,
@@ -29,14 +30,13 @@ from crushlite.agent.tools.paths import (
     read_bytes,
     write_bytes,
 )
-from crushlite.errors import BadRequest
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Coroutine
 
     from crushlite.agent.tools.base import Call
-    from crushlite.agent.tools.paths import Place
+    from crushlite.worktree.paths import Place
 
 __all__ = ["Edit", "MultiEdit", "View", "Write", "unbroken"]
 
@@ -212,7 +212,8 @@ async def _record(call: Call, file: _File, data: bytes) -> None:
     path = str(file.place.path)
     await asyncio.to_thread(write_bytes, file.place, data, file.info)
     call.desk.seen[call.turn.session_id, path] = digest(data)
-    await call.turn.file_changed(path, (file.data or b"").decode("utf-8"), data.decode("utf-8"))
+    before = None if file.data is None else file.data.decode("utf-8")
+    await call.turn.file_changed(path, before, data.decode("utf-8"))
 
 
 async def unbroken(work: Coroutine[Any, Any, None]) -> None:

@@ -14,17 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.tools import walk
 from crushlite.agent.tools.arguments import flag, number, schema, text, texts
 from crushlite.agent.tools.base import Outcome, denied
-from crushlite.agent.tools.paths import locate
 from crushlite.errors import BadRequest
 from crushlite.jobs import within
+from crushlite.worktree import walk
+from crushlite.worktree.paths import locate
 
 if TYPE_CHECKING:
     from crushlite.agent.tools.base import Call
-    from crushlite.agent.tools.paths import Place
     from crushlite.clock import Clock
+    from crushlite.worktree.paths import Place
 
 __all__ = ["Glob", "Grep", "Ls"]
 

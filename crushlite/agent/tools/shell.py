@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.tools.arguments import flag, number, schema, text
 from crushlite.agent.tools.base import Outcome, denied, failure
-from crushlite.agent.tools.paths import locate
 from crushlite.agent.tools.safe import environment, is_harmless
 from crushlite.errors import BadRequest, Conflict
 from crushlite.jobs import within
+from crushlite.worktree.paths import locate
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Verdict
     from crushlite.agent.tools.base import Call
-    from crushlite.agent.tools.paths import Place
     from crushlite.clock import Clock, Timer
     from crushlite.process import Command, Exit
+    from crushlite.worktree.paths import Place
 
 __all__ = ["Bash", "JobKill", "JobOutput"]
 
@@ -180,7 +180,8 @@ class _Order:
         return self.progress.command
 
     async def start_unasked(self, words: list[str]) -> Command:
-        return await self._call.turn.command(words, cwd="/", env=environment())
+        turn = self._call.turn
+        return await turn.command(words, cwd="/", env=environment(), read_only=True)
 
 
 class _Progress:

@@ -2,7 +2,8 @@
 
 It always asks, showing the address; an address inside the local network is asked for like every
 other one, and the user sees which it is. A redirect to another server asks again: only the first
-one was agreed to. Nothing of the user goes along: no cookies, no credentials, no proxy settings.
+one was agreed to. Nothing of the user goes along: no cookies, no credentials. A proxy of the
+environment is used, and sees what it sees of every other program.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
 
+from crushlite.agent.proxies import proxies_of
 from crushlite.agent.tools.arguments import number, schema, text
 from crushlite.agent.tools.base import Outcome, denied, failure
 from crushlite.agent.tools.markup import markdown, plain_text
 from crushlite.errors import BadRequest
 from crushlite.http.client import ClientError, HTTPClient, TCPConnector
+from crushlite.http.tunnel import TunnelConnector
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from crushlite.agent.base import Verdict
+    from crushlite.agent.proxies import Proxies
     from crushlite.agent.tools.base import Call
     from crushlite.clock import Clock
+    from crushlite.http.client import Connector
     from crushlite.http.messages import Headers
+    from crushlite.http.tunnel import Proxy
 
 __all__ = ["Fetch"]
 
@@ -47,7 +53,7 @@ SECONDS, MOST_SECONDS = 30, 120
 URL_CHARS = 4000
 PORTS = {"http": 80, "https": 443}
 
-_HEADERS = (
+_HEADERS: tuple[tuple[str, str], ...] = (
     ("User-Agent", f"crushlite/{__version__}"),
     ("Accept", "text/html, text/plain, text/*;q=0.9, application/json, */*;q=0.5"),
     ("Accept-Encoding", "identity"),
@@ -144,6 +150,7 @@ class Fetch:
             raise BadRequest(f"format must be one of {', '.join(FORMATS)}")
         timeout = number(call, "timeout", 0)
         address = _address(text(call, "url"))
+        proxies = proxies_of(call.desk.env)
         asked: set[tuple[str, int]] = set()
         for _ in range(REDIRECTS + 1):
             if address.server not in asked:
@@ -151,32 +158,35 @@ class Fetch:
                 if not verdict:
                     return denied(verdict.reason)
                 asked.add(address.server)
-            page = await self._get(address, min(timeout or SECONDS, MOST_SECONDS))
+            page = await self._get(address, min(timeout or SECONDS, MOST_SECONDS), proxies)
             location = page.headers.get("location")
             if not 300 <= page.status < 400 or not location:
                 return await asyncio.to_thread(_outcome, address, page, wanted)
             address = _redirected(address, location)
         return failure(f"more than {REDIRECTS} redirects, the last one to {address}")
 
-    async def _get(self, address: _Address, seconds: float) -> _Page:
+    async def _get(self, address: _Address, seconds: float, proxies: Proxies) -> _Page:
+        proxy = proxies.find(address.host, address.port, secure=address.scheme == "https")
         try:
             async with asyncio.timeout(seconds):
-                return await self._exchange(address)
+                return await self._exchange(address, proxy)
         except TimeoutError:
             raise BadRequest(f"{address}: no complete answer within {seconds:g} s") from None
         except (ClientError, OSError, ValueError) as error:
             raise BadRequest(f"{address}: {error}") from None
 
-    async def _exchange(self, address: _Address) -> _Page:
-        secure = address.scheme == "https"
-        if secure and self._ssl is None:
-            self._ssl = await asyncio.to_thread(ssl.create_default_context)
-        connector = TCPConnector(address.host, address.port, ssl=self._ssl if secure else None)
+    async def _exchange(self, address: _Address, proxy: Proxy | None) -> _Page:
+        connector = await self._connector(address, proxy)
         client = HTTPClient(connector, host_header=address.host_header, clock=self._clock)
+        target, headers = address.target, _HEADERS
+        if proxy is not None and address.scheme == "http":  # it must be told whom to ask
+            target = str(address)
+            if proxy.authorization:
+                headers = (*headers, ("Proxy-Authorization", proxy.authorization))
         body, cut = bytearray(), False
         async with (
             client,
-            client.stream("GET", address.target, headers=_HEADERS, timeout=None) as response,
+            client.stream("GET", target, headers=headers, timeout=None) as response,
         ):
             async for chunk in response:
                 body += chunk
@@ -184,6 +194,20 @@ class Fetch:
                     cut = True
                     break
         return _Page(response.status, response.headers, bytes(body[:BODY_BYTES]), cut)
+
+    async def _connector(self, address: _Address, proxy: Proxy | None) -> Connector:
+        inner = await self._context() if address.scheme == "https" else None
+        if proxy is None:
+            return TCPConnector(address.host, address.port, ssl=inner)
+        outer = await self._context() if proxy.secure else None
+        if inner is None:
+            return TCPConnector(proxy.host, proxy.port, ssl=outer)
+        return TunnelConnector(proxy, address.host, address.port, ssl=inner, proxy_ssl=outer)
+
+    async def _context(self) -> ssl.SSLContext:
+        if self._ssl is None:
+            self._ssl = await asyncio.to_thread(ssl.create_default_context)
+        return self._ssl
 
 
 async def _permission(call: Call, address: _Address, wanted: str, timeout: int) -> Verdict:

@@ -27,7 +27,16 @@ from crushlite.errors import BadRequest, Conflict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FILE_BYTES", "Place", "digest", "exists", "locate", "read_bytes", "write_bytes"]
+__all__ = [
+    "FILE_BYTES",
+    "Place",
+    "digest",
+    "exists",
+    "locate",
+    "read_bytes",
+    "remove",
+    "write_bytes",
+]
 
 FILE_BYTES = 5 * 1024 * 1024  # larger files are not for a model to read or rewrite
 PATH_CHARS = 4096
@@ -116,10 +125,13 @@ def _regular(place: Place, info: os.stat_result) -> None:
         raise BadRequest(f"{place.shown} is not a regular file")
 
 
-def write_bytes(place: Place, data: bytes, before: os.stat_result | None) -> None:
+def write_bytes(
+    place: Place, data: bytes, before: os.stat_result | None, mode: int | None = None
+) -> None:
     """Replace a file, or create one, as one step: readers see the old content or the new, never
     half. `before` is what the file was when it was read, None if there was none; Conflict if that
-    is not so any more. Missing folders are made; a file that is replaced keeps mode and owner."""
+    is not so any more. Missing folders are made; a file that is replaced keeps its owner, and its
+    mode unless another one is given."""
     path = place.path
     if not path.name:
         raise BadRequest(f"{place.shown} is a directory")
@@ -131,6 +143,8 @@ def write_bytes(place: Place, data: bytes, before: os.stat_result | None) -> Non
             with open(descriptor, "wb") as file:
                 if before is not None:
                     _imitate(file.fileno(), before)  # before there is anything to read in it
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode & 0o1777)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -142,6 +156,21 @@ def write_bytes(place: Place, data: bytes, before: os.stat_result | None) -> Non
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=parent)
+
+
+def remove(place: Place, before: os.stat_result) -> None:
+    """Take a file away if it is still what it was; Conflict if not. Folders that are empty then go
+    with it, up to the workspace, which stays: whoever made the file may have made them for it."""
+    with _parent(place.path) as parent:
+        _require_same(place, parent, before)
+        os.unlink(place.path.name, dir_fd=parent)
+    depth = len(Path(place.shown).parts) - 1 if place.inside else 0
+    for folder in place.path.parents[:depth]:
+        try:
+            with _parent(folder) as parent:
+                os.rmdir(folder.name, dir_fd=parent)
+        except BadRequest:
+            return  # it holds something else
 
 
 def _imitate(descriptor: int, before: os.stat_result) -> None:

@@ -103,22 +103,34 @@ class Ignored:
     """What a search leaves out: folders nobody means, and the simple rules of a .gitignore."""
 
     def __init__(self, rules: str = "", extra: list[str] | None = None) -> None:
-        self._rules: list[tuple[Pattern, bool, bool]] = []  # pattern, only folders, taken back
+        # What matches a name, or else a whole path; only folders; taken back.
+        self._rules: list[tuple[str, Pattern, bool, bool]] = []
         for line in [*rules.split("\n"), *(extra or [])]:
             rule = line.strip()
             if not rule or rule.startswith("#"):
                 continue
             back = rule.startswith("!")
             body = rule.removeprefix("!")
-            anywhere = "/" not in body.rstrip("/")
+            name = body.rstrip("/")
+            anywhere = "/" not in name
+            by_name = fnmatch.translate(name) if anywhere and name not in ("", ".", "**") else ""
             pattern = Pattern(f"**/{body}" if anywhere else body)
-            self._rules.append((pattern, body.endswith("/"), back))
+            self._rules.append((by_name, pattern, body.endswith("/"), back))
+        # Most rules are about names, and their order means nothing unless one is taken back: all
+        # at once is much quicker then. By whether a folder is asked for.
+        names = {
+            is_dir: "|".join(r[0] for r in self._rules if r[0] and (is_dir or not r[2]))
+            for is_dir in (True, False)
+        }
+        self._ordered = any(rule[3] for rule in self._rules)
+        self._names = {key: re.compile(text or "(?!)") for key, text in names.items()}
+        self._paths = [rule for rule in self._rules if self._ordered or not rule[0]]
 
     def covers(self, parts: Parts, is_dir: bool) -> bool:
         if is_dir and parts[-1] in SKIPPED:
             return True
-        ignored = False
-        for pattern, only_folders, back in self._rules:
+        ignored = not self._ordered and self._names[is_dir].match(parts[-1]) is not None
+        for _, pattern, only_folders, back in self._paths:
             if (is_dir or not only_folders) and ignored == back and pattern.matches(parts):
                 ignored = not back
         return ignored

@@ -1,0 +1,239 @@
+"""A terminal for tests: a pseudo terminal, a process in it, and what a person would see.
+
+The emulation knows what line-oriented programs use, and wraps lines anew when the window changes,
+as most terminals do. Every character takes one column.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+from tests.helpers_cli import PATIENCE, ScriptedCase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from crushlite.agent.scripted import ScriptedRun
+
+__all__ = ["COMMAND", "ChatCase", "Emulator", "Terminal"]
+
+COMMAND = (sys.executable, "-P", "-m", "crushlite")
+
+_TOKEN = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|([\x00-\x1f\x7f-\x9f])|([^\x00-\x1f\x7f-\x9f]+)")
+
+
+class Emulator:
+    """Lines as they were written, each wrapped at the width of now; and a cursor."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.lines: list[str] = [""]
+        self.obeyed = 0  # controls that no well-behaved program sends
+        self._line = self._offset = 0
+        self._pending = ""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.lines)
+
+    def feed(self, text: str) -> None:
+        text = self._pending + text
+        self._pending, at = "", 0
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None or (match[3] == "\x1b" and len(text) - at < 12):
+                self._pending = text[at:]
+                return
+            at = match.end()
+            if match[4]:
+                self._write(match[4])
+            elif match[3]:
+                self._control(match[3])
+            else:
+                self._sequence(match[1], match[2])
+
+    def _write(self, text: str) -> None:
+        line = self.lines[self._line].ljust(self._offset)
+        end = self._offset + len(text)
+        self.lines[self._line] = line[: self._offset] + text + line[end:]
+        self._offset = end
+
+    def _control(self, control: str) -> None:
+        if control == "\r":
+            # At the very end of a row the cursor is still in it.
+            row = max(0, self._offset - 1) // self.columns if self._full() else self._row()
+            self._offset = row * self.columns
+        elif control == "\n":
+            self._line += 1
+            self._offset = 0
+            if self._line == len(self.lines):
+                self.lines.append("")
+        else:
+            self.obeyed += 1
+
+    def _full(self) -> bool:
+        return self._offset > 0 and self._offset == len(self.lines[self._line])
+
+    def _row(self) -> int:
+        return self._offset // self.columns
+
+    def _sequence(self, parameters: str, final: str) -> None:
+        count = int(parameters) if parameters.isdecimal() else 1
+        if final == "A":
+            self._up(count)
+        elif final == "C":
+            self._offset += count
+        elif final in "JK":
+            self.lines[self._line] = self.lines[self._line][: self._offset]
+            if final == "J":
+                del self.lines[self._line + 1 :]
+        elif final == "H":
+            self.lines, self._line, self._offset = [""], 0, 0
+        elif final not in "mhl":
+            self.obeyed += 1
+
+    def _up(self, count: int) -> None:
+        column = self._offset % self.columns
+        row = self._row()
+        for _ in range(count):
+            if row:
+                row -= 1
+            elif self._line:
+                self._line -= 1
+                row = max(0, len(self.lines[self._line]) - 1) // self.columns
+        self._offset = row * self.columns + column
+
+
+class Terminal:
+    """A process with a terminal of its own; `seen` is what its window shows, and showed."""
+
+    def __init__(self, columns: int = 80) -> None:
+        self._emulator = Emulator(columns)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._master, self._slave = pty.openpty()
+        self._changed = asyncio.Event()
+        self._closed = False
+        self.raw = bytearray()
+        self.process: asyncio.subprocess.Process | None = None
+        self.resize(columns)
+
+    async def start(self, *command: str, cwd: Path, env: dict[str, str]) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=cwd,
+            env={"TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **env},
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.set_blocking(self._master, False)
+        asyncio.get_running_loop().add_reader(self._master, self._read)
+
+    def resize(self, columns: int, rows: int = 40) -> None:
+        """As a person pulls at the window: the kernel tells the process."""
+        self._emulator.columns = columns
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def press(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def enter(self, line: str) -> None:
+        self.press(f"{line}\r")
+
+    @property
+    def seen(self) -> str:
+        return self._emulator.text
+
+    @property
+    def obeyed(self) -> int:
+        """How many controls came that no well-behaved program sends."""
+        return self._emulator.obeyed
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal is as a shell wants it back."""
+        flags: int = termios.tcgetattr(self._slave)[3]
+        return bool(flags & termios.ECHO and flags & termios.ICANON)
+
+    async def shows(self, what: str | Callable[[str], bool]) -> str:
+        """Wait until the window shows a text, or the function likes what it shows."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    self._changed.clear()
+                    found = what in self.seen if isinstance(what, str) else what(self.seen)
+                    if found:
+                        return self.seen
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"it never showed {what!r}:\n{self.seen[-2000:]}") from None
+
+    async def ends(self) -> int:
+        assert self.process is not None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                code = await self.process.wait()
+        except TimeoutError:
+            raise AssertionError(f"it never ended:\n{self.seen[-2000:]}") from None
+        if not self._closed:
+            self._read()
+        return code
+
+    def hang_up(self) -> None:
+        """The window is closed under the process."""
+        if not self._closed:
+            self._closed = True
+            asyncio.get_running_loop().remove_reader(self._master)
+            os.close(self._slave)
+            os.close(self._master)
+
+    async def close(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
+        self.hang_up()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._master, 65536):
+                self.raw += data
+                self._emulator.feed(self._decoder.decode(data))
+                self._changed.set()
+
+
+class ChatCase(ScriptedCase):
+    """`chat` in a terminal of the test's."""
+
+    async def chat(self, *arguments: str, columns: int = 80, host: str = "") -> Terminal:
+        """A chat that is ready for keys."""
+        terminal = Terminal(columns)
+        self.addAsyncCleanup(terminal.close)
+        command = (*COMMAND, "chat", host or self.host, *arguments)
+        await terminal.start(*command, cwd=self.project, env=self.env)
+        await terminal.shows("/help lists")
+        return terminal
+
+    async def asked(self, terminal: Terminal, text: str, number: int = 1) -> ScriptedRun:
+        """A prompt that is inside the agent, and shown."""
+        terminal.enter(text)
+        run = await self.daemon.entered(number)
+        await terminal.shows(f"> {text}\n")
+        return run
+
+    async def idle(self, terminal: Terminal) -> None:
+        """Nothing is at work any more."""
+        await terminal.shows(lambda seen: seen.endswith("\n\n>"))
