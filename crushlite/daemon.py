@@ -143,8 +143,8 @@ class Daemon:
             roots=self._roots,
         )
         vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
-        console = Console(self, self.clock)
-        router = build_router(self.backend, self._guard, console, vitals)
+        self.console = Console(self, self.clock)
+        router = build_router(self.backend, self._guard, self.console, vitals)
         self.server = HTTPServer(router, clock=self.clock, translate=translate)
         try:
             if self.settings.data_dir:

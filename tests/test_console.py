@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import signal
 import socket
 import stat
 import sys
@@ -395,3 +397,41 @@ class Command(ConsoleCase):
             out, r'^\{"url":"http://127\.0\.0\.1:\d+/#code=[^"]+","expires_in":60\.0\}\n$'
         )
         self.assertFalse(seen.exists())
+
+
+class Served(BoundedTestCase):
+    """`serve --web`: the first thing that a newcomer sees."""
+
+    async def test_it_says_what_to_open_and_that_lets_in(self) -> None:
+        runtime = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
+        daemon = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "crushlite", "serve", "--agent", "offline", "--web"),
+            cwd=ROOT,
+            env={**os.environ, "XDG_RUNTIME_DIR": runtime, "HOME": runtime},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        assert daemon.stdout is not None
+        try:
+            said = [(await daemon.stdout.readline()).decode().strip() for _ in range(8)]
+            self.assertEqual(said[1], f"unix://{runtime}/crushlite/crushlite.sock")
+            self.assertIn("Open this in a browser", said[3])
+            url = urlsplit(said[4])
+            given = parse_qs(url.fragment)
+            self.assertEqual(given["path"], [str(ROOT)])
+            async with HTTPClient(
+                TCPConnector("127.0.0.1", url.port or 0),
+                host_header=url.netloc,
+                clock=SystemClock(),
+            ) as http:
+                page = await http.request("GET", "/")
+                self.assertEqual((page.status, page.body[:15]), (200, b"<!doctype html>"))
+                body = json.dumps({"code": given["code"][0]}).encode()
+                answer = await http.request("POST", "/v1/web/token", body=body)
+            token = (Path(runtime) / f"crushlite/tcp-{url.port}.token").read_text().strip()
+            self.assertEqual(json.loads(answer.body), {"token": token})
+            self.assertTrue(said[6].endswith(" run hello"))
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            await daemon.communicate()
+        self.assertEqual(daemon.returncode, 0)

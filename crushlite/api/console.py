@@ -111,6 +111,10 @@ class Console:
         self.door = door
         self.codes = Codes(clock)
 
+    def address(self, url: str, port: int) -> WebAddress:
+        """One that lets a browser in, once."""
+        return WebAddress(f"{url}/#code={self.codes.issue(port)}", CODE_SECONDS)
+
     @cached_property
     def files(self) -> dict[str, _File]:
         """By name, and only what is there: no path of a request ever reaches the disk."""
@@ -151,8 +155,7 @@ async def invite(context: Context, request: Request) -> Response:
         url, port = await context.console.door.loopback(wanted.port)
     except UsageError as error:
         raise Conflict(error.message) from None
-    code = context.console.codes.issue(port)
-    return answer(WebAddress(f"{url}/#code={code}", CODE_SECONDS))
+    return answer(context.console.address(url, port))
 
 
 async def exchange(context: Context, request: Request) -> Response:

@@ -7,10 +7,12 @@ import logging
 import math
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from crushlite import logs
 from crushlite.agent.build import find_agent
@@ -18,6 +20,7 @@ from crushlite.agent.discovery import LOCAL_SERVERS
 from crushlite.claims import Graces
 from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
+from crushlite.listen import default_socket
 from crushlite.settings import Settings
 from crushlite.version import __version__
 
@@ -53,6 +56,11 @@ def _add_places(add: Callable[..., Any]) -> None:
         action="append",
         metavar="URL",
         help="unix:///path or tcp://127.0.0.1:PORT; may be repeated (none: our unix socket)",
+    )
+    add(
+        "--web",
+        action="store_true",
+        help="also listen on loopback, and print an address that opens the web console",
     )
     add(
         "--auth",
@@ -156,12 +164,12 @@ def serve(options: argparse.Namespace) -> int:
     daemon = Daemon(
         agents=find_agent(options.agent, clock, LOCAL_SERVERS),
         clock=clock,
-        hosts=options.host or _variable("host", "").split(),
+        hosts=_hosts(options),
         auth=options.auth,
         allow_hosts=options.allow_host or _variable("allow_host", "").split(),
         settings=settings,
     )
-    daemon.run(_greet)
+    daemon.run(_greet_browser if options.web else _greet)
     _leave_threads()
     return 0
 
@@ -178,12 +186,51 @@ def _leave_threads() -> None:
                 os._exit(0)
 
 
+def _hosts(options: argparse.Namespace) -> list[str]:
+    hosts: list[str] = options.host or _variable("host", "").split()
+    if options.web and not any(url.startswith("tcp:") for url in hosts):
+        hosts = [*(hosts or [f"unix://{default_socket()}"]), "tcp://127.0.0.1:0"]
+    return hosts
+
+
 def _greet(daemon: Daemon) -> None:
+    steps = ["Try it in another shell, in the directory of a project:", *_first_steps(daemon)]
+    _say([*_places(daemon), *steps])
+
+
+def _greet_browser(daemon: Daemon) -> None:
+    """The way in for a person: an address to open, and what to type instead."""
+    address = next(address for address in daemon.addresses if address.port)
+    url = address.url.replace("tcp://", "http://")
+    invitation = daemon.console.address(url, address.port)
+    us = "crushlite" if shutil.which("crushlite") else _called_as()
+    _say(
+        [
+            *_places(daemon),
+            f"Open this in a browser, within a minute (later: {us} web):",
+            f"  {invitation.url}&path={quote(os.getcwd(), safe='/')}",
+            "Or in another terminal:",
+            f"  {us} run hello",
+            f"  {us} chat",
+        ]
+    )
+
+
+def _called_as() -> str:
+    if os.path.basename(sys.argv[0]) == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m crushlite"
+    return shlex.quote(sys.argv[0])
+
+
+def _places(daemon: Daemon) -> list[str]:
     lines = [f"crushlite {__version__} is serving"]
     for address in daemon.addresses:
         token = daemon.tokens.get(address.port)
         lines.append(f"  {address.url}" + (f"  token in {token.path}" if token is not None else ""))
-    lines += ["Try it in another shell, in the directory of a project:", *_first_steps(daemon)]
+    return lines
+
+
+def _say(lines: list[str]) -> None:
     try:
         print("\n".join(lines), flush=True)
     except OSError as error:
