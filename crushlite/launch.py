@@ -25,6 +25,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -252,9 +253,10 @@ class _Starter:
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
             os.close(self._lock)
-        if self._process is not None and self._process.returncode is None:
-            # It outlives us, and a Popen that is forgotten before its process has ended complains.
-            self._process.returncode = 0
+        if self._process is not None:
+            # It may outlive us. If it does not, somebody has to take note of its end: whoever
+            # uses this as a library would otherwise collect dead children.
+            threading.Thread(target=self._process.wait, name="daemon's end", daemon=True).start()
 
     @property
     def locked(self) -> bool:

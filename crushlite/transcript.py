@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
@@ -52,7 +51,7 @@ class Live:
 
     __slots__ = (
         "deleted",
-        "failed",
+        "earlier",
         "grown",
         "insert",
         "message",
@@ -83,7 +82,9 @@ class Live:
         self.row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
         self.timer: Timer | None = None
         self.deleted = False
-        self.failed = False  # the last write of it; `_retry` looks for these
+        # The one that began before it in its session, until this one has a row: in the store's
+        # thread too, hence never changed to anything but None.
+        self.earlier: Live | None = None
 
     @property
     def finished(self) -> bool:
@@ -118,6 +119,8 @@ class Transcript:
         self._clock = clock
         self._coalesce = coalesce
         self._live: dict[str, Live] = {}  # by message id, in order of creation
+        self._latest: dict[str, Live] = {}  # by session, the one that began last, while it is live
+        self._failed: dict[Live, None] = {}  # of which the last write did not work, in order
 
     # Writing -------------------------------------------------------------------------------------
 
@@ -290,6 +293,8 @@ class Transcript:
         scope = self._scope
         live = Live(message, insert or (lambda c: message_rows.insert_message(c, scope, first)))
         self._live[message.id] = live
+        live.earlier = self._latest.get(message.session_id)
+        self._latest[message.session_id] = live
         self._hub.publish("created", live.snapshot())
         return live
 
@@ -343,31 +348,21 @@ class Transcript:
         message = live.snapshot()
         message.updated_at = int(self._clock.now())
         scope = self._scope
-        # In the order of their beginning, this one last; those that have a row are passed over.
-        inserts = [(one.message.id, one.insert) for one in self._without_row(live)]
+        latest = live if not live.written else None
 
         def save(conn: Connection) -> None:
-            for message_id, insert in inserts:
-                if message_rows.position_of(conn, scope, message_id) is None:
-                    insert(conn)
+            # Whoever has a row, so have all before it: back to the first one that has, then on in
+            # the order of their beginning. Almost always that is this one and the one before it.
+            missing, one = [], latest
+            while one is not None and message_rows.position_of(conn, scope, one.message.id) is None:
+                missing.append(one)
+                one = one.earlier
+            for one in reversed(missing):
+                if not one.deleted:
+                    one.insert(conn)
             message_rows.save_message(conn, scope, message)
 
         return save
-
-    def _without_row(self, live: Live) -> list[Live]:
-        """Of the messages of a session, those that may not have a row yet, up to this one."""
-        if live.written:
-            return []
-        session_id = live.message.session_id
-        earlier = itertools.takewhile(lambda one: one is not live, self._live.values())
-        return [
-            *(
-                one
-                for one in earlier
-                if not one.written and not one.deleted and one.message.session_id == session_id
-            ),
-            live,
-        ]
 
     def _write(self, live: Live) -> None:
         if live.submitted == live.version or live.deleted:
@@ -378,8 +373,7 @@ class Transcript:
         done: asyncio.Future[None] = self._store.submit(self._save(live))
 
         def note(done: asyncio.Future[None]) -> None:
-            live.failed = not _log_failure(done)
-            if not live.failed:
+            if self._worked(live, done):
                 self._wrote(live, version)
                 self._retry()
                 return
@@ -396,16 +390,25 @@ class Transcript:
         )
 
         def note(done: asyncio.Future[None]) -> None:
-            live.failed = not _log_failure(done)
-            if not live.failed:
+            if self._worked(live, done):
                 self._live.pop(message_id, None)
 
         done.add_done_callback(note)
 
+    def _worked(self, live: Live, done: asyncio.Future[None]) -> bool:
+        """Whether a write succeeded; one that failed is remembered for `_retry`."""
+        if _log_failure(done):
+            self._failed.pop(live, None)
+            return True
+        self._failed[live] = None
+        return False
+
     def _retry(self) -> None:
         """A write has worked: try those again that did not."""
-        for live in [live for live in self._live.values() if live.failed]:
-            live.failed = False
+        failed, self._failed = self._failed, {}
+        for live in failed:
+            if self._live.get(live.message.id) is not live:
+                continue  # written by its turn's ending meanwhile, or its session is gone
             if live.deleted:
                 self._remove(live)
             else:
@@ -413,13 +416,19 @@ class Transcript:
 
     def _wrote(self, live: Live, version: int) -> None:
         live.written = max(live.written, version)
+        live.earlier = None
         if live.finished and live.written == live.version and not live.deleted:
-            self._live.pop(live.message.id, None)
+            self._let_go(live)
 
     def _discard(self, live: Live) -> None:
         live.deleted = True
         self._disarm(live)
+        self._let_go(live)
+
+    def _let_go(self, live: Live) -> None:
         self._live.pop(live.message.id, None)
+        if self._latest.get(live.message.session_id) is live:
+            del self._latest[live.message.session_id]
 
     def _disarm(self, live: Live) -> None:
         for timer in (live.timer, live.row_timer):

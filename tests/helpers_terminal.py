@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND", "ChatCase", "Emulator", "Terminal"]
 
+# Whoever leads a session and opens a terminal gets it, and with it Ctrl-C. Not before the exec, by
+# preexec_fn: forking a process that has threads is asking for trouble.
+TAKE_TERMINAL = (
+    "import os, sys\n"
+    "os.close(os.open(os.ttyname(0), os.O_RDWR))\n"
+    "os.execv(sys.argv[1], sys.argv[1:])\n"
+)
 COMMAND = (sys.executable, "-P", "-m", "crushlite")
 
 _TOKEN = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|([\x00-\x1f\x7f-\x9f])|([^\x00-\x1f\x7f-\x9f]+)")
@@ -130,14 +137,13 @@ class Terminal:
 
     async def start(self, *command: str, cwd: Path, env: dict[str, str]) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            *command,
+            *(sys.executable, "-P", "-c", TAKE_TERMINAL, *command),
             cwd=cwd,
             env={"TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **env},
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.set_blocking(self._master, False)
         asyncio.get_running_loop().add_reader(self._master, self._read)

@@ -88,11 +88,46 @@ class CopyTests(BackupCase):
     async def test_no_daemon_is_needed_and_the_database_stays_as_it_is(self) -> None:
         store = await self.filled()
         await self.stores.release(store)
-        before = store.path.read_bytes()
+        before = self.files(store.path.parent)
         self.assertEqual(backup(store.path, self.target).sessions, 2)
-        self.assertEqual(store.path.read_bytes(), before)
+        self.assertEqual(self.files(store.path.parent), before)
         again = await self.open(self.root / "data")
         self.assertEqual(len(await again.read(lambda conn: list_sessions(conn, ""))), 2)
+
+    def files(self, folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    async def test_what_a_killed_daemon_left_is_in_it_and_stays_as_it_was(self) -> None:
+        store = await self.filled()
+        left = self.root / "left"
+        left.mkdir()
+        for path in store.path.parent.iterdir():  # the lock is not copied with its file
+            shutil.copyfile(path, left / path.name)
+        self.assertIn("crushlite.db-wal", self.files(left))
+        before = self.files(left)
+        self.assertEqual(backup(left / "crushlite.db", self.target).sessions, 2)
+        self.assertEqual(self.files(left), before)
+
+    async def test_lost_commits_are_noticed_and_still_are_afterwards(self) -> None:
+        store = await self.filled()
+        left = self.root / "left"
+        left.mkdir()
+        for path in store.path.parent.iterdir():
+            shutil.copyfile(path, left / path.name)
+        os.truncate(left / "crushlite.db-wal", 4096)
+        for _ in range(2):
+            with self.assertRaisesRegex(CorruptDatabase, "pages that were committed"):
+                backup(left / "crushlite.db", self.target)
+        self.assertFalse(self.target.exists())
+
+    async def test_a_daemon_that_starts_meanwhile_is_noticed(self) -> None:
+        store = await self.filled()
+        await self.stores.release(store)
+        copy = mock.patch.object(module, "_copy", wraps=module._copy)
+        with mock.patch.object(module, "is_owned", side_effect=[False, True]), copy as copying:
+            self.assertEqual(backup(store.path, self.target).sessions, 2)
+        self.assertEqual(copying.call_args.args[0], store.path)
+        self.assertEqual({path.name for path in self.root.iterdir()}, {"data", "copy.db"})
 
     async def test_a_file_that_exists_is_replaced_only_by_force(self) -> None:
         store = await self.filled()
@@ -127,6 +162,21 @@ class CopyTests(BackupCase):
         with self.assertRaises(CorruptDatabase):
             backup(store.path, self.target)
         self.assertEqual({path.name for path in self.root.iterdir()}, {"data"})
+
+    async def test_damage_that_only_a_check_finds_gives_no_backup_either(self) -> None:
+        for used in (True, False):
+            store = await self.filled() if used else await self.open(self.root / "other")
+            conn = sqlite3.connect(store.path)
+            conn.execute("PRAGMA writable_schema = ON")
+            conn.execute("DELETE FROM sqlite_master WHERE name = 'files_session'")
+            conn.commit()
+            conn.close()
+            if not used:
+                await self.stores.release(store)
+            words = "the copy is damaged" if used else "is damaged"
+            with self.subTest(used=used), self.assertRaisesRegex(CorruptDatabase, words):
+                backup(store.path, self.target)
+            self.assertFalse(self.target.exists())
 
     async def test_without_a_database_it_says_so(self) -> None:
         with self.assertRaisesRegex(NotFound, "there is no database"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import stat
 import subprocess
@@ -32,6 +33,7 @@ class ConversationTests(ChatCase):
         await terminal.shows(lambda seen: "\none two\n" in seen and seen.endswith("> typing"))
         run.release()
         await terminal.shows(lambda seen: seen.endswith("> hello\n\none two\n\n> typing"))
+        self.assertNotIn("joins", terminal.seen)  # there was nothing to join
 
     async def test_prose_is_wrapped_at_words_and_code_is_left_whole(self) -> None:
         terminal = await self.chat(columns=40)
@@ -237,8 +239,14 @@ class WorkTests(ChatCase):
         await terminal.shows("\n1  first\n2  second\n")
         terminal.enter("/queue drop 1")
         await terminal.shows("a queued prompt was dropped")
+        terminal.enter("/later third")
+        await terminal.shows("· waits its turn: third")
+        terminal.enter("/queue clear")
+        await terminal.shows(lambda seen: seen.count("a queued prompt was dropped") == 3)
+        terminal.enter("/later fourth")
+        await terminal.shows("· waits its turn: fourth")
         run.release()
-        self.assertEqual((await self.daemon.entered(2)).prompt, "second")
+        self.assertEqual((await self.daemon.entered(2)).prompt, "fourth")
 
     async def test_now_interrupts(self) -> None:
         terminal = await self.chat()
@@ -253,6 +261,16 @@ class WorkTests(ChatCase):
         terminal.enter("!echo one; echo two; exit 3")
         seen = await terminal.shows("exit code 3")
         self.assertIn("\n$ echo one; echo two; exit 3\none\ntwo\nexit code 3\n", seen)
+
+    async def test_ctrl_c_ends_a_command_of_ones_own(self) -> None:
+        terminal = await self.chat()
+        os.mkfifo(self.project / "begun")
+        terminal.enter("!echo yes > begun; sleep 600")
+        await asyncio.to_thread((self.project / "begun").read_text)
+        await terminal.shows(": $ echo yes > begun; sleep 600\n")
+        terminal.press("\x03")
+        await terminal.shows("\n$ echo yes > begun; sleep 600\nexit code ")
+        await self.idle(terminal)
 
 
 class SessionTests(ChatCase):
@@ -288,6 +306,9 @@ class SessionTests(ChatCase):
 
     async def test_unknown_commands_are_not_sent(self) -> None:
         terminal = await self.chat()
+        terminal.press("/he\t")
+        await terminal.shows("> /help")
+        terminal.press("\x15")
         terminal.enter("/sesions")
         await terminal.shows("did you mean /sessions?")
         terminal.enter("//sesions")
@@ -350,37 +371,49 @@ class ConnectionTests(ChatCase):
 
 
 class RestartTests(CommandCase):
-    """A daemon of its own, with the offline agent, that is killed."""
+    """A daemon of its own, with the offline agent, that is killed in the middle of an answer."""
 
-    async def test_a_chat_survives_the_death_of_its_daemon(self) -> None:
+    async def asyncSetUp(self) -> None:
         daemon = await self.serve(self.socket)
-        terminal = Terminal()
-        self.addAsyncCleanup(terminal.close)
+        self.window = Terminal()
+        self.addAsyncCleanup(self.window.close)
         self.addCleanup(self.end_daemon, self.socket)
-        await terminal.start(*COMMAND, "chat", "--agent=offline", cwd=self.project, env=self.env)
-        await terminal.shows("/help lists")
-        terminal.enter("hello")
-        await terminal.shows("\nYou said: hello\n")
-        terminal.enter("//slow 600")
-        await terminal.shows("\n1 2")
+        command = (*COMMAND, "chat", "--agent=offline")
+        await self.window.start(*command, cwd=self.project, env=self.env)
+        await self.window.shows("/help lists")
+        self.window.enter("hello")
+        await self.window.shows("\nYou said: hello\n")
+        self.window.enter("//slow 600")
+        await self.window.shows("\n1 2")
         daemon.process.kill()
         await daemon.end()
-        await terminal.shows("not connected")
-        # Whoever sends a prompt wants a daemon.
-        terminal.enter("still there?")
-        seen = await terminal.shows("\nYou said: still there?\n")
-        self.assertIn("✗ interrupted: the daemon stopped", seen)
-        for once in ("You said: hello", "> /slow 600", "\n> still there?", "connected again"):
+        await self.window.shows("not connected")
+
+    def check(self, seen: str, *more: str) -> None:
+        """Nothing is missing, nothing is there twice."""
+        told = ("You said: hello", "> /slow 600", "connected again", "\n1 2")
+        for once in (*told, "✗ interrupted: the daemon stopped", *more):
             self.assertEqual(seen.count(once), 1, once)
+
+    async def test_a_chat_comes_back_when_its_daemon_does(self) -> None:
+        await self.serve(self.socket)
+        await self.window.shows("the daemon stopped")
+        self.window.enter("again")
+        self.check(await self.window.shows("\nYou said: again\n"))
+
+    async def test_whoever_sends_a_prompt_wants_a_daemon(self) -> None:
+        self.window.enter("still there?")
+        seen = await self.window.shows("\nYou said: still there?\n")
+        self.check(seen, "\n> still there?", "starting a daemon")
 
 
 class SizeTests(ChatCase):
     async def test_a_change_of_size_tears_nothing(self) -> None:
+        # Nothing runs, so that only a change of size makes it draw: what was drawn for the old
+        # size and arrives in the new one looks torn in any terminal.
         terminal = await self.chat(columns=80)
-        run = await self.asked(terminal, "hello")
-        await run.say("an answer")
-        run.release()
-        await self.idle(terminal)
+        terminal.enter("/help")
+        await terminal.shows(lambda seen: seen.endswith("in the next one.\n\n>"))
         before = terminal.seen.removesuffix(">")
         draft = "a draft that is longer than the narrow window will be"
         terminal.press(draft)
@@ -391,7 +424,7 @@ class SizeTests(ChatCase):
             tail = draft if len(draft) < room else draft[1 - room :]
             await terminal.shows(f"{before}> {tail}".__eq__)
         terminal.press("\r")
-        self.assertEqual((await self.daemon.entered(2)).prompt, draft)
+        self.assertEqual((await self.daemon.entered(1)).prompt, draft)
 
     async def test_in_tmux_where_it_is_installed_it_looks_the_same(self) -> None:
         """The same scene in the terminal of the tests and, if there is one, in tmux."""

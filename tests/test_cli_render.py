@@ -54,14 +54,14 @@ class RenderTests(unittest.TestCase):
             ("bell\x07 back\x08 cr\r nul\0 del\x7f c1\x85", "bell back cr nul del c1"),
             ("\u202egnp.exe\u202c \u2066x\u2069 \u200fy", "gnp.exe x y"),
             ("\x1b]0;never ended\nnext", "0;never ended\nnext"),
-            ("lines\nand\ttabs", "lines\nand tabs"),
+            ("lines\nand\ttabs", "lines\nand\ttabs"),
             ("caf\u00e9 \u4e16\u754c", "caf\u00e9 \u4e16\u754c"),
         ):
             self.assertEqual(clean(hostile).replace("]0;never", "0;never"), harmless)
 
     def test_visible_text_hides_nothing(self) -> None:
         shown = visible("ls\x1b[8m\t\u202e\u200b\r\nend")
-        self.assertEqual(shown, "ls\\x1b[8m\\t\\u202e\\u200b\\r\nend")
+        self.assertEqual(shown, "ls\\x1b[8m  \\u202e\\u200b\\r\nend")
 
     def test_a_text_is_cut_to_columns(self) -> None:
         self.assertEqual(
@@ -323,6 +323,17 @@ class ScreenTests(ScreenCase):
         self.screen.stream("line")
         self.assertEqual(self.seen(), "· a note\nhalf a line\n\n>")
 
+    def test_an_aside_does_not_end_a_block_of_code(self) -> None:
+        code = "code = 'a line that is longer'"
+        self.screen.stream(f"```\n{code}\n")
+        self.screen.aside(["· a note"])
+        self.screen.stream(f"{code}\n```\nwords that are wrapped")
+        self.screen.end()
+        expected = f"```\n{code}\n· a note\n{code}\n```\nwords that are\nwrapped\n\n>"
+        self.assertEqual(self.seen(), expected)
+        self.screen.aside(["· after it"])
+        self.assertIn("\nwrapped\n\n· after it\n", self.seen())
+
     def test_the_status_comes_and_goes_without_a_trace(self) -> None:
         self.screen.stream("text")
         for status in ("working", "a status that is too long for the row", ""):
@@ -344,6 +355,13 @@ class ScreenTests(ScreenCase):
         self.screen.end()
         self.assertEqual(self.seen(), piecewise)
         self.assertIn(f"\n{code}\n", piecewise)
+
+    def test_tabs_take_their_room_in_prose_and_stay_in_code(self) -> None:
+        self.screen.stream("a\tb\n```\nall:\n\tmake\n```\n" + "x\t" * 8)
+        self.screen.end()
+        self.assertIn("\n\tmake\r\n", self.out.getvalue())
+        self.assertIn("a   b\r\n", self.out.getvalue())
+        self.assertIn("x   x   x   x   x \r\n x   x   x", self.out.getvalue())
 
     def test_a_narrower_window_leaves_no_traces_of_the_live_part(self) -> None:
         self.screen.lines(["> hello"], "you")

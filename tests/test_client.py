@@ -21,10 +21,20 @@ from crushlite.client import (
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound, Unavailable
 from crushlite.http.messages import Response
 from crushlite.http.sse import SSEParser
-from crushlite.protocol import config, messages, permissions, questions, runs, sessions, workspaces
+from crushlite.protocol import (
+    changes,
+    config,
+    messages,
+    permissions,
+    questions,
+    runs,
+    sessions,
+    workspaces,
+)
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import Envelope, Resync
 from crushlite.protocol.health import Health
+from crushlite.protocol.space import Space
 from tests.helpers_client import (
     ACCEPTED,
     CREATE,
@@ -250,8 +260,21 @@ class RequestTests(ClientTestCase):
             (both, "/runs?session_id=a%26b&state=ended", []),
             (w.permissions(), "/permissions", [permissions.PermissionRequest("p")]),
             (w.questions(), "/questions", [questions.QuestionBatch(id="b")]),
+            (w.changed_runs(), "/changes", [changes.ChangedRun("r", "s")]),
+            (w.run_changes("r"), "/runs/r/changes", changes.RunChanges("r", "s")),
         ):
             await self.exchange_with(call, f"GET {path}", None, result)
+
+    async def test_files_are_put_back_and_room_is_given_back(self) -> None:
+        w = await self.workspace()
+        undone, room = changes.UndoAnswer("u", ["/p/a"]), Space(2, 1)
+        plain, wishes = {"dry_run": False, "partial": False}, {"dry_run": True, "partial": True}
+        for call, path, sent, result in (
+            (w.undo("r"), "/runs/r/undo", plain, undone),
+            (w.undo("r", dry_run=True, partial=True), "/runs/r/undo", wishes, undone),
+            (w.compact(), "/compact", None, room),
+        ):
+            await self.exchange_with(call, f"POST {path}", sent, result)
 
     async def test_what_is_decided_goes_to_its_route_and_the_outcome_is_typed(self) -> None:
         w = await self.workspace()

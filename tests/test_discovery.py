@@ -131,6 +131,7 @@ class LocalServerTests(DiscoveryTestCase):
             b'{"data": [{"id": "car"}]}',
             b'{"object": "list", "data": [{"id": "car", "object": "vehicle"}]}',
             b'{"object": "list", "data": null}',
+            b'{"data": [{"id": "car", "object": "model"}]}',
             b'{"object": "list", "data": [{"id": 7, "object": "model"}]}',
             b'{"object": "list", "data": [{"id": "nomic-embed-text", "object": "model"}]}',
             b'{"models": ["x"]',

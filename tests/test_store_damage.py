@@ -25,6 +25,7 @@ from crushlite.store import Stores, connect, inspection
 from crushlite.store.directory import DirectoryLock, Note, this_boot
 from crushlite.store.files import last_read, list_files
 from crushlite.store.messages import list_messages
+from crushlite.store.migrations import MIGRATIONS, migrate
 from crushlite.store.runs import get_run
 from crushlite.store.salvage import salvage
 from crushlite.store.sessions import get_session
@@ -297,6 +298,24 @@ class SalvageTests(DamageCase):
         found = await self.rows(self.save(self.spoilt("cut off at a page")))
         self.assertGreater(len(found), 50)
         self.assertLessEqual(found.keys(), self.sound.rows.keys())
+
+    async def test_a_file_of_an_older_version_is_saved_too(self) -> None:
+        folder = self.root / "old"
+        folder.mkdir()
+        path = folder / "crushlite.db"
+        conn = sqlite3.connect(path, isolation_level=None)
+        migrate(conn, path, MIGRATIONS[:2])
+        conn.execute(
+            "INSERT INTO sessions (scope, id, title, created_at, updated_at, touched) "
+            "VALUES ('', 's', 't', 1, 1, 1)"
+        )
+        conn.execute(
+            "INSERT INTO files (scope, id, session_id, path, content, version, created_at,"
+            " updated_at) VALUES ('', 'f', 's', '/a', 'text', 0, 1, 1)"
+        )
+        conn.close()
+        found = await self.rows(self.save(folder))
+        self.assertEqual(found.keys(), {"session/s", "file/f"})
 
     async def test_messages_of_a_lost_session_get_one(self) -> None:
         folder = self.copy(self.sound.closed)

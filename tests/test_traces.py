@@ -68,6 +68,10 @@ IMPROVEMENTS: dict[str, tuple[str, ...]] = {
         "event agent_event created: .payload.payload.run_id is added",
         "event run_complete updated: .payload.payload.run_id is added",
     ),
+    "what a command changes in the project is in the history, and can be undone": (
+        "event file created: * is not in any recorded one",
+        "event file created: one more ()",
+    ),
     "a tool's metadata says so when it did not go to the background": (
         "event message created: .payload.payload.parts.0.data.metadata.background is added",
         "GET W/sessions/ID/messages: .answer.*.parts.0.data.metadata.background is added",

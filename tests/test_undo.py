@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import undo
+from crushlite.agent.tools.registry import all_tools
 from crushlite.testing import LocalDaemon
+from crushlite.testing.model import End, Say, Use
 from crushlite.worktree import states
 from tests.helpers import BoundedTestCase
+from tests.helpers_model import CoderTestCase
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
     from crushlite.agent.scripted import ScriptedRun
     from crushlite.testing import Participant
+    from crushlite.testing.model import Step
 
 
 async def reported(path: str, turn: Turn) -> None:
@@ -418,6 +423,44 @@ class RedoTests(UndoCase):
         self.anna = await self.daemon.join()
         await self.undo(run_id)
         self.assertEqual(self.tree(), {"a.txt": ("0", 0o711)})
+
+
+def working(request: dict[str, Any]) -> list[Step]:
+    """A model that edits with tools and with commands, one call in each step."""
+    done = sum(message["role"] == "tool" for message in request["messages"])
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("view", {"file_path": "edited.txt"}),
+        ("edit", {"file_path": "edited.txt", "old_string": "one", "new_string": "two"}),
+        ("write", {"file_path": "new/file.txt", "content": "new"}),
+        ("bash", {"command": "rm deleted.txt; mv moved.txt there.txt", "description": "tidy"}),
+        ("bash", {"command": "git status -s", "description": "look"}),
+    ]
+    if done == len(calls):
+        return [Say("Done."), End()]
+    name, arguments = calls[done]
+    return [Use(name, json.dumps(arguments)), End()]
+
+
+class CoderTests(CoderTestCase):
+    async def test_what_the_coder_did_with_its_tools_and_commands_is_undone(self) -> None:
+        await self.start(script=working, tools=all_tools())
+        for name in ("edited.txt", "deleted.txt", "moved.txt"):
+            (self.project / name).write_text(f"one {name}")
+
+        def texts() -> dict[str, str]:
+            found = self.project.rglob("*.txt")
+            return {str(path.relative_to(self.project)): path.read_text() for path in found}
+
+        before = texts()
+        run_id = await self.post("work")
+        await self.complete(run_id)
+        after = texts()
+        self.assertEqual(set(after), {"edited.txt", "new/file.txt", "there.txt"})
+        answer = await self.anna.call("POST", f"/runs/{run_id}/undo", {})
+        self.assertEqual((answer.status, len(answer.json["restored"])), (200, 5), answer.json)
+        self.assertEqual(texts(), before)
+        answer = await self.anna.call("POST", f"/runs/{answer.json['run_id']}/undo", {})
+        self.assertEqual(texts(), after)
 
 
 class ShellTests(UndoCase):

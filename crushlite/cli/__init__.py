@@ -39,9 +39,9 @@ class Command:
 # Groups and their commands in the order in which the help shows them.
 COMMANDS = (
     Command("Ask", "run", "ask once and print the answer"),
+    Command("Ask", "chat", "a conversation in the terminal"),
     Command("Ask", "attach", "follow a run from any terminal, from its beginning"),
     Command("Ask", "runs", "list runs and how they ended"),
-    Command("Ask", "chat", "a conversation in the terminal"),
     Command("Look", "ps", "what the daemon is doing"),
     Command("Look", "watch", "tell what happens in a workspace, live"),
     Command("Look", "sessions", "list, show, export, rename, delete sessions"),

@@ -53,7 +53,9 @@ Talk with the agent of this directory. Whatever other clients do in the same ses
 and whoever answers a request first, in any client, decides.
 
 While it works you can go on typing: a prompt joins the work at its next step. Ctrl-C cancels the
-work, a second one leaves; Ctrl-D leaves. /help lists commands, !COMMAND runs one in a shell.
+work, a second one leaves; Ctrl-D leaves. /help lists commands, !COMMAND runs one in a shell. What
+was typed is remembered in $XDG_STATE_HOME/crushlite/chat_history (~/.local/state); a line that
+begins with a blank is not.
 
 If input or output is not a terminal, every line of standard input is a prompt, and only the answers
 go to standard output.

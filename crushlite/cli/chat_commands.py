@@ -216,13 +216,9 @@ class Commands:
         self._chat.changed()
 
     async def _shell(self, command: str) -> None:
-        """What it puts out is shown when it is on record, as for everybody else."""
         if not command:
             raise UsageError("which command?")
-        await self._chat.reach()
-        session_id = await self._chat.ensure_session(f"!{command}")
-        self._chat.note(f"running: {one_line(command)}")
-        await self._chat.workspace.shell(session_id, command)
+        await self._chat.shell(command)
 
     async def _model(self, rest: str) -> None:
         workspace = self._chat.workspace

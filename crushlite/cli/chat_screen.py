@@ -27,6 +27,7 @@ __all__ = ["Screen", "put_out", "wrapped"]
 
 LONGEST = 4000  # characters of an incomplete line of code
 NARROW = 10
+TAB = 4
 FIRST_ODD = "\u0300"  # every character before it takes one column
 
 
@@ -53,19 +54,19 @@ class Screen:
         self._put(
             self._ended()
             + self._apart(kind)
-            + [paint(row) for line in lines for row in wrapped(line, room)]
+            + [paint(row) for line in lines for row in wrapped(line.expandtabs(TAB), room)]
         )
 
     def aside(self, lines: list[str], paint: Callable[[str], str] = str) -> None:
-        """Lines that are not part of the conversation. They do not break a line that streams."""
-        if not self._partial:
+        """Lines that are not part of the conversation. They do not end an answer that streams."""
+        if not self.streaming:
             return self.lines(lines, "aside", paint)
         room = self._columns() - 1
-        self._put([paint(row) for line in lines for row in wrapped(line, room)])
+        self._put([paint(row) for line in lines for row in wrapped(line.expandtabs(TAB), room)])
 
     def stream(self, text: str) -> None:
         """More of the answer."""
-        out = self._apart("answer") if self._kind != "answer" else []
+        out = self._apart("answer")
         *complete, self._partial = (self._partial + text).split("\n")
         for line in complete:
             out += self._complete(line)
@@ -74,21 +75,18 @@ class Screen:
             if len(self._partial) > LONGEST:
                 out += self._complete(self._partial)
                 self._partial = ""
-        elif width(self._partial) > room:
+        elif width(self._partial) + self._partial.count("\t") * TAB > room:
+            self._partial = self._partial.expandtabs(TAB)
             *rows, self._partial = wrapped(self._partial, room)
             out += [""] * self._blanks + rows
             self._blanks = 0
         self._put(out)
 
     def end(self) -> None:
-        """The streaming text is complete."""
-        if self._partial or self._code or self._blanks:
+        """The streaming text is complete; what is streamed next is another one."""
+        if self.streaming:
             self._put(self._ended())
-
-    def new_answer(self) -> None:
-        """What is streamed next is another text than before."""
-        if self._kind == "answer":
-            self._kind = "another"
+            self._kind = "answered"
 
     @property
     def streaming(self) -> bool:
@@ -115,11 +113,11 @@ class Screen:
         if code:
             return [line]
         bold = line.startswith("#")
-        rows = wrapped(line, self._columns() - 1)
+        rows = wrapped(line.expandtabs(TAB), self._columns() - 1)
         return [self.style.bold(row) for row in rows] if bold else list(rows)
 
     def _is_code(self, line: str) -> bool:
-        return self._code or line.startswith("    ")
+        return self._code or line.startswith(("    ", "\t"))
 
     def _apart(self, kind: str) -> list[str]:
         before, self._kind = self._kind, kind
@@ -172,7 +170,7 @@ class Screen:
 
     def _tail(self, room: int) -> str:
         """Of an incomplete line that is too long for its row, the end."""
-        text = self._partial
+        text = self._partial.expandtabs(TAB)
         return text if width(text) <= room else "…" + cut(text[::-1], room)[-2::-1]
 
 

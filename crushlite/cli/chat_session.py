@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.cli.chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
 from crushlite.cli.chat_view import Transcript
 from crushlite.cli.common import elapsed, one_line
+from crushlite.cli.render import clean
 from crushlite.client import ConnectionFailed, Lost, Recovered
 from crushlite.client.wire import passes
 from crushlite.errors import CrushliteError, NotFound
@@ -67,6 +68,7 @@ class Chat:
         self.transcript = Transcript(screen)
         self.busy = False
         self.queued = 0
+        self.command = ""  # of the user's own, that runs beside the agent
         self.dialog: Dialog | None = None
         self.left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._wanted = wanted
@@ -131,7 +133,7 @@ class Chat:
         self.screen.aside(shown, self.screen.style.dim)
 
     def complain(self, text: str) -> None:
-        self.screen.aside([f"✗ {one_line(text)}"], self.screen.style.red)
+        self.screen.aside(f"✗ {clean(text)}".split("\n"), self.screen.style.red)
 
     # Events -------------------------------------------------------------------------------------
 
@@ -263,10 +265,11 @@ class Chat:
     def _status(self) -> str:
         if not self._connected.is_set():
             return "not connected: trying to reach the daemon"
-        if self.dialog is not None or not self.busy:
+        if self.dialog is not None or not (self.busy or self.command):
             return ""
         spent = elapsed(int(time.monotonic() - self._since) or 1)
-        doing = "canceling" if self._canceling else self.transcript.activity
+        doing = self.transcript.activity if self.busy else f"$ {self.command}"
+        doing = "canceling" if self._canceling else doing
         waiting = f", {self.queued} queued" if self.queued else ""
         return f"{self._frames[self._frame]} {spent}{waiting}: {doing}"
 
@@ -274,7 +277,7 @@ class Chat:
         while True:
             await asyncio.sleep(FRAME_SECONDS)
             self._frame = (self._frame + 1) % len(self._frames)
-            if self.busy or self.screen.status:
+            if self.busy or self.command or self.screen.status:
                 self._draw()
 
     # Dialogs ------------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ class Chat:
                 result = await self.workspace.answer(dialog.id, dialog.responses)
             told = "" if result.resolved else "too late: answered elsewhere"
         except CrushliteError as error:
-            told = f"not sent: {one_line(error.message)}"
+            told = f"not sent: {clean(error.message)}"
         if self.dialog is dialog:
             self.close_dialog(told)
         self.changed()
@@ -377,6 +380,18 @@ class Chat:
             except ConnectionFailed:
                 if not attempts:
                     raise
+
+    async def shell(self, command: str) -> None:
+        """Run a command of the user's own. What it puts out is shown when it is on record, as for
+        everybody else."""
+        await self.reach()
+        session_id = await self.ensure_session(f"!{command}")
+        self.command, self._since = one_line(command), time.monotonic()
+        try:
+            await self.workspace.shell(session_id, command)
+        finally:
+            self.command = ""
+            self.changed()
 
     async def reach(self) -> None:
         """Returns when there is a connection; a daemon that is gone is started again."""
@@ -431,7 +446,7 @@ class Chat:
 
     def interrupt(self) -> None:
         """Ctrl-C: cancel what runs; a second one, or one when nothing runs, leaves."""
-        if self.busy and not self._canceling:
+        if (self.busy or self.command) and not self._canceling:
             self._canceling = True
             self.spawn(self.attempt(self.cancel()))
         elif self.editor.text and not self._canceling:
@@ -450,7 +465,8 @@ class Chat:
     async def cancel(self) -> None:
         receipt = await self.workspace.cancel(self.session.id)
         hit = [f"{each.run_id[:8]} ({each.was})" for each in receipt.canceled]
-        self.note(f"canceled: {', '.join(hit)}" if hit else "nothing was running")
+        if hit or not self.command:
+            self.note(f"canceled: {', '.join(hit)}" if hit else "nothing was running")
         self.changed()
 
     def end_of_input(self) -> None:

@@ -148,7 +148,7 @@ class Transcript:
             self._screen.end()
             if told := ending_words(message.finish):
                 paint = self._style.yellow if told == "canceled" else self._style.red
-                self._screen.lines([f"✗ {one_line(told)}"], "ending", paint)
+                self._screen.lines(f"✗ {told}".split("\n"), "ending", paint)
 
     def _think(self, message: Message, shown: _Shown) -> None:
         """Reasoning is told of when it is over."""
@@ -172,7 +172,6 @@ class Transcript:
         shown.text = text
         if anew or message.id != self._latest:
             self._screen.end()
-            self._screen.new_answer()
         if anew:
             # What was written cannot be taken back.
             self._screen.lines(["(the answer begins anew)"], "answer", self._style.dim)

@@ -14,14 +14,12 @@ from crushlite.cli.common import (
     add_connection,
     add_json,
     command,
-    one_line,
     perform,
     show,
     show_json,
-    table,
 )
 from crushlite.cli.doctor_checks import examine
-from crushlite.cli.render import count
+from crushlite.cli.render import clean, count
 
 if TYPE_CHECKING:
     import argparse
@@ -63,12 +61,12 @@ async def _examine(options: argparse.Namespace) -> int:
 
 
 def _show(findings: list[Finding], broken: int, style: Style) -> None:
+    """Whole, however long: what to do may be a command to paste."""
     paint = {"ok": style.green, "note": style.yellow, "broken": style.red}
-    rows = [[each.state, each.name, each.detail] for each in findings]
-    lines = table(rows, ["STATE", "WHAT", "FOUND"], style).splitlines()
-    show(lines[0])
-    for line, finding in zip(lines[1:], findings, strict=True):
-        show(paint[finding.state](line[: len(finding.state)]) + line[len(finding.state) :])
-        if finding.advice:
-            show(f"        -> {one_line(finding.advice)}")
+    room = max(len(finding.name) for finding in findings)
+    for each in findings:
+        state = paint[each.state](each.state) + " " * (8 - len(each.state))
+        show(f"{state}{each.name:<{room}}  {clean(each.detail)}")
+        if each.advice:
+            show(f"{' ' * 8}-> {clean(each.advice)}")
     show(f"\n{count(broken, 'thing')} broken" if broken else "\nnothing is broken")

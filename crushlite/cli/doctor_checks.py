@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from crushlite.cli.common import Style, address_of, reached
 from crushlite.cli.config import places
-from crushlite.cli.lookup import vitals
 from crushlite.client import ConnectionFailed
 from crushlite.errors import CrushliteError
 from crushlite.listen import default_socket, parse_address
@@ -108,7 +107,7 @@ async def _daemon(options: argparse.Namespace) -> tuple[Health | None, Finding]:
     address = address_of(options)
     try:
         async with reached(options) as client:
-            health = await vitals(client)
+            health = await client.vitals()
     except ConnectionFailed as error:
         if error.reached:
             return None, Finding("daemon", "broken", error.message, "see crushlite logs")

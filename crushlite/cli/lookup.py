@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 from crushlite.cli.common import address_of, reached, say_nothing, wanted
 from crushlite.client import ConnectionFailed
-from crushlite.client.wire import route
 from crushlite.errors import CrushliteError, NotFound
-from crushlite.protocol.health import Health
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from crushlite.client import Client, RemoteWorkspace
 
-__all__ = ["SHORT", "choose", "find_session", "inherit", "is_here", "running", "vitals"]
+__all__ = ["SHORT", "choose", "find_session", "inherit", "is_here", "running"]
 
 SHORT = 8  # characters of an id: enough to tell things apart, and to name one by
 
@@ -54,11 +52,6 @@ def is_here(workspace: RemoteWorkspace, options: argparse.Namespace) -> bool:
     """Whether it is the workspace of the directory that the command is about."""
     here = wanted(options, say_nothing).directory
     return os.path.realpath(here) == os.path.realpath(workspace.info.path)
-
-
-async def vitals(client: Client) -> Health:
-    """How the daemon says it is."""
-    return await client._wire.ask(Health, "GET", route("health", verbose=1))
 
 
 async def find_session(workspace: RemoteWorkspace, given: str) -> str:

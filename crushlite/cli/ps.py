@@ -21,7 +21,7 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.lookup import SHORT, vitals
+from crushlite.cli.lookup import SHORT
 from crushlite.cli.render import count
 from crushlite.client import ConnectionFailed
 from crushlite.errors import NotFound
@@ -81,7 +81,7 @@ async def _ps(options: argparse.Namespace) -> int:
     picture = _Picture(address_of(options))
     try:
         async with reached(options) as client:
-            picture.daemon = await vitals(client)
+            picture.daemon = await client.vitals()
             for info in await client.workspaces():
                 try:
                     picture.workspaces.append(await _look(client.attach(info)))

@@ -43,14 +43,14 @@ _TRIVIAL: tuple[Any, ...] = (None, "", False, 0, [], {})
 
 def clean(text: str) -> str:
     """Text of several lines, for reading: colours, cursor movements and the like are gone."""
-    return printable(_ANSI.sub("", text).expandtabs(4))
+    return printable(_ANSI.sub("", text))
 
 
 def visible(text: str) -> str:
-    """Text of several lines with everything that does not show itself spelt out."""
+    """Text of several lines with everything that does not show itself spelt out, but for tabs."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii")
-        for c in text
+        for c in text.expandtabs(4)
     )
 
 

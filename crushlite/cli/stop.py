@@ -20,7 +20,7 @@ from crushlite.cli.common import (
     say,
     show,
 )
-from crushlite.cli.lookup import SHORT, vitals
+from crushlite.cli.lookup import SHORT
 from crushlite.cli.render import count
 from crushlite.client import Client, ConnectionFailed
 from crushlite.errors import CrushliteError, NotFound, ServerInUse, UsageError
@@ -62,7 +62,7 @@ async def _stop(options: argparse.Namespace) -> int:
     address = address_of(options)
     try:
         async with reached(options) as client:
-            with _process(address, (await vitals(client)).pid) as handle:
+            with _process(address, (await client.vitals()).pid) as handle:
                 try:
                     await client.control()
                 except ServerInUse:
@@ -109,7 +109,7 @@ async def _keepers(client: Client) -> str:
             lines.append(f"  {one_line(info.path)}: {await _keeper(client.attach(info))}")
         except NotFound:
             pass  # closed since it was listed
-    health = await vitals(client)
+    health = await client.vitals()
     lines.append(
         f"{count(health.clients, 'client')} in all. Close them or wait, then try again; "
         "or cancel what runs and end it: crushlite stop --force"

@@ -4,24 +4,29 @@ The copy is made by SQLite from one moment of the database: everything that was 
 in it, nothing that came later is half in it, and writers are not held up. It is checked before it
 gets its name, and is a whole database in one file: put into a data directory as `crushlite.db` it
 is opened like any other.
+
+Even reading makes SQLite write beside the database. Where nobody uses it that would leave litter
+or, after a crash, wipe out what shows that commits were lost; so there a copy of the files is read.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.errors import Conflict, CorruptDatabase, NotFound
+from crushlite.errors import Conflict, CorruptDatabase, CrushliteError, NotFound
 from crushlite.store.connection import connect, translated
-from crushlite.store.directory import sync_directory
-from crushlite.store.inspection import check_pages
+from crushlite.store.directory import Note, is_owned, last_note, sync_directory
+from crushlite.store.inspection import check_pages, inspect_owned
 from crushlite.store.migrations import version_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from pathlib import Path
 
 __all__ = ["Copied", "backup"]
 
@@ -48,13 +53,46 @@ def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
     with translated(source):
         try:
             os.close(os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            _copy(source, half)
+            if is_owned(source.parent) or not _copy_at_rest(source, half):
+                _copy(source, half)
             copied = _checked(half, target)
             _named(half, target, force=force)
         finally:
             for tail in ("", "-journal", "-wal", "-shm"):
                 half.with_name(half.name + tail).unlink(missing_ok=True)
     return copied
+
+
+def _copy_at_rest(source: Path, half: Path) -> bool:
+    """Copy a database that nobody uses; False if somebody began to meanwhile."""
+    files = [source.with_name(source.name + tail) for tail in ("", "-wal", "-shm")]
+    before = [_identity(file) for file in files]
+    with tempfile.TemporaryDirectory(dir=half.parent, prefix=".crushlite-") as folder:
+        rest = Path(folder).resolve() / source.name
+        for file in files:
+            if file.is_file():
+                shutil.copyfile(file, rest.with_name(file.name))
+        if is_owned(source.parent) or before != [_identity(file) for file in files]:
+            return False
+        try:
+            inspect_owned(rest, connect, _without_times(last_note(source.parent)))
+        except CrushliteError as error:
+            raise type(error)(error.message.replace(str(rest), str(source))) from error
+        _copy(rest, half)
+    return True
+
+
+def _identity(file: Path) -> tuple[int, ...]:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _without_times(note: Note) -> Note:
+    """A copy has times of its own: it is checked fully."""
+    return Note(note.holds_data, note.boot)
 
 
 def _copy(source: Path, half: Path) -> None:

@@ -24,6 +24,8 @@ __all__ = [
     "DirectoryLock",
     "Note",
     "create_database_file",
+    "is_owned",
+    "last_note",
     "make_directory",
     "sync_directory",
     "this_boot",
@@ -90,6 +92,30 @@ class Note:
     def fits(self, file: os.stat_result) -> bool:
         """Whether the file was closed in order and nobody has written to it since."""
         return self.closed == (file.st_size, file.st_mtime_ns)
+
+
+def is_owned(directory: Path) -> bool:
+    """Whether some process owns the directory at this moment."""
+    try:
+        descriptor = os.open(directory / "crushlite.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def last_note(directory: Path) -> Note:
+    """What the last owner of a directory that nobody owns left behind."""
+    try:
+        lines = (directory / "crushlite.lock").read_text("ascii", "replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    return Note.parse(lines[1] if len(lines) > 1 else "")
 
 
 class DirectoryLock:
