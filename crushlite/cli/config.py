@@ -142,25 +142,11 @@ def _show(options: argparse.Namespace, key: str) -> int:
 
 def entries(found: Config) -> Iterator[tuple[str, Any, str]]:
     """Key, value and origin of everything that is configured, without secrets."""
-    for path, value in _leaves(found._merged.values, ()):
-        # What is inside an entry of a list has come with the entry.
-        above = (path[:length] for length in range(len(path), 0, -1))
-        source = next(filter(None, (found._merged.source(*place) for place in above)), None)
-        yield spell(path), _hidden(path, value, found), str(source.path) if source else ""
+    for path, value, file in found.entries():
+        yield spell(path), _hidden(path, value, found), str(file)
     for name, value in sorted(os.environ.items()):
         if name.startswith(PREFIX):
             yield name, mask(value) if is_secret_name(name) else value, "the environment"
-
-
-def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, (*path, key))
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, str(index)))
-    else:
-        yield path, value
 
 
 def _hidden(path: tuple[str, ...], value: Any, found: Config) -> Any:

@@ -27,7 +27,7 @@ from crushlite.protocol.codec import decode, encode
 from crushlite.protocol.config import Model, SelectedModel, wire_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from crushlite.config.merge import Merged
@@ -175,6 +175,15 @@ class Config:
         source = self._merged.source(*split_key(key))
         return source.path if source else None
 
+    def entries(self) -> Iterator[tuple[tuple[str, ...], Any, Path]]:
+        """Every single value, where it stands and which file it is from. As it is written there:
+        not expanded, and secrets are not hidden."""
+        for path, value in _leaves(self._merged.values, ()):
+            # What is inside an entry of a list has come with the entry.
+            above = (self._merged.source(*path[:count]) for count in range(len(path), 0, -1))
+            source = next(filter(None, above))
+            yield path, value, source.path
+
     def secrets(self) -> frozenset[str]:
         """Every text that must not be logged, sent to a client or given to a command."""
         return self._secrets
@@ -261,6 +270,17 @@ class Config:
             if value := self._merged.get(section):
                 answer[section] = value
         return {key: _hidden(value, self._secrets) for key, value in answer.items()}
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, str(index)))
+    else:
+        yield path, value
 
 
 def _pair(choice: SelectedModel) -> tuple[str, str]:
