@@ -242,15 +242,21 @@ class TokenFile:
                 self.path.unlink()  # of a daemon that was killed; the port is ours now
             with os.fdopen(os.open(self.path, flags, 0o600), "w") as file:
                 file.write(self.token + "\n")
-                self._inode = os.fstat(file.fileno()).st_ino
+                file.flush()
+                self._made = _identity(os.fstat(file.fileno()))
         except OSError as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror}") from None
 
     def remove(self) -> None:
         """Only our own: a daemon that took over the port has put its token there."""
         with contextlib.suppress(FileNotFoundError):
-            if self.path.stat().st_ino == self._inode:
+            if _identity(self.path.stat()) == self._made:
                 self.path.unlink()
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    """Numbers of inodes are given again at once; the time tells the next one from this."""
+    return status.st_ino, status.st_ctime_ns
 
 
 def _left_behind(path: Path) -> str:

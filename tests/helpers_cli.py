@@ -175,9 +175,12 @@ class CommandCase(BoundedTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        # A test run in the background of a script has SIGINT ignored, and children inherit that.
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        # A test run in the background of a script has SIGINT ignored, one under nohup SIGHUP, and
+        # children inherit that.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+                self.addCleanup(signal.signal, number, signal.SIG_IGN)
         # Short: a socket's path must fit into 104 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="cl-", dir="/tmp"))
         self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)

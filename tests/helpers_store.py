@@ -14,6 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import FakeClock
+from crushlite.protocol.messages import (
+    BinaryPart,
+    FinishPart,
+    ImageURLPart,
+    Part,
+    ReasoningPart,
+    ShellCommandPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
 from crushlite.protocol.sessions import Session
 from crushlite.store import Store, Stores, ThreadExecutor, connect
 from crushlite.store.sessions import insert_session, list_sessions
@@ -23,6 +34,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from crushlite.store import ConnectionFactory, Executor
+
+# One of each, with what is hard to store and to write down.
+EVERY_PART: list[Part] = [
+    ReasoningPart("think\0", "sig", 1, 2),
+    TextPart('text\0 \u2028 \U0001f600 "quoted" \\ </script> \x7f\x1b[31m'),
+    ImageURLPart("http://x/", "low"),
+    BinaryPart("a/b", "image/png", "AAA="),
+    ToolCallPart("c", "bash", '{"a":"\\u0000"}', "function", True),
+    ToolResultPart("c", "bash", "out\0", '{"m":1}', True, "AAA=", "image/png"),
+    ShellCommandPart("ls", "\0", -1),
+    FinishPart("end_turn", 2**63 - 1, "title", "detail"),
+]
 
 
 def add(sid: str) -> Callable[[sqlite3.Connection], str]:

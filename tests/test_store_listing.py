@@ -11,35 +11,14 @@ from typing import Any
 
 from crushlite.errors import CorruptDatabase
 from crushlite.protocol.codec import encode
-from crushlite.protocol.messages import (
-    BinaryPart,
-    FinishPart,
-    ImageURLPart,
-    Message,
-    Part,
-    ReasoningPart,
-    ShellCommandPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from crushlite.protocol.messages import FinishPart, Message, Part, TextPart
 from crushlite.protocol.sessions import Session
 from crushlite.store.connection import connect
 from crushlite.store.listing import PIECE, message_texts, user_message_texts
 from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.migrations import migrate
 from crushlite.store.sessions import insert_session
-
-EVERY_PART: list[Part] = [
-    ReasoningPart("think\0", "sig", 1, 2),
-    TextPart('text\0 \u2028 \U0001f600 "quoted" \\ </script> \x7f\x1b[31m'),
-    ImageURLPart("http://x/", "low"),
-    BinaryPart("a/b", "image/png", "AAA="),
-    ToolCallPart("c", "bash", '{"a":"\\u0000"}', "function", True),
-    ToolResultPart("c", "bash", "out\0", '{"m":1}', True, "AAA=", "image/png"),
-    ShellCommandPart("ls", "\0", -1),
-    FinishPart("end_turn", 2**63 - 1, "title", "detail"),
-]
+from tests.helpers_store import EVERY_PART
 
 
 def read(pieces: list[bytes]) -> list[Any]:

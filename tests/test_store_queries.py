@@ -16,16 +16,10 @@ from crushlite.errors import (
 )
 from crushlite.protocol.messages import (
     PARTS,
-    BinaryPart,
     FinishPart,
-    ImageURLPart,
     Message,
-    Part,
-    ReasoningPart,
     ShellCommandPart,
     TextPart,
-    ToolCallPart,
-    ToolResultPart,
 )
 from crushlite.protocol.sessions import File, Session, Todo
 from crushlite.store import RunRow, connect
@@ -61,17 +55,7 @@ from crushlite.store.sessions import (
     set_todos,
 )
 from crushlite.worktree.states import MISSING, FileState
-
-EVERY_PART: list[Part] = [
-    ReasoningPart("think\0", "sig", 1, 2),
-    TextPart("text\0 \u2028 \U0001f600"),
-    ImageURLPart("http://x/", "low"),
-    BinaryPart("a/b", "image/png", "AAA="),
-    ToolCallPart("c", "bash", '{"a":"\\u0000"}', "function", True),
-    ToolResultPart("c", "bash", "out\0", '{"m":1}', True, "AAA=", "image/png"),
-    ShellCommandPart("ls", "\0", -1),
-    FinishPart("end_turn", 2**63 - 1, "title", "detail"),
-]
+from tests.helpers_store import EVERY_PART
 
 
 class QueryCase(unittest.TestCase):

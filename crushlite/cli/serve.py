@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from crushlite import logs
 from crushlite.agent.build import find_agent
 from crushlite.agent.discovery import LOCAL_SERVERS
 from crushlite.claims import Graces
+from crushlite.cli.common import seconds
 from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
 from crushlite.listen import default_socket
@@ -130,7 +130,7 @@ def _add_times(add: Callable[..., Any]) -> None:
         ("keepalive", "15", "seconds between comments on resumable streams"),
         ("coalesce", "0.033", "seconds within which a growing message is published once"),
     ):
-        add(f"--{name}", metavar="S", type=_seconds, default=_variable(name, default), help=text)
+        add(f"--{name}", metavar="S", type=seconds, default=_variable(name, default), help=text)
     add(
         "--idle-timeout",
         metavar="S|never",
@@ -283,19 +283,9 @@ def _flag(text: str) -> bool:
     return text.lower() in ("1", "true", "yes")
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
-
-
 def _seconds_or_never(text: str) -> float | None:
-    return None if text == "never" else _seconds(text)
+    return None if text == "never" else seconds(text)
 
 
 def _unattended(text: str) -> float | None:
-    return None if text == "wait" else 0.0 if text == "deny" else _seconds(text)
+    return None if text == "wait" else 0.0 if text == "deny" else seconds(text)
