@@ -598,7 +598,7 @@ class RecordTests(PromptTestCase):
             self.assertEqual(await self.outcome(anna, "r"), "failed")
             await self.assert_takes_prompts(anna, session)
 
-    async def test_erase_drops_what_the_step_streamed_and_nothing_before_it(self) -> None:
+    async def test_257_reset_streamed_content(self) -> None:
         async def retry(turn: Turn) -> None:
             call = await turn.tool_call("view", "{}")
             await turn.tool_result(call, "contents")

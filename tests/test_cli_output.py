@@ -52,12 +52,12 @@ class TextTests(unittest.TestCase):
         self.assertEqual(pieces, ["", "one", "", " two", " three"])
         self.assertEqual(self.complete("one two three"), "\n")
 
-    def test_finishes_do_not_end_it(self) -> None:
+    def test_297_run_ignores_tool_use_and_end_turn_finish(self) -> None:
         steps = (said("a", "I look.", "tool_use"), said("b", "Done.", "end_turn"))
         self.assertEqual(self.printed(*steps), "I look.\nDone.")
         self.assertEqual(self.complete("Done.", "b"), "\n")
 
-    def test_an_older_state_prints_nothing_and_the_end_prints_the_rest(self) -> None:
+    def test_298_run_reconciles_out_of_order_and_partial(self) -> None:
         self.assertEqual(self.printed(said("a", "one two"), said("a", "one")), "one two")
         self.assertEqual(self.complete("one two three"), " three\n")
 

@@ -64,7 +64,7 @@ class RunTests(ScriptedCase):
         scripted.release()
         await self.ended(child, 0, "")
 
-    async def test_a_failure_is_told_and_is_exit_code_1(self) -> None:
+    async def test_300_run_exit_codes(self) -> None:
         child, scripted = await self.begun("-q", "hello")
         scripted.fail("out of luck")
         await self.ended(child, 1, "one \n")
@@ -197,7 +197,7 @@ class SessionTests(ScriptedCase):
         await self.ended(child, 1, "")
         self.assertIn("nope", child.errors)
 
-    async def test_on_a_busy_session_only_our_own_answer_is_printed(self) -> None:
+    async def test_307_run_on_busy_session_gets_own_answer(self) -> None:
         anna = await self.daemon.join()
         session = await anna.session()
         await anna.prompt(session, "same words")

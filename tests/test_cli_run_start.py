@@ -29,7 +29,7 @@ class StartTests(CommandCase):
     def log(self) -> str:
         return (self.socket.parent / "daemon.log").read_text()
 
-    async def test_eight_at_once_start_one_daemon_and_all_are_answered(self) -> None:
+    async def test_303_spawn_race_8_clients(self) -> None:
         """And it does not stay when they have gone."""
         self.env["CRUSHLITE_IDLE_TIMEOUT"] = "2"
         children = [await self.start("run", f"number {n}") for n in range(8)]

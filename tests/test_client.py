@@ -62,7 +62,7 @@ class RefusalTests(ClientTestCase):
             await self.within(self.client.health())
         return caught.exception
 
-    async def test_every_code_of_the_tree_comes_back_as_its_class(self) -> None:
+    async def test_284_status_typing(self) -> None:
         for name in errors.__all__:
             cls = getattr(errors, name)
             with self.subTest(name):
@@ -197,7 +197,7 @@ class RequestTests(ClientTestCase):
         address = f"unix://{self.path}"
         self.assertNotEqual(Client(address).client_id, Client(address).client_id)
 
-    async def test_a_prompt_is_accepted_with_200_and_with_202(self) -> None:
+    async def test_285_send_accepts_200_and_202(self) -> None:
         workspace = await self.workspace()
         for status in (200, 202):
             self.answers[PROMPT] = answer(ACCEPTED, status)
@@ -519,7 +519,7 @@ class ClosingTests(ClientTestCase):
             await self.within(stream.close())
             await self.over(stream)
 
-    async def test_nothing_is_yielded_after_close_although_it_has_arrived(self) -> None:
+    async def test_286_subscribe_cancel_closes_channel(self) -> None:
         workspace = await self.workspace()
         self.answers[EVENTS] = Feed(done(1) + done(2) + done(3))
         async with workspace.events() as stream:
@@ -623,7 +623,7 @@ class ClosingTests(ClientTestCase):
 
 
 class ReturnTests(ClientTestCase):
-    async def test_a_lost_stream_is_resumed_where_it_was(self) -> None:
+    async def test_287_reconnect_on_drop(self) -> None:
         workspace = await self.workspace()
         torn = done(3)[:-1]  # never complete, so it must come again
         self.answers[EVENTS] = [
@@ -764,7 +764,7 @@ class ReturnTests(ClientTestCase):
 
 
 class RecreationTests(ClientTestCase):
-    async def test_a_workspace_that_is_gone_is_created_again(self) -> None:
+    async def test_288_recover_from_404(self) -> None:
         workspace = await self.client.create("/p", env=["A=b"], data_dir="/d", yolo=True)
         created = self.requests.pop().body
         gone = refused(404, "workspace_not_found")

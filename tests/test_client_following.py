@@ -92,7 +92,7 @@ class RuleTests(unittest.TestCase):
         self.follower.place([live("R"), live("Z", "queued")], over=())
         self.assertEqual(self.created(typed("u")), [True])
 
-    def test_other_sessions_and_other_runs_are_foreign(self) -> None:
+    def test_299_run_filters_foreign(self) -> None:
         self.follower.place([live("R")], over=())
         self.created(typed("u"))
         elsewhere = said("o")
@@ -319,7 +319,7 @@ class FollowTests(RunCase):
         await turn.tool_result(call, "a file")
         await turn.say("Done")
 
-    async def test_a_run_that_goes_on_is_told_from_its_beginning(self) -> None:
+    async def test_302_run_fallback_without_runid(self) -> None:
         async with self.workspace.start("hello") as run:
             scripted = await self.daemon.entered(1)
             await scripted.do(self.steps)
@@ -478,7 +478,7 @@ class TornDownTests(RunCase):
         assert run.ending is not None
         self.assertTrue(run.ending.cancelled)
 
-    async def test_a_client_beside_us_keeps_the_workspace(self) -> None:
+    async def test_296_end_to_end_recovery_with_sibling_alive(self) -> None:
         beside = await self.second()
         async with beside.events() as kept, self.workspace.start("hello") as run:
             scripted = await self.daemon.entered(1)

@@ -54,7 +54,7 @@ class NoticeTests(ClientTestCase):
             self.assertEqual((told[2].workspace_id, workspace.id), ("w2", "w2"))
         self.assertIn(f"POST /v1/workspaces/w2/current-session?client_id={ME}", self.targets)
 
-    async def test_after_twenty_failures_it_is_told_again_and_tried_on(self) -> None:
+    async def test_290_escalate_after_20_keep_trying(self) -> None:
         workspace = await self.workspace()
         failures = [refused(503, "unavailable", "not now")] * 41
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), *failures, Feed(done(1))]
@@ -121,7 +121,7 @@ class RecoveryTests(ClientTestCase):
             self.assertEqual(await self.runs_of(stream, 1), ["r1"])
         self.assertEqual(self.births, 2, "what was created is used")
 
-    async def test_it_is_bounded(self) -> None:
+    async def test_294_recovery_create_bounded(self) -> None:
         self.client = Client(f"unix://{self.path}", client_id=ME, clock=self.patient)
         workspace = await self.workspace()
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), GONE, GONE, Feed(done(1))]
@@ -177,7 +177,7 @@ class RecoveryTests(ClientTestCase):
             await self.within(reader)
         go.set()
 
-    async def test_a_create_whose_answer_was_lost_is_given_back_too(self) -> None:
+    async def test_291_shutdown_retires_after_lost_create_response(self) -> None:
         """The goodbye is by client, so it covers a workspace whose id we never learned."""
         workspace = await self.workspace()
         self.answers[CREATE] = Response(200, b'{"id":')  # carried out, and unreadable
@@ -196,7 +196,7 @@ class RecoveryTests(ClientTestCase):
             await self.within(reader)
         self.assertEqual(self.targets[-1], f"DELETE /v1/clients/{ME}")
 
-    async def test_a_server_that_knows_no_goodbye_gets_its_workspaces_back(self) -> None:
+    async def test_293_legacy_server_fallback_release(self) -> None:
         await self.workspace()
         await self.workspace()
         self.answers[RETIRE] = Response(404)
@@ -207,7 +207,7 @@ class RecoveryTests(ClientTestCase):
 
 
 class ReadyTests(ClientTestCase):
-    async def test_what_is_missing_is_told_apart(self) -> None:
+    async def test_295_ready_errors_distinct(self) -> None:
         workspace = await self.workspace()
         self.answers["GET", W + "/agent"] = answer({"is_ready": True})
         self.assertTrue((await self.within(workspace.ready())).is_ready)

@@ -84,12 +84,12 @@ class OtherVersionTests(ClientTestCase):
         self.daemon_is(OURS)
         self.assertEqual(await self.asked(), [])
 
-    async def test_one_that_is_needed_is_asked_once_and_stays(self) -> None:
+    async def test_304_stale_version_honours_refusal(self) -> None:
         self.daemon_is(OTHER)
         self.answers[CONTROL] = refused(409, "server_in_use")
         self.assertEqual(await self.asked(), ["shutdown_if_idle"])
 
-    async def test_an_old_one_that_has_workspaces_is_not_ended(self) -> None:
+    async def test_305_legacy_server_busy_left(self) -> None:
         self.daemon_is(OTHER)
         self.answers[CONTROL] = refused(400, "bad_request", "unknown command")
         self.assertEqual(await self.asked(), ["shutdown_if_idle"])

@@ -64,11 +64,21 @@ def _user(message: Message, *, images: bool) -> ChatMessage:
             chat.text += f"I ran `{part.command}` (exit code {part.exit_code}):\n{part.output}"
         elif isinstance(part, BinaryPart) and part.mime_type.startswith("text/"):
             chat.text += f'\n\n<file path="{part.path}">\n{_decoded(part.data)}\n</file>'
-        elif isinstance(part, BinaryPart) and images and part.mime_type in IMAGE_TYPES:
+        elif isinstance(part, BinaryPart) and images and _is_image(part):
             chat.images.append(Image(part.mime_type, part.data))
         elif isinstance(part, BinaryPart):
             chat.text += f"\n\n(attached file {part.path} of type {part.mime_type} is not shown)"
     return chat
+
+
+def _is_image(part: BinaryPart) -> bool:
+    """One that providers take. A broken one would have every later request refused, too."""
+    if part.mime_type not in IMAGE_TYPES:
+        return False
+    try:
+        return bool(base64.b64decode(part.data, validate=True))
+    except ValueError:
+        return False
 
 
 def _decoded(data: str) -> str:
