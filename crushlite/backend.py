@@ -162,7 +162,8 @@ class Backend:
                     hosted = await self._open(key, path, request)
                 if hosted.channels != request.channels:
                     raise ChannelMismatch(
-                        f"the workspace is open with channels {hosted.channels}: ask for the same"
+                        "requested channels differ from the existing workspace; "
+                        f"it is open with {hosted.channels}: ask for the same"
                     )
                 if not hosted.closing:
                     self._perform(self.claims.create(hosted.workspace.id, request.client_id))

@@ -59,6 +59,8 @@ async def write_summary(services: Services, order: Order, agent: Agent) -> None:
             await _unbroken(_store_summary(services, turn, summary_id=""))
         except CrushliteError as unsaved:  # why it failed is what the caller is told
             log.error("a failed summary could not be stored: %s", unsaved)
+            for live in turn.lives:  # it is, as soon as anything can be
+                services.transcript.flush(live)
         raise
     if not turn.wrote:
         turn.discard()

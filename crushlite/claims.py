@@ -275,7 +275,7 @@ class Claims:
     def attach(self, workspace: str, client: str) -> list[Effect]:
         """An event stream opens. A create is not needed before it, only a live workspace."""
         if workspace not in self._workspaces and not self._latched:
-            raise WorkspaceNotFound(f"no workspace {workspace!r}")
+            raise WorkspaceNotFound("workspace not found: create it again")
         self._refuse(client)
         effects = self._claim(workspace, client, "attach")
         self._workspaces[workspace].claims[client].streams += 1
@@ -464,7 +464,7 @@ class Claims:
     def _live(self, workspace: str) -> _Workspace:
         found = self._workspaces.get(workspace)
         if found is None:
-            raise WorkspaceNotFound(f"no workspace {workspace!r}")
+            raise WorkspaceNotFound("workspace not found: create it again")
         return found
 
     def _find(self, workspace: str, client: str) -> _Claim | None:

@@ -13,6 +13,7 @@ else, so a tool that vendors crushlite can put it together differently.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -37,6 +38,7 @@ from crushlite.listen import (
     TokenFile,
     default_socket,
     directory_lock,
+    left_behind_ports,
     listen,
     parse_address,
     private_directory,
@@ -186,8 +188,7 @@ class Daemon:
             if len(self.addresses) >= PORTS:
                 raise UsageError(f"{PORTS} addresses are served already: use one of their ports")
             # In a thread: whoever starts next to us may hold the directory for a moment.
-            wanted = Address(host="127.0.0.1", port=port)
-            listener = await asyncio.to_thread(self._listen, wanted)
+            listener = await asyncio.to_thread(self._listen_again, port)
             if self._stopping is not None:
                 listener.release()
                 self._remove_files()
@@ -196,6 +197,14 @@ class Daemon:
             await self.server.listen(listener.sock)
             log.info("listening on %s", listener.address.url)
             return listener.address.url.replace("tcp://", "http://"), listener.address.port
+
+    def _listen_again(self, port: int) -> Listener:
+        """Any port: best one that a killed daemon had, for pages that are still open there."""
+        if not port and self._auth == "token":
+            for left in left_behind_ports(default_socket().parent):
+                with contextlib.suppress(UsageError):  # somebody else has it by now
+                    return self._listen(Address(host="127.0.0.1", port=left))
+        return self._listen(Address(host="127.0.0.1", port=port))
 
     def token_of(self, port: int) -> str:
         token = self.tokens.get(port)

@@ -52,7 +52,7 @@ def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
     if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
         raise BadRequest("prompt is empty: give a text or a text/* attachment")
     if not prompt.session_id:
-        raise BadRequest("session_id is missing: create a session first")
+        raise BadRequest("session id is missing: create a session first")
     for name, value in (("session_id", prompt.session_id), ("run_id", prompt.run_id)):
         if "\0" in value or len(value) > RUN_ID_LENGTH:
             raise BadRequest(f"{name} must be at most {RUN_ID_LENGTH} characters without NUL")

@@ -341,7 +341,7 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
     """Open the workspace, in a daemon that stays. A daemon may decide to leave between our looking
     and our asking: then its successor is asked. The client of the workspace is the caller's to
     close."""
-    clock, tries = wanted.clock, TRIES
+    clock, tries, told = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:
         address = await ensure_daemon(wanted)
@@ -358,7 +358,9 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
         except DataDirectoryInUse as error:
             if clock.time() > patience:
                 raise
-            wanted.say(f"waiting: {error.message}")
+            if error.message != told:
+                told = error.message
+                wanted.say(f"waiting: {error.message}")
             await clock.sleep(5 * ATTEMPT_SECONDS)
         else:
             _compare(workspace, wanted)

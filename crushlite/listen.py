@@ -31,6 +31,7 @@ __all__ = [
     "default_socket",
     "directory_lock",
     "is_stale",
+    "left_behind_ports",
     "listen",
     "parse_address",
     "private_directory",
@@ -252,6 +253,13 @@ class TokenFile:
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path.stat()) == self._made:
                 self.path.unlink()
+
+
+def left_behind_ports(directory: Path) -> list[int]:
+    """Of daemons that had no time to clean up; the newest first."""
+    files = sorted(directory.glob("tcp-*.token"), key=lambda path: path.lstat().st_mtime_ns)
+    found = (re.fullmatch(r"tcp-(\d{1,5})\.token", path.name) for path in reversed(files))
+    return [int(match[1]) for match in found if match]
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

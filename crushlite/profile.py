@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.config import (
     Config,
+    ConfigError,
     change,
     data_directory,
     global_file,
@@ -168,7 +169,11 @@ class Profile:
         file = self.places.file(scope)
 
         def accept(document: dict[str, Any]) -> None:
-            self.places.load(instead={file: document})
+            config = self.places.load(instead={file: document})
+            # What a project's files have no say in would be written, and never heard of again.
+            for warning in config.warnings if scope else ():
+                if " is ignored: " in warning and warning not in self.config.warnings:
+                    raise ConfigError(f"{warning}; the user's own file is scope 0")
 
         return change(file, edit, accept)
 

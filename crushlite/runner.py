@@ -170,7 +170,8 @@ class Runner:
 
     def _inserted(self, job: Job, done: asyncio.Future[RunRow | None]) -> None:
         error = done.exception()
-        if error is None and done.result() is None:
+        row = done.result() if error is None else None
+        if error is None and (row is None or self._ownerless(row)):
             effects = self._runs.durable(job.run)
             job.committed.set_result(None)
             self._perform(effects)
@@ -189,17 +190,22 @@ class Runner:
         settled(job.published)
         self._perform(effects)
 
+    def _ownerless(self, row: RunRow) -> bool:
+        """Committed although its poster was told that it was not: nobody else will run it."""
+        begun = row.outcome is not None or row.user_message_id or row.run_id in self._unsaved
+        return not begun and row.boot_id == self._store.boot_id
+
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
         agent = self.staff.require()
-        if not agent.summarizes:
-            raise BadRequest("this agent cannot summarize")
         session = await self._store.read(
             lambda conn: session_rows.get_session(conn, self._scope, session_id)
         )
         if not session.message_count and not self.busy(session_id):
             return
+        if not agent.summarizes:
+            raise BadRequest("this agent cannot summarize: it has no such method")
         self._endings.require_none()
         order = Order(str(uuid.uuid4()), session_id, "")
         run, _ = self._runs.accept(session_id, order.run_id, WhenBusy.REJECT, SUMMARIZE)

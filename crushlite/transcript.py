@@ -214,6 +214,8 @@ class Transcript:
         for live in list(self._live.values()):
             if live.message.session_id in gone:
                 self._discard(live)
+        for session_id in gone:
+            self._latest.pop(session_id, None)
 
     # The ending's transaction --------------------------------------------------------------------
 
@@ -248,7 +250,9 @@ class Transcript:
         messages each, to be joined by commas."""
         (pieces, newest), seen = await self._read_beside(
             lambda: self._seen(session_id),
-            lambda conn, ids: listing.message_texts(conn, self._scope, session_id, ids),
+            lambda conn, ids, recent: listing.message_texts(
+                conn, self._scope, session_id, ids, recent
+            ),
         )
         return [*pieces, *map(_text, _overlaid(newest, seen))]
 
@@ -256,7 +260,9 @@ class Transcript:
         """What was typed, newest first: in one session, or in all. Pieces, as above."""
         (newest, pieces), seen = await self._read_beside(
             lambda: self._seen(session_id, role="user"),
-            lambda conn, ids: listing.user_message_texts(conn, self._scope, session_id, ids),
+            lambda conn, ids, recent: listing.user_message_texts(
+                conn, self._scope, session_id, ids, recent
+            ),
         )
         return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
 
@@ -276,14 +282,16 @@ class Transcript:
         read: Callable[..., T],  # with a connection, and the ids of the live ones
     ) -> tuple[T, dict[str, Live]]:
         """Read around the live messages. One that came up meanwhile may be among the texts, where
-        it cannot be found again: then the read is repeated with the new one named."""
+        it cannot be found again: then the read is repeated with the newest rows as themselves.
+        Once, since while a turn goes on there may be a new one each time."""
         seen = look()
-        while True:
+        for recent in (0, listing.RECENT):
             ids = list(seen)
-            found: T = await self._store.read(functools.partial(read, ids=ids))
+            found: T = await self._store.read(functools.partial(read, ids=ids, recent=recent))
             seen |= look()
             if len(seen) == len(ids):
-                return found, seen
+                break
+        return found, seen
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -428,7 +436,10 @@ class Transcript:
     def _let_go(self, live: Live) -> None:
         self._live.pop(live.message.id, None)
         if self._latest.get(live.message.session_id) is live:
-            del self._latest[live.message.session_id]
+            if live.earlier is not None:  # deleted before it had a row, and so may be those before
+                self._latest[live.message.session_id] = live.earlier
+            else:
+                del self._latest[live.message.session_id]
 
     def _disarm(self, live: Live) -> None:
         for timer in (live.timer, live.row_timer):

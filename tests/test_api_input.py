@@ -335,7 +335,7 @@ class Bodies(InputTestCase):
         good = self.good(Prompt)
         for change, reason in (
             ({"prompt": ""}, "prompt is empty"),
-            ({"session_id": ""}, "session_id is missing"),
+            ({"session_id": ""}, "session id is missing"),
             ({"run_id": "x" * 201}, "run_id"),
             ({"when_busy": "later"}, "when_busy 'later'"),
             ({"max_cost": -0.01}, "max_cost"),

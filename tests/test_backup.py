@@ -73,6 +73,19 @@ class CopyTests(BackupCase):
             await store.submit(self.work)
         return store
 
+    async def test_a_database_in_use_is_not_replaced_by_its_copy(self) -> None:
+        store = await self.filled()
+        before = store.path.stat().st_ino
+        link = self.root / "link.db"
+        link.symlink_to(store.path)
+        for target in (store.path, link):
+            with self.assertRaisesRegex(Conflict, "the database itself"):
+                backup(store.path, target, force=True)
+        other = await self.open(self.root / "another")
+        with self.assertRaisesRegex(Conflict, "of a daemon that is running"):
+            backup(store.path, other.path, force=True)
+        self.assertEqual(store.path.stat().st_ino, before)
+
     async def test_it_holds_everything_in_one_private_file(self) -> None:
         store = await self.filled()
         copied = backup(store.path, self.target)

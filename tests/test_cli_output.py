@@ -141,7 +141,7 @@ class NarratorTests(unittest.TestCase):
         batch = QuestionBatch("b", "S", questions=[Question(question="Go on?")])
         notes, _ = self.told(batch, QuestionNotification("b"))
         asked = "waiting for an answer: Go on? (answer in another client)"
-        self.assertEqual(notes, [asked, "answered: Go on?"])
+        self.assertEqual(notes, [asked, "no longer asked: Go on?"])
 
 
 class Terminal(io.StringIO):

@@ -281,7 +281,7 @@ class WaitingTests(ScriptedCase):
         anna, batch = await self.asked("question_batch_request")
         await anna.call("POST", f"/questions/{batch['id']}", {"action": "cancel"})
         self.assertIsNone(await answers)
-        await child.notes("answered: Go on?")
+        await child.notes("no longer asked: Go on?")
         scripted.release()
         await self.ended(child, 0, "one \n")
 

@@ -133,6 +133,56 @@ class ProgressTests(TerminalCase):
         self.assertEqual(await terminal.end(), 0)
 
 
+class AskingTests(TerminalCase):
+    async def asked(self, *arguments: str, **rest: Any) -> tuple[Terminal, ScriptedRun, Any]:
+        terminal, scripted = await self.run_in_terminal("hello", *arguments, **rest)
+        call = await scripted.do(lambda turn: turn.tool_call("bash", '{"command": "touch y"}'))
+        verdict = scripted.begin(
+            lambda turn: turn.permission(
+                "bash", "execute", params={"command": "touch y"}, path="/p", tool_call_id=call
+            )
+        )
+        await terminal.shows("answer here with y")
+        return terminal, scripted, verdict
+
+    async def test_the_person_at_the_terminal_answers(self) -> None:
+        terminal, scripted, verdict = await self.asked()
+        place = len(terminal.heard)
+        terminal.type("maybe\n")
+        place = await terminal.shows("answer here with y", place)
+        terminal.type("y\n")
+        async with asyncio.timeout(PATIENCE):
+            self.assertTrue(await verdict)
+        await terminal.shows("permission granted", place)
+        terminal.type("more\n")
+        await terminal.shows("not sent", place)
+        scripted.release()
+        self.assertEqual(await terminal.end(), 0)
+
+    async def test_a_no_is_a_no(self) -> None:
+        terminal, scripted, verdict = await self.asked()
+        terminal.type("n\n")
+        async with asyncio.timeout(PATIENCE):
+            self.assertFalse(await verdict)
+        scripted.release()
+        self.assertEqual(await terminal.end(), 0)
+
+    async def test_what_is_answered_elsewhere_is_closed_and_a_late_line_answers_nothing(
+        self,
+    ) -> None:
+        anna = await self.daemon.join()
+        terminal, scripted, verdict = await self.asked()
+        request = await anna.events.wait_for("permission_request")
+        await anna.grant(request.payload, "deny")
+        async with asyncio.timeout(PATIENCE):
+            self.assertFalse(await verdict)
+        place = await terminal.shows("permission denied")
+        terminal.type("y\n")
+        await terminal.shows("not sent", place)
+        scripted.release()
+        self.assertEqual(await terminal.end(), 0)
+
+
 class InterruptTests(TerminalCase):
     async def lingering(self, *arguments: str) -> tuple[Terminal, ScriptedRun, asyncio.Event]:
         """A run that has heard a Ctrl-C and takes its time."""

@@ -154,6 +154,15 @@ class WritingTests(ConfiguredTestCase):
         await self.settled()
         self.assertEqual(self.events(), 0)
 
+    async def test_what_the_workspace_s_file_has_no_say_in_is_refused_there(self) -> None:
+        for key, value in (("env.A", "b"), ("mcp.x.command", "y"), ("foo.bar", 1)):
+            answer = await self.change("set", {"scope": 1, "key": key, "value": value})
+            self.assertEqual((answer.status, answer.json["code"]), (400, "bad_config"), key)
+            self.assertIn("scope 0", answer.json["message"])
+        self.assertEqual(self.written(self.own_file), {})
+        await self.settled()
+        self.assertEqual(self.events(), 0)
+
     async def test_a_value_at_odds_with_another_file_is_refused_before_it_is_written(self) -> None:
         self.configure(self.configuration() | {"odd": {"thing": {"deep": 1}}})
         await self.changed("set", {"scope": 0, "key": "fine", "value": 1})

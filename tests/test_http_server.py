@@ -7,6 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+from crushlite.http.connection import Connection
 from crushlite.http.limits import Limits
 from crushlite.http.messages import HTTPError, Request, RequestHead, Response
 from crushlite.http.router import Route
@@ -108,9 +109,13 @@ class Requests(HTTPTestCase):
         transport.stalled = True
         transport.feed(get("/long"))
         await self.settle()
+        protocol = transport.protocol
+        assert isinstance(protocol, Connection)
         transport.abort()
         await self.settle()
         self.assertEqual(server.statistics.connections, 0)
+        self.assertFalse(protocol._rest)
+        self.assertIsNone(protocol._drained)
 
     async def test_the_head_of_a_long_answer_names_its_whole_length(self) -> None:
         async def long(request: Request) -> Response:

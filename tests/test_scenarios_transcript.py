@@ -181,6 +181,39 @@ class CoalescingTests(Bench):
                 found = json.loads(b"[%b]" % b",".join(pieces))
                 self.assertEqual([m["parts"][0]["data"]["text"] for m in found], wanted)
 
+    async def test_a_list_is_answered_although_every_read_finds_something_new(self) -> None:
+        """A fast agent begins a message during each read: there is no waiting for a pause."""
+        finish, read, reads = FinishPart("stop"), self.store.read, 0
+
+        async def read_late(work: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            live = self.transcript.begin(draft("user", (TextPart(str(reads)), finish)))
+            await self.store.submit(self.transcript.unsaved([live]))
+            return await read(work)
+
+        with mock.patch.object(self.store, "read", read_late):
+            pieces = await self.transcript.messages_json(SESSION)
+            found = json.loads(b"[%b]" % b",".join(pieces))
+            self.assertEqual([m["parts"][0]["data"]["text"] for m in found], ["1", "2"])
+            pieces = await self.transcript.user_messages_json(None)
+            found = json.loads(b"[%b]" % b",".join(pieces))
+            self.assertEqual([m["parts"][0]["data"]["text"] for m in found], ["4", "3", "2", "1"])
+        self.assertEqual(reads, 4)
+
+    async def test_a_message_that_is_deleted_leaves_those_before_it_in_their_place(self) -> None:
+        await self.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON messages BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+        self.transcript.create(draft("user", (TextPart("first"), FinishPart("stop"))))
+        doomed = self.transcript.create(draft())
+        await self.clock.settle()
+        self.transcript.delete(doomed)
+        await self.execute("DROP TRIGGER full")
+        self.transcript.create(draft("user", (TextPart("second"), FinishPart("stop"))))
+        await self.clock.settle()
+        self.assertEqual([row.text for row in await self.rows()], ["first", "second"])
+
     async def test_a_failed_write_is_made_good_by_the_transaction_of_the_ending(self) -> None:
         await self.execute(
             "CREATE TRIGGER full BEFORE INSERT ON messages BEGIN SELECT RAISE(ABORT, 'no'); END"

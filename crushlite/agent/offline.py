@@ -70,6 +70,10 @@ class OfflineAgent:
             await directive(turn, rest.strip())
         await self._quote(turn, quoted)
 
+    async def summarize(self, turn: Turn) -> None:
+        said = [message.text for message in await turn.history() if message.role == "user"]
+        await self._stream(turn, f"You wrote {len(said)} prompts so far.\n")
+
     def _directives(self) -> dict[str, Directive]:
         return {
             "/help": self._help,

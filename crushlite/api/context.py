@@ -69,7 +69,10 @@ def answer_list(pieces: list[bytes]) -> Response:
 
 def body(cls: type[T], request: Request) -> T:
     """The JSON body, whatever its content type says: the Crush client sends some as text/plain."""
-    return decode(cls, loads(request.body))
+    value = loads(request.body)
+    if not isinstance(value, dict):
+        raise BadRequest("failed to decode request: an object is required")
+    return decode(cls, value)
 
 
 def optional_body(cls: type[T], request: Request) -> T:
@@ -89,11 +92,11 @@ def optional_client(request: Request) -> str | None:
     return canonical_client(value) if value else None
 
 
-def canonical_client(value: str) -> str:
+def canonical_client(value: str, refusal: str = "client_id is not a valid UUID") -> str:
     try:
         return str(uuid.UUID(value))
     except ValueError:
-        raise BadRequest(f"client_id is not a valid UUID: {value[:80]!r}") from None
+        raise BadRequest(f"{refusal}: {value[:80]!r}") from None
 
 
 def seconds(request: Request, name: str = "wait") -> float:

@@ -111,5 +111,7 @@ async def control(context: Context, request: Request) -> Response:
 
 
 async def retire_client(context: Context, request: Request) -> Response:
-    context.backend.retire(canonical_client(request.params["client_id"]))
+    context.backend.retire(
+        canonical_client(request.params["client_id"], "invalid client_id: not a UUID")
+    )
     return EMPTY

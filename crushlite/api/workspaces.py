@@ -33,7 +33,7 @@ async def create(context: Context, request: Request) -> Response:
     wanted = body(CreateWorkspace, request)
     if not wanted.client_id:
         raise BadRequest("invalid client_id: a UUID is required")
-    wanted.client_id = canonical_client(wanted.client_id)
+    wanted.client_id = canonical_client(wanted.client_id, "invalid client_id: not a UUID")
     return answer(await context.backend.create(wanted))
 
 

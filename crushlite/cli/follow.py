@@ -23,7 +23,7 @@ from crushlite.protocol.permissions import PermissionNotification, PermissionReq
 from crushlite.protocol.questions import QuestionBatch, QuestionNotification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from crushlite.cli.progress import Progress
     from crushlite.client import RunStream
@@ -60,7 +60,7 @@ class Narrator:
                 answer = "granted" if payload.granted else "denied"
                 self._progress.say(f"permission {answer}: {asked}")
         elif isinstance(payload, QuestionNotification):
-            self._progress.say(f"answered: {self._asked.pop(payload.batch_id, '')}")
+            self._progress.say(f"no longer asked: {self._asked.pop(payload.batch_id, '')}")
         self._progress.doing(self._present())
 
     def _message(self, message: Message) -> None:
@@ -88,7 +88,7 @@ class Viewer:
     def __init__(self, run: RunStream, progress: Progress, *, as_json: bool) -> None:
         self.run = run
         self.broken: OSError | None = None  # why standard output takes no more
-        self.on_event: Callable[[object], None] = _nothing_more
+        self.listeners: Sequence[Callable[[object], None]] = ()
         self.stop: Callable[[], object] = _nothing
         self._progress = progress
         self._narrator = Narrator(progress)
@@ -134,7 +134,8 @@ class Viewer:
     async def _show(self, event: Envelope) -> None:
         self._output.event(event)
         self._narrator.take(event.payload)
-        self.on_event(event.payload)
+        for listener in self.listeners:
+            listener(event.payload)
         await self._flush()
 
     async def _flush(self) -> None:
@@ -161,10 +162,6 @@ def _write(text: str) -> None:
 
 def _nothing() -> None:
     """There is nothing to stop."""
-
-
-def _nothing_more(payload: object) -> None:
-    """Nobody else wants to know."""
 
 
 def exit_code(viewer: Viewer, ending: RunComplete, progress: Progress) -> int:

@@ -37,7 +37,7 @@ class Progress:
         self._begun = time.monotonic()
         self._frame = 0
         self._drawn = False
-        self._hidden = False
+        self._hidden = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
 
     def say(self, text: str) -> None:
@@ -65,6 +65,14 @@ class Progress:
         """The cursor is at the beginning of a line again."""
         self._hidden = False
 
+    def pause(self) -> None:
+        """Draw nothing for a while: somebody types at that line."""
+        self._clear()
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -72,7 +80,7 @@ class Progress:
         self._draws = False
 
     def _tick(self) -> None:
-        if not self._hidden:
+        if not self._hidden and not self._paused:
             self._draw()
         self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._tick)
 

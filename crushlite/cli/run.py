@@ -16,6 +16,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.cli.asking import Asking
 from crushlite.cli.common import (
     add_connection,
     add_json,
@@ -243,8 +244,12 @@ class _Errand:
             self._progress.doing("waiting")
             viewer = Viewer(run, self._progress, as_json=self._options.json)
             viewer.stop = self.stop
-            async with _Refusals(run, self._options.deny_after, self._progress) as refusals:
-                viewer.on_event = refusals.take
+            wanted = not self._options.json and not self._options.quiet
+            async with (
+                _Refusals(run, self._options.deny_after, self._progress) as refusals,
+                Asking(run, self._progress, wanted=wanted) as asking,
+            ):
+                viewer.listeners = [refusals.take, asking.take]
                 ending = await viewer.until_end()
         if ending.cancelled and viewer.broken is None:
             self._too_late()

@@ -224,6 +224,8 @@ def _rename(options: argparse.Namespace) -> int:
 
 
 async def _set_title(options: argparse.Namespace) -> int:
+    if not " ".join(options.title).strip():
+        raise UsageError("the title is empty: say what the session is about")
     async with opened(options) as workspace:
         session_id = await find_session(workspace, options.session)
         session = await workspace.rename(session_id, " ".join(options.title))

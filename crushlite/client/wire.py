@@ -147,6 +147,7 @@ def _readable(method: str, target: str) -> Iterator[None]:
         raise CrushliteError(f"{method} {target}: the answer is unreadable: {reason}") from None
 
 
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})/?")
 
 
@@ -160,6 +161,11 @@ def _connector(address: str) -> tuple[http.Connector, str]:
     if match is None or int(match[2]) not in range(1, 1 << 16):
         raise errors.UsageError(f"{address!r}: use unix:///path/to.sock or tcp://127.0.0.1:PORT")
     host, port = match[1], int(match[2])
+    if host not in LOOPBACK:
+        # What is sent includes the environment and a token, and nothing of it is encrypted.
+        raise errors.UsageError(
+            f"{address!r}: only this machine is spoken to; reach another one with an ssh tunnel"
+        )
     return http.TCPConnector(host.strip("[]"), port), f"{host}:{port}"
 
 

@@ -254,6 +254,8 @@ class Connection(asyncio.Protocol):
         self.state = State.CLOSED
         self._transport = None
         self._buffer.clear()
+        self._rest.clear()
+        self._drained = None
         self._parsed = self._admission = None
         self._cancel_timers()
         self._end_stream()

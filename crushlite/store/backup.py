@@ -47,6 +47,10 @@ def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
     replaced only with `force`, and only by a copy that is good."""
     if not source.exists():
         raise NotFound(f"there is no database {source}: name another data directory")
+    if target.exists() and target.samefile(source):
+        raise Conflict(f"{target} is the database itself; name another file")
+    if target.name == source.name and is_owned(target.parent):
+        raise Conflict(f"{target} is the database of a daemon that is running; name another file")
     if target.exists() and not force:
         raise Conflict(f"{target} exists already; use --force to replace it")
     half = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

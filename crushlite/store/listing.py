@@ -24,6 +24,7 @@ __all__ = ["message_texts", "user_message_texts"]
 
 PIECE = 250  # messages: no piece is long in anybody's way
 BEYOND = 2**62  # any position and sequence number
+RECENT = 1000  # messages: more than can begin during one read
 
 _OBJECT = """json_object('id', id, 'role', role, 'session_id', session_id, 'parts', json(parts),
     'model', model, 'provider', provider, 'created_at', created_at, 'updated_at', updated_at{more})
@@ -36,27 +37,35 @@ _TEXT = (
 
 
 def message_texts(
-    conn: sqlite3.Connection, scope: str, sid: str, live: Collection[str]
+    conn: sqlite3.Connection, scope: str, sid: str, live: Collection[str], recent: int = 0
 ) -> tuple[list[bytes], list[Message]]:
     """A session's messages, oldest first: up to the first of those that are `live` (by id) as
     pieces of JSON, from that one on as themselves."""
     of_session = "FROM messages WHERE scope = ? AND session_id = ? AND position"
     order = "ORDER BY position, seq"
-    bounds = scope, sid, _first(conn, "position", scope, live)
+    first = _first(conn, "position", scope, live)
+    if recent:
+        (last,) = conn.execute(f"SELECT max(position) {of_session} > 0", (scope, sid)).fetchone()
+        first = min(first, (last or 0) - recent)
+    bounds = scope, sid, first
     pieces = list(_joined(conn, f"{of_session} < ? {order}", bounds))
     rows = conn.execute(f"SELECT {MESSAGE_COLUMNS} {of_session} >= ? {order}", bounds)
     return pieces, [message_from_row(row) for row in rows]
 
 
 def user_message_texts(
-    conn: sqlite3.Connection, scope: str, sid: str | None, live: Collection[str]
+    conn: sqlite3.Connection, scope: str, sid: str | None, live: Collection[str], recent: int = 0
 ) -> tuple[list[Message], list[bytes]]:
     """What users wrote, in one session or in all, newest first: down to the oldest of those that
     are `live` as themselves, below it as pieces of JSON."""
     by_users = "FROM messages WHERE scope = :scope AND role = 'user'"
     if sid is not None:
         by_users += " AND session_id = :sid"
-    bounds = {"scope": scope, "sid": sid, "first": _first(conn, "seq", scope, live)}
+    first = _first(conn, "seq", scope, live)
+    if recent:
+        (last,) = conn.execute("SELECT max(seq) FROM messages").fetchone()
+        first = min(first, (last or 0) - recent)
+    bounds = {"scope": scope, "sid": sid, "first": first}
     order = "ORDER BY seq DESC"
     rows = conn.execute(f"SELECT {MESSAGE_COLUMNS} {by_users} AND seq >= :first {order}", bounds)
     messages = [message_from_row(row) for row in rows]

@@ -153,15 +153,16 @@ def list_runs(
 def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str) -> bool:
     """Whether nothing was asked in the session before this run, prompts that were cleared aside:
     that is the prompt its title is made from."""
-    (earlier,) = conn.execute(
+    earlier = conn.execute(
         """
-        SELECT count(*) FROM runs
+        SELECT 1 FROM runs
         WHERE scope = :scope AND session_id = :sid AND coalesce(outcome, '') != 'cleared'
             AND seq < (SELECT seq FROM runs WHERE scope = :scope AND run_id = :run_id)
+        LIMIT 1
         """,
         {"scope": scope, "sid": sid, "run_id": run_id},
     ).fetchone()
-    return bool(earlier == 0)
+    return earlier is None
 
 
 def run_from_row(row: tuple[Any, ...]) -> RunRow:

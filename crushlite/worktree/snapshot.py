@@ -65,6 +65,7 @@ class Snapshot:
     files: dict[Parts, _Seen] = field(default_factory=dict)
     rules: str = ""
     why: str = ""
+    taken: int = 0  # nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Snapshots:
     def take(self, rules: str | None = None) -> Snapshot:
         """`rules`: those of the snapshot that this one will be compared with."""
         with self._lock:
+            now = time.time_ns()
             wanted = rules if rules is not None else self._gitignore()
             try:
                 files = self._files(Ignored(wanted))
@@ -108,7 +110,7 @@ class Snapshots:
                 self._kept = {}
                 return Snapshot(rules=wanted, why=str(error))
             self._kept = files
-            return Snapshot(files, wanted)
+            return Snapshot(files, wanted, taken=now)
 
     def _gitignore(self) -> str:
         try:
@@ -222,6 +224,7 @@ def _identity(info: os.stat_result) -> tuple[int, ...]:
 def differences(before: Snapshot, after: Snapshot) -> Difference:
     """What lies between two snapshots that are both complete."""
     found = Difference()
+    known = {seen.identity[:2] for seen in before.files.values()}
     for parts in sorted({*before.files, *after.files}):
         old, new = before.files.get(parts), after.files.get(parts)
         if old is new or (
@@ -234,6 +237,9 @@ def differences(before: Snapshot, after: Snapshot) -> Difference:
             found.unknown.append((parts, "its name is not UTF-8"))
             continue
         why = next((one.why for one in (old, new) if one and one.content is None), "")
+        moved = old is None and new is not None and new.identity[:2] not in known
+        if moved and new and new.identity[4] < before.taken - _RACY:  # to undo it would delete it
+            why = why or "it is older than the command: it may come from a place left out"
         states = _state(old), _state(new)
         if not why:
             if states[0] != states[1]:
