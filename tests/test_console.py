@@ -23,7 +23,7 @@ from crushlite.clock import FakeClock, SystemClock
 from crushlite.daemon import PORTS
 from crushlite.errors import ShuttingDown
 from crushlite.http.client import HTTPClient, TCPConnector
-from crushlite.listen import directory_lock
+from crushlite.listen import TokenFile, directory_lock
 from crushlite.testing import LocalDaemon
 from tests.helpers import BoundedTestCase
 
@@ -315,6 +315,18 @@ class Ports(ConsoleCase):
         self.assertEqual((await self.exchange(code_of(urls[3]))).status, 200)
         await daemon.daemon.stop()
         self.assertFalse(file.exists())
+
+    async def test_a_port_that_a_killed_daemon_left_is_taken_up_with_its_token(self) -> None:
+        runtime = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
+        self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": runtime}))
+        port = _free_port()
+        folder = Path(runtime) / "crushlite"
+        folder.mkdir(mode=0o700)
+        left = TokenFile(folder, port)
+        await self.serve(tcp=False)
+        answer = await self.daemon.call("POST", "/v1/web")
+        self.assertEqual(urlsplit(answer.json["url"]).port, port)
+        self.assertEqual(self.daemon.daemon.token_of(port), left.token)
 
     async def test_a_port_that_is_taken_is_a_conflict_that_says_so(self) -> None:
         await self.serve(tcp=False)

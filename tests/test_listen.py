@@ -22,6 +22,7 @@ from crushlite.listen import (
     TokenFile,
     default_socket,
     directory_lock,
+    left_behind_ports,
     listen,
     parse_address,
     private_directory,
@@ -492,6 +493,13 @@ class Tokens(TemporaryTestCase):
         left = TokenFile(self.root, 8080)
         self.assertEqual(TokenFile(self.root, 8080).token, left.token)
         self.assertNotEqual(TokenFile(self.root, 8081).token, left.token)
+
+    def test_the_ports_of_killed_daemons_are_found_newest_first(self) -> None:
+        for count, port in enumerate((4000, 3000, 5000)):
+            path = TokenFile(self.root, port).path
+            os.utime(path, (count, count))
+        (self.root / "tcp-x.token").touch()
+        self.assertEqual(left_behind_ports(self.root), [5000, 3000, 4000])
 
     def test_what_others_may_have_read_or_written_is_not_taken_over(self) -> None:
         good = "a" * 43 + "\n"

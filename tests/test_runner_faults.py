@@ -6,21 +6,24 @@ Over HTTP, with time and the disk in the test's hands.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Usage
 from crushlite.claims import Graces
-from crushlite.clock import FakeClock
+from crushlite.clock import FakeClock, SystemClock
 from crushlite.errors import BadRequest, ProviderFailed, StoreFull
 from crushlite.protocol.messages import ReasoningPart
 from crushlite.settings import Settings
-from crushlite.store import messages as message_rows, runs as run_rows
+from crushlite.store import Stores, messages as message_rows, runs as run_rows
 from crushlite.testing import LocalDaemon, ScriptedAgent
 from tests.helpers import BoundedTestCase
 from tests.helpers_disk import Disk
 from tests.helpers_prompts import shape, until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from crushlite.agent.base import Turn
     from crushlite.store import RunRow, Store
     from crushlite.testing import Answer, Participant, ScriptedRun, Seen
@@ -392,6 +395,42 @@ class RefusalTests(FaultTestCase):
         await self.anna.prompt(other, "x", run_id="x")
         self.assertEqual((await self.daemon.entered(2)).prompt, "x")
         self.disk.free()
+
+
+class CommittedTests(BoundedTestCase):
+    async def test_a_prompt_that_was_refused_and_yet_stored_runs_when_repeated(
+        self,
+    ) -> None:
+        """The log was deleted under the store and could not be written through: nobody may be told
+        that the prompt is safe. But its row is there, and a repeat must not wait for ever."""
+        full = False
+
+        class Connection(sqlite3.Connection):
+            def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+                if full and "wal_checkpoint(FULL)" in sql:
+                    error = sqlite3.OperationalError("disk is full")
+                    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                    raise error
+                return super().execute(sql, *values)
+
+        def connect(path: Path, read_only: bool) -> sqlite3.Connection:
+            uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
+            return sqlite3.connect(uri, uri=True, isolation_level=None, factory=Connection)
+
+        stores = Stores(clock=SystemClock(), boot_id="boot", connect=connect)
+        async with LocalDaemon(ScriptedAgent(auto=True), stores=stores) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            (daemon.root / "project/.crushlite/crushlite.db-wal").unlink()
+            full = True
+            refused = await anna.try_prompt(session, "hello", run_id="r")
+            self.assertEqual(refused.status, 507)
+            full = False
+            accepted = await anna.try_prompt(session, "hello", run_id="r")
+            self.assertEqual(accepted.status, 202)
+            await anna.events.wait_for("run_complete", run_id="r")
+            users = [m for m in await anna.messages(session) if m["role"] == "user"]
+            self.assertEqual(len(users), 1)
 
 
 class TurnTests(FaultTestCase):

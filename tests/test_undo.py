@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -256,6 +257,16 @@ class RefusalTests(UndoCase):
             path.rmdir()
         elif path.exists() or path.is_symlink():
             path.unlink()
+
+    async def test_what_was_moved_out_of_a_place_left_out_is_not_removed(self) -> None:
+        """It looks as if the command had made it, but where it came from was never recorded."""
+        self.write(".gitignore", "drafts/\n")
+        self.write("drafts/novel.txt", "years of work")
+        later = time.time_ns() + 3600 * 10**9
+        with mock.patch("crushlite.worktree.snapshot.time.time_ns", return_value=later):
+            run = await self.commanded("mv drafts chapters")
+        await self.undo(run, 409)
+        self.assertEqual(self.texts()["chapters/novel.txt"], "years of work")
 
     async def test_a_created_file_that_was_changed_since_is_not_removed(self) -> None:
         run_id = await self.edited(a_txt="1")
