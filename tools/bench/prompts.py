@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import random
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -67,17 +68,40 @@ class Line:
         self._writer.close()
 
 
+async def serve(url: str, sync_ms: float) -> None:
+    """The daemon, on a disk that takes at least so long to make a commit safe."""
+    from crushlite.agent.offline import OfflineAgent
+    from crushlite.clock import SystemClock
+    from crushlite.daemon import Daemon as RealDaemon
+    from crushlite.store import Stores
+
+    class SlowDisk(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if sql == "COMMIT" and sync_ms:
+                time.sleep(sync_ms / 1000)
+            return super().execute(sql, *values)
+
+    def connect(path: Path, read_only: bool) -> sqlite3.Connection:
+        target = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
+        return sqlite3.connect(target, uri=True, isolation_level=None, factory=SlowDisk)
+
+    stores = Stores(clock=SystemClock(), boot_id=str(uuid.uuid4()), connect=connect)
+    daemon = RealDaemon(agent=OfflineAgent(), hosts=[url], stores=stores)
+    await daemon.serve(lambda _: None)
+
+
 class Daemon:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sync_ms: float) -> None:
+        self._sync_ms = sync_ms
         self.socket = folder / "daemon.sock"
         self.project = folder / "project"
         self.project.mkdir()
 
     async def __aenter__(self) -> Daemon:
-        command = [sys.executable, "-m", "crushlite", "serve", "--agent", "offline"]
+        command = [sys.executable, __file__, "--sync-ms", str(self._sync_ms)]
         env = {**os.environ, "HOME": str(self.project.parent), "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            [*command, "--host", f"unix://{self.socket}"],
+            [*command, "--serve", f"unix://{self.socket}"],
             cwd=ROOT,
             env=env,
             stdout=subprocess.DEVNULL,
@@ -186,8 +210,6 @@ async def beside_reader(
 
 def fill(database: Path, session: str, messages: int) -> None:
     """Put messages into a session behind the daemon's back: posting them would take an hour."""
-    import sqlite3
-
     parts = json.dumps(
         [
             {"type": "text", "data": {"text": "some words of an ordinary message, " * 6}},
@@ -232,7 +254,7 @@ async def measure(options: argparse.Namespace) -> None:
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     reads = 0
     with tempfile.TemporaryDirectory(prefix="crushlite-bench-", dir=options.folder) as folder:
-        async with Daemon(Path(folder)) as daemon:
+        async with Daemon(Path(folder), options.sync_ms) as daemon:
             sessions = [await daemon.busy_session() for _ in range(options.posters)]
             title = {"title": "big"}
             big = (await daemon.line.json("POST", f"{daemon.base}/sessions", title))["id"]
@@ -272,7 +294,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=400, help="prompts per measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where the database is put (default: the system's)")
-    asyncio.run(measure(parser.parse_args()))
+    parser.add_argument("--sync-ms", type=float, default=0.0, help="as on a disk that slow")
+    parser.add_argument("--serve", metavar="URL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.serve, options.sync_ms))
+    else:
+        asyncio.run(measure(options))
 
 
 if __name__ == "__main__":
