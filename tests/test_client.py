@@ -167,6 +167,14 @@ class RefusalTests(ClientTestCase):
             with self.subTest(address), self.assertRaisesRegex(errors.UsageError, "use unix:///"):
                 Client(address)
 
+    async def test_only_this_machine_is_spoken_to(self) -> None:
+        """The environment and a token go with a create, and nothing of it is encrypted."""
+        for host in ("192.0.2.2", "example.org", "[2001:db8::1]", "0.0.0.0", "127.0.0.1.example"):
+            with self.subTest(host), self.assertRaisesRegex(errors.UsageError, "ssh tunnel"):
+                Client(f"tcp://{host}:80", token="secret")
+        for host in ("127.0.0.1", "localhost", "[::1]"):
+            await Client(f"tcp://{host}:80", token="secret").aclose()
+
     async def test_over_tcp_the_token_and_the_listeners_name_are_sent(self) -> None:
         server = await self.start(tcp=True)
         address = f"tcp://127.0.0.1:{self.port}"

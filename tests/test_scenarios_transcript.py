@@ -15,7 +15,9 @@ from crushlite.protocol.messages import (
     TextPart,
     ToolCallPart,
 )
+from crushlite.protocol.sessions import Session
 from crushlite.settings import Settings
+from crushlite.store import sessions
 from crushlite.testing import LocalDaemon
 from crushlite.transcript import ROW_CHARS, ROW_SECONDS, Transcript
 from tests.helpers import BoundedTestCase
@@ -200,6 +202,26 @@ class CoalescingTests(Bench):
             found = json.loads(b"[%b]" % b",".join(pieces))
             self.assertEqual([m["parts"][0]["data"]["text"] for m in found], ["4", "3", "2", "1"])
         self.assertEqual(reads, 4)
+
+    async def test_one_of_another_session_may_have_its_row_before_an_older_one(self) -> None:
+        row = Session(id="other", title="other", created_at=1, updated_at=1)
+        await self.store.submit(lambda conn: sessions.insert_session(conn, SCOPE, row))
+        finish, read, reads = FinishPart("stop"), self.store.read, 0
+
+        async def read_late(work: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            message = draft("user", (TextPart(str(reads)), finish))
+            message.session_id = SESSION if reads == 1 else "other"
+            live = self.transcript.begin(message)
+            if reads > 1:  # the first one is still waiting for its row
+                await self.store.submit(self.transcript.unsaved([live]))
+            return await read(work)
+
+        with mock.patch.object(self.store, "read", read_late):
+            pieces = await self.transcript.user_messages_json(None)
+        found = json.loads(b"[%b]" % b",".join(pieces))
+        self.assertEqual(sorted(m["parts"][0]["data"]["text"] for m in found), ["1", "2"])
 
     async def test_a_message_that_is_deleted_leaves_those_before_it_in_their_place(self) -> None:
         await self.execute(
