@@ -130,9 +130,7 @@ def loads(body: bytes) -> JSON:
     except UnicodeDecodeError as error:
         raise BadRequest(f"failed to decode request: not UTF-8 at byte {error.start}") from None
     try:
-        value = json.loads(
-            text, object_pairs_hook=_pairs, parse_constant=_no_constant, parse_int=_integer
-        )
+        value = _decoder.decode(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise BadRequest(f"failed to decode request: {error.msg} at {where}") from None
@@ -162,6 +160,11 @@ def _integer(text: str) -> int:
     if len(text) <= _INT_LENGTH and _INT_MIN <= (value := int(text)) <= _INT_MAX:
         return value
     raise ValueError(f"the integer {_shown(text)} does not fit in 64 bits")
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_constant=_no_constant, parse_int=_integer
+)
 
 
 def _check_tree(value: JSON, *, surrogates: bool) -> None:

@@ -8,13 +8,13 @@ message. Rows live as long as their session, so a repeated run id is recognised 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from crushlite.errors import RunIdReused, RunNotFound
+from crushlite.errors import RunIdReused, RunNotFound, SessionNotFound
 from crushlite.store.connection import check_row
 from crushlite.store.messages import insert_message, position_of
-from crushlite.store.sessions import require_session
 
 if TYPE_CHECKING:
     import sqlite3
@@ -65,22 +65,26 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(RunRow))
 _KINDS = tuple(int if kind is bool else kind for kind in get_type_hints(RunRow).values())
 RUN_COLUMNS = ", ".join(_FIELDS)
 _INSERT = (
-    f"INSERT INTO runs (scope, {RUN_COLUMNS}) VALUES (?{', ?' * len(_FIELDS)})"  # one for scope
+    f"INSERT INTO runs (scope, {RUN_COLUMNS}) SELECT ?{', ?' * len(_FIELDS)} "  # one for scope
+    "WHERE EXISTS (SELECT 1 FROM sessions WHERE scope = ? AND id = ?) ON CONFLICT DO NOTHING"
 )
+_values = operator.attrgetter(*_FIELDS)
 _ENDED = {None: "", True: "AND outcome IS NOT NULL", False: "AND outcome IS NULL"}
 
 
 def insert_run(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None:
     """Promise a run. None: inserted. A row: this very prompt was promised before, and that is how
-    it stands now. The same run id with another digest is refused."""
+    it stands now. The same run id with another digest is refused. One statement in the good case:
+    this is what every 202 waits for."""
+    inserted = conn.execute(_INSERT, (scope, *_values(row), scope, row.session_id))
+    if inserted.rowcount:
+        return None
     known = _find(conn, scope, row.run_id)
-    if known is not None:
-        if known.digest != row.digest:
-            raise RunIdReused(f"run {row.run_id} was given with another prompt")
-        return known
-    require_session(conn, scope, row.session_id)
-    conn.execute(_INSERT, (scope, *(getattr(row, name) for name in _FIELDS)))
-    return None
+    if known is None:
+        raise SessionNotFound(f"session {row.session_id} not found")
+    if known.digest != row.digest:
+        raise RunIdReused(f"run {row.run_id} was given with another prompt")
+    return known
 
 
 def start_run(
