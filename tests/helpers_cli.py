@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import pty
 import select
 import shutil
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
-import termios
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.testing import LocalDaemon
 from tests.helpers import BoundedTestCase
+from tests.helpers_terminal import COMMAND, PATIENCE, Terminal
 
 if TYPE_CHECKING:
     from crushlite.agent.scripted import ScriptedRun
     from crushlite.settings import Settings
 
-__all__ = ["PATIENCE", "ROOT", "Child", "CommandCase", "Relay", "ScriptedCase", "Terminal"]
+__all__ = ["PATIENCE", "ROOT", "ChatCase", "Child", "CommandCase", "Relay", "ScriptedCase"]
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 50.0  # seconds: far above what anything takes, so that only a hang reaches it
 
 
 class Child:
@@ -92,84 +88,6 @@ class Child:
         await self.end()
 
 
-# A session leader that opens a terminal gets it as its own: then Ctrl-C is for this process.
-TAKE_TERMINAL = (
-    "import os, sys\n"
-    "os.close(os.open(os.ttyname(2), os.O_RDWR))\n"
-    "os.execv(sys.executable, [sys.executable, '-P', '-m', 'crushlite', *sys.argv[1:]])\n"
-)
-
-
-class Terminal:
-    """A pseudo-terminal with a command in it. `heard` is all that the command wrote to it."""
-
-    def __init__(self) -> None:
-        self._master, self._slave = pty.openpty()
-        self.heard = ""
-        self.process: asyncio.subprocess.Process | None = None
-        self._changed = asyncio.Event()
-        self._closed = False
-        os.set_blocking(self._master, False)
-        asyncio.get_running_loop().add_reader(self._master, self._read)
-
-    async def start(self, *arguments: str, stdout: Any = None, **options: Any) -> None:
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", TAKE_TERMINAL, *arguments),
-            stdin=self._slave,
-            stdout=self._slave if stdout is None else stdout,
-            stderr=self._slave,
-            start_new_session=True,
-            **options,
-        )
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # EIO: nobody holds the other side any more
-            self.heard += os.read(self._master, 65536).decode("utf-8", "replace")
-        self._changed.set()
-
-    def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def resize(self, rows: int, columns: int) -> None:
-        """As a window manager does: the kernel tells the processes in it."""
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
-
-    async def shows(self, text: str, start: int = 0) -> int:
-        """Wait until a text was written after `start`; returns where it ends."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while (found := self.heard.find(text, start)) < 0:
-                    self._changed.clear()
-                    await self._changed.wait()
-                return found + len(text)
-        except TimeoutError:
-            raise AssertionError(f"it never showed {text!r}: {self.heard!r}") from None
-
-    async def end(self) -> int:
-        """The exit code."""
-        assert self.process is not None
-        try:
-            async with asyncio.timeout(PATIENCE):
-                return await self.process.wait()
-        except TimeoutError:
-            raise AssertionError(f"it never ended: {self.heard!r}") from None
-
-    def hang_up(self) -> None:
-        """Close the terminal, as closing its window does."""
-        if not self._closed:
-            self._closed = True
-            asyncio.get_running_loop().remove_reader(self._master)
-            os.close(self._master)
-            os.close(self._slave)
-
-    async def close(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()
-        self.hang_up()
-
-
 class CommandCase(BoundedTestCase):
     """A home of its own, so that neither real configuration nor a real daemon is met."""
 
@@ -199,7 +117,7 @@ class CommandCase(BoundedTestCase):
 
     async def start(self, *arguments: str, stdin: Any = subprocess.DEVNULL, **env: str) -> Child:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "crushlite", *arguments),
+            *(*COMMAND, *arguments),
             cwd=self.project,
             env={**self.env, **env},
             stdin=stdin,
@@ -210,13 +128,14 @@ class CommandCase(BoundedTestCase):
         self.addAsyncCleanup(child.close)
         return child
 
-    async def terminal(self, *arguments: str, stdout: Any = None, **env: str) -> Terminal:
+    async def terminal(
+        self, *arguments: str, columns: int = 80, stdout: Any = None, **env: str
+    ) -> Terminal:
         """The same in a terminal."""
-        terminal = Terminal()
+        terminal = Terminal(columns)
         self.addAsyncCleanup(terminal.close)
-        terminal.resize(24, 80)
-        whole = {**self.env, "TERM": "xterm", "LC_ALL": "C.UTF-8", **env}
-        await terminal.start(*arguments, stdout=stdout, cwd=self.project, env=whole)
+        whole = {**self.env, **env}
+        await terminal.start(*COMMAND, *arguments, stdout=stdout, cwd=self.project, env=whole)
         return terminal
 
     async def serve(self, host: Path) -> Child:
@@ -277,6 +196,27 @@ class ScriptedCase(CommandCase):
 
     async def ended(self, child: Child, code: int, printed: str) -> None:
         self.assertEqual(await child.end(), (code, printed), child.errors)
+
+
+class ChatCase(ScriptedCase):
+    """`chat` in a terminal of the test's."""
+
+    async def chat(self, *arguments: str, columns: int = 80, host: str = "") -> Terminal:
+        """A chat that is ready for keys."""
+        terminal = await self.terminal("chat", host or self.host, *arguments, columns=columns)
+        await terminal.shows("/help")  # where the line breaks is up to the path before it
+        return terminal
+
+    async def asked(self, terminal: Terminal, text: str, number: int = 1) -> ScriptedRun:
+        """A prompt that is inside the agent, and shown."""
+        terminal.enter(text)
+        run = await self.daemon.entered(number)
+        await terminal.shows(f"> {text}\n")
+        return run
+
+    async def idle(self, terminal: Terminal) -> None:
+        """Nothing is at work any more."""
+        await terminal.shows(lambda seen: seen.endswith("\n\n>"))
 
 
 class Relay:

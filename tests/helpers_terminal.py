@@ -16,17 +16,15 @@ import re
 import struct
 import sys
 import termios
-from typing import TYPE_CHECKING
-
-from tests.helpers_cli import PATIENCE, ScriptedCase
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from crushlite.agent.scripted import ScriptedRun
+__all__ = ["COMMAND", "PATIENCE", "Emulator", "Terminal"]
 
-__all__ = ["COMMAND", "ChatCase", "Emulator", "Terminal"]
+PATIENCE = 50.0  # seconds: far above what anything takes, so that only a hang reaches it
 
 # Whoever leads a session and opens a terminal gets it, and with it Ctrl-C. Not before the exec, by
 # preexec_fn: forking a process that has threads is asking for trouble.
@@ -123,7 +121,8 @@ class Emulator:
 
 
 class Terminal:
-    """A process with a terminal of its own; `seen` is what its window shows, and showed."""
+    """A process with a terminal of its own; `seen` is what its window shows, and showed, `heard`
+    all that was written to it."""
 
     def __init__(self, columns: int = 80) -> None:
         self._emulator = Emulator(columns)
@@ -131,17 +130,19 @@ class Terminal:
         self._master, self._slave = pty.openpty()
         self._changed = asyncio.Event()
         self._closed = False
-        self.raw = bytearray()
+        self.heard = ""
         self.process: asyncio.subprocess.Process | None = None
         self.resize(columns)
 
-    async def start(self, *command: str, cwd: Path, env: dict[str, str]) -> None:
+    async def start(
+        self, *command: str, cwd: Path, env: dict[str, str], stdout: Any = None
+    ) -> None:
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-c", TAKE_TERMINAL, *command),
             cwd=cwd,
             env={"TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **env},
             stdin=self._slave,
-            stdout=self._slave,
+            stdout=self._slave if stdout is None else stdout,
             stderr=self._slave,
             start_new_session=True,
         )
@@ -176,16 +177,25 @@ class Terminal:
 
     async def shows(self, what: str | Callable[[str], bool]) -> str:
         """Wait until the window shows a text, or the function likes what it shows."""
+        liked = what if callable(what) else lambda seen: what in seen
+        await self._until(lambda: liked(self.seen), what)
+        return self.seen
+
+    async def hears(self, text: str, start: int = 0) -> int:
+        """Wait until a text, controls included, was written after `start`; returns where it
+        ends."""
+        await self._until(lambda: self.heard.find(text, start) >= 0, text)
+        return self.heard.find(text, start) + len(text)
+
+    async def _until(self, holds: Callable[[], bool], what: object) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                while True:
+                while not holds():
                     self._changed.clear()
-                    found = what in self.seen if isinstance(what, str) else what(self.seen)
-                    if found:
-                        return self.seen
                     await self._changed.wait()
         except TimeoutError:
-            raise AssertionError(f"it never showed {what!r}:\n{self.seen[-2000:]}") from None
+            told = f"{self.seen[-2000:]}\n{self.heard[-2000:]!r}"
+            raise AssertionError(f"it never showed {what!r}:\n{told}") from None
 
     async def ends(self) -> int:
         assert self.process is not None
@@ -216,30 +226,7 @@ class Terminal:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._master, 65536):
-                self.raw += data
-                self._emulator.feed(self._decoder.decode(data))
+                text = self._decoder.decode(data)
+                self.heard += text
+                self._emulator.feed(text)
                 self._changed.set()
-
-
-class ChatCase(ScriptedCase):
-    """`chat` in a terminal of the test's."""
-
-    async def chat(self, *arguments: str, columns: int = 80, host: str = "") -> Terminal:
-        """A chat that is ready for keys."""
-        terminal = Terminal(columns)
-        self.addAsyncCleanup(terminal.close)
-        command = (*COMMAND, "chat", host or self.host, *arguments)
-        await terminal.start(*command, cwd=self.project, env=self.env)
-        await terminal.shows("/help lists")
-        return terminal
-
-    async def asked(self, terminal: Terminal, text: str, number: int = 1) -> ScriptedRun:
-        """A prompt that is inside the agent, and shown."""
-        terminal.enter(text)
-        run = await self.daemon.entered(number)
-        await terminal.shows(f"> {text}\n")
-        return run
-
-    async def idle(self, terminal: Terminal) -> None:
-        """Nothing is at work any more."""
-        await terminal.shows(lambda seen: seen.endswith("\n\n>"))

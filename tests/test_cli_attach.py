@@ -50,8 +50,8 @@ class DetachTests(DetachCase):
         self,
     ) -> None:
         terminal = await self.terminal("run", self.host, "--detach", "-q", "hello")
-        self.assertEqual(await terminal.end(), 0)
-        await terminal.shows("\n")
+        self.assertEqual(await terminal.ends(), 0)
+        await terminal.hears("\n")
         run_id = terminal.heard.strip()
         terminal.hang_up()
         scripted = await self.daemon.entered(1)

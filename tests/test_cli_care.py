@@ -9,7 +9,9 @@ import signal
 import stat
 import subprocess
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from crushlite.cli.logs import _grown
 from crushlite.launch import log_path
 from crushlite.testing.model import FakeModel, obedient
 from crushlite.version import __version__
@@ -48,6 +50,25 @@ class DaemonTests(DaemonCase):
         await self.stop(daemon)
         self.assertFalse(self.socket.exists())
 
+    async def test_what_became_of_it_is_told_to_programs(self) -> None:
+        daemon = await self.serve(self.socket)
+        run_id = (await self.call("run", "--detach", "-q", "/slow 600"))[1].strip()
+        code, printed, errors = await self.call("stop", "--json")
+        answer = json.loads(printed)
+        self.assertEqual((code, errors), (1, ""))
+        self.assertEqual(
+            (answer["stopped"], answer["pid"], answer["address"], answer["workspaces"]),
+            (
+                *(False, daemon.process.pid, f"unix://{self.socket}"),
+                [{"path": str(self.project), "runs": [run_id]}],
+            ),
+        )
+        answer = json.loads((await self.call("stop", "--json", "--force"))[1])
+        self.assertEqual((answer["stopped"], answer["pid"]), (True, daemon.process.pid))
+        code, printed, _ = await self.call("stop", "--json")
+        answer = json.loads(printed)
+        self.assertEqual((code, answer["stopped"], answer["pid"]), (0, False, 0))
+
     async def test_stop_says_what_keeps_it_and_force_ends_that_in_order(self) -> None:
         daemon = await self.serve(self.socket)
         worker = await self.start("run", "/slow 600")
@@ -83,6 +104,42 @@ class DaemonTests(DaemonCase):
         child.process.send_signal(signal.SIGINT)
         self.assertEqual((await child.end())[0], 130)
 
+    async def test_the_log_is_told_to_programs_in_the_shape_of_json_logs(self) -> None:
+        path = self.socket.parent / "daemon.log"
+        path.parent.mkdir(mode=0o700)
+        record = "2026-01-02 03:04:05,678 WARNING crushlite.events: 日 slow: 3 s\n"
+        path.write_text(f"{record}Traceback (most recent call last):\n")
+        child = await self.start("logs", "--json", "-f", TZ="UTC-2")
+        await child.prints("Traceback")
+        with path.open("a") as log:
+            log.write("something new\n")
+        await child.prints("something new")
+        child.process.send_signal(signal.SIGINT)
+        printed = (await child.end())[1]
+        expected = {
+            "time": "2026-01-02T01:04:05.678Z",
+            "level": "warning",
+            "logger": "crushlite.events",
+            "message": "日 slow: 3 s",
+        }
+        others = [
+            {"message": text} for text in ("Traceback (most recent call last):", "something new")
+        ]
+        self.assertEqual([json.loads(line) for line in printed.splitlines()], [expected, *others])
+        where = json.loads((await self.call("logs", "--json", "--path"))[1])
+        self.assertEqual(where, {"path": str(path)})
+
+    def test_a_line_is_told_when_all_of_it_is_there(self) -> None:
+        path = self.root / "log"
+        path.write_text("half a ")
+
+        def wait(seconds: float) -> None:
+            with path.open("a") as more:
+                more.write("line\n")
+
+        with path.open("rb") as log, mock.patch("crushlite.cli.logs.time.sleep", wait):
+            self.assertEqual(next(_grown(log, path)), b"half a line\n")
+
     async def test_where_the_log_is_follows_the_address(self) -> None:
         other = f"unix://{self.root}/other.sock"
         self.assertNotEqual(log_path(other).name, "daemon.log")
@@ -103,6 +160,8 @@ class DoctorTests(DaemonCase):
         code, printed, _ = await self.call("doctor")
         self.assertEqual(code, 0)
         self.assertIn("nothing is broken", printed)
+        for way in ("Ollama", "LM Studio", "llama.cpp", "found by themselves", "OPENAI_API_KEY"):
+            self.assertIn(way, printed, "without a model it says how to get one")
         self.assertFalse((self.project / ".crushlite").exists())
         self.assertFalse(self.socket.parent.exists())
 
@@ -213,9 +272,24 @@ class ConfigTests(DaemonCase):
         self.assertEqual((await self.call("config", "set", "options.debug", "true"))[0], 0)
         self.assertEqual(json.loads(file.read_text()), {"options": {"debug": True}})
         self.assertEqual((await self.rows("options"))["options.debug"], (True, str(file)))
-        await self.call("config", "unset", "options.debug")
+        said = (await self.call("config", "unset", "options.debug"))[2]
+        self.assertEqual(said, f"crushlite: options.debug is removed from {file}\n")
         self.assertEqual(await self.rows("options"), {})
+        said = (await self.call("config", "unset", "options.debug"))[2]
+        self.assertEqual(said, f"crushlite: options.debug was not set in {file}\n")
         self.assertFalse(self.socket.exists())
+
+    async def test_what_is_removed_here_but_set_elsewhere_is_told(self) -> None:
+        await self.serve(self.socket)
+        watcher = await self.start("watch")  # so that the daemon does it
+        await watcher.notes("watching")
+        project = self.project / "crush.json"
+        project.write_text(json.dumps({"options": {"debug": True}}))
+        for action in (("set", "options.debug", "false"), ("unset", "options.debug")):
+            code, _, said = await self.call("config", *action)
+            self.assertEqual(code, 0, said)
+        self.assertIn("options.debug is removed from", said)
+        self.assertIn(f"options.debug is still set, in {project}\n", said)
 
     async def test_a_key_is_read_from_standard_input_into_ones_own_file(self) -> None:
         child = await self.start(

@@ -9,8 +9,8 @@ import stat
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.helpers_cli import PATIENCE, CommandCase, Relay, ScriptedCase
-from tests.helpers_terminal import COMMAND, ChatCase, Terminal
+from tests.helpers_cli import PATIENCE, ChatCase, CommandCase, Relay, ScriptedCase
+from tests.helpers_terminal import COMMAND, Terminal
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -123,8 +123,8 @@ class ConversationTests(ChatCase):
         self.assertIn("✓ x ?[2J → ABCDEfdp.exeFG<b>H  /show 1", seen)
         self.assertEqual(seen.rpartition("/show 1")[2].count("y"), 100_000)
         self.assertEqual(terminal.obeyed, 0)
-        for forbidden in (b"\x07", b"owned", b"\x1b[2J", b"\x1b[?1049h", "\u202e".encode()):
-            self.assertNotIn(forbidden, bytes(terminal.raw))
+        for forbidden in ("\x07", "owned", "\x1b[2J", "\x1b[?1049h", "\u202e"):
+            self.assertNotIn(forbidden, terminal.heard)
 
     async def test_no_colour_is_respected(self) -> None:
         self.env["NO_COLOR"] = "1"
@@ -132,7 +132,7 @@ class ConversationTests(ChatCase):
         run = await self.asked(terminal, "hello")
         run.fail("red")
         await terminal.shows("red")
-        self.assertNotRegex(bytes(terminal.raw), rb"\x1b\[[0-9;]*m")
+        self.assertNotRegex(terminal.heard, r"\x1b\[[0-9;]*m")
 
 
 class WorkTests(ChatCase):
@@ -314,6 +314,13 @@ class SessionTests(ChatCase):
         terminal.enter("//sesions")
         self.assertEqual((await self.daemon.entered(1)).prompt, "/sesions")
 
+    async def test_its_help_says_how_to_reach_the_agents_own(self) -> None:
+        terminal = await self.chat()
+        terminal.enter("/help")
+        await terminal.shows("//help goes to the agent\n")
+        terminal.enter("//help")
+        self.assertEqual((await self.daemon.entered(1)).prompt, "/help")
+
     async def test_a_path_is_a_prompt(self) -> None:
         terminal = await self.chat()
         terminal.enter("/etc/hosts is what?")
@@ -375,11 +382,8 @@ class RestartTests(CommandCase):
 
     async def asyncSetUp(self) -> None:
         daemon = await self.serve(self.socket)
-        self.window = Terminal()
-        self.addAsyncCleanup(self.window.close)
         self.addCleanup(self.end_daemon, self.socket)
-        command = (*COMMAND, "chat", "--agent=offline")
-        await self.window.start(*command, cwd=self.project, env=self.env)
+        self.window = await self.terminal("chat", "--agent=offline")
         await self.window.shows("/help lists")
         self.window.enter("hello")
         await self.window.shows("\nYou said: hello\n")

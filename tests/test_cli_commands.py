@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -16,7 +15,6 @@ from crushlite.cli.grant import _answer
 from crushlite.protocol.permissions import PermissionRequest, Resolution
 from crushlite.version import __version__
 from tests.helpers_cli import CommandCase, Relay, ScriptedCase
-from tests.helpers_terminal import Terminal
 
 if TYPE_CHECKING:
     from crushlite.agent.scripted import ScriptedRun
@@ -97,6 +95,44 @@ class PsTests(Case):
         self.assertEqual((place["path"], place["model"]), (str(self.project), "Scripted"))
         self.assertEqual([each["id"] for each in place["sessions"]], [session])
         self.assertEqual([each["state"] for each in place["runs"]], ["active"])
+
+
+class NarrowTests(Case):
+    """Lists in a terminal of 40 columns: a row is a line, and says which it is."""
+
+    async def printed(self, *arguments: str) -> list[str]:
+        terminal = await self.terminal(arguments[0], self.host, *arguments[1:], columns=40)
+        self.assertEqual(await terminal.ends(), 0)
+        lines = terminal.seen.rstrip().splitlines()
+        self.assertLessEqual(max(map(len, lines)), 40, terminal.seen)
+        return lines
+
+    async def test_lists_fit_and_are_whole_elsewhere(self) -> None:
+        anna = await self.daemon.join()
+        title = "a session with a title that is far too long for a narrow terminal"
+        session = await anna.session(title)
+        await anna.prompt(session, "hello")
+        first = await self.daemon.entered(1)
+        await first.say("an answer that is too long as well, by a wide margin")
+        first.release()
+        await anna.events.wait_for("run_complete")
+        await anna.prompt(session, "hello")
+        run = await self.daemon.entered(2)
+        run.begin(lambda turn: turn.permission("bash", "execute"))
+        await anna.events.wait_for("permission_request")
+        run_id = run.turn.run_id
+        _, row = await self.printed("sessions", "list")
+        self.assertRegex(row, rf"^{session[:8]}  .*  a session with .*…$")
+        _, *rows = await self.printed("runs")
+        self.assertRegex(rows[0], rf"^{first.turn.run_id[:8]}  completed  .*an answer .*…$")
+        self.assertTrue(rows[1].startswith(f"{run_id[:8]}  active"), rows)
+        shown = await self.printed("ps")
+        self.assertIn("  1 workspace, 1 client", shown)
+        self.assertIn("  1 permission request: crushlite grant", shown)
+        self.assertRegex("\n".join(shown), rf"\n  {session[:8]}  a session wi.*…  \(at work\)\n")
+        self.assertIn(f"    run {run_id[:8]}  active", "\n".join(shown))
+        for arguments in (("sessions", "list"), ("ps",)):
+            self.assertIn(title, (await self.call(*arguments))[1])
 
 
 class CancelTests(Case):
@@ -293,10 +329,7 @@ class SessionsTests(Case):
     async def test_in_a_terminal_a_person_is_asked_before_a_delete(self) -> None:
         await self.told()
         for answer, code in (("n", 1), ("y", 0)):
-            terminal = Terminal()
-            self.addAsyncCleanup(terminal.close)
-            command = (sys.executable, "-P", "-m", "crushlite", "sessions", "delete", "last")
-            await terminal.start(*command, self.host, cwd=self.project, env=self.env)
+            terminal = await self.terminal("sessions", "delete", "last", self.host)
             await terminal.shows("delete 'the parser', ")
             terminal.enter(answer)
             self.assertEqual(await terminal.ends(), code)

@@ -95,7 +95,13 @@ class UndoTests(DataCase):
         identity = ("-c", "user.name=kim", "-c", "user.email=kim@example.org")
         command = ("git", *identity, *arguments)
         return subprocess.run(
-            command, cwd=self.project, check=True, capture_output=True, text=True, timeout=30
+            command,
+            cwd=self.project,
+            env=self.env,  # not the tester's: a hook has GIT_DIR, a configuration may want to sign
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
         ).stdout
 
     async def test_in_a_plain_directory(self) -> None:
@@ -151,10 +157,10 @@ class UndoTests(DataCase):
             ("y\r", 0, self.before),
         ):
             terminal = await self.terminal("undo", self.host)
-            await terminal.shows("Put back 3 files? [y/N] ")
+            await terminal.hears("Put back 3 files? [y/N] ")
             self.assertIn("\x1b[31m-fresh", terminal.heard)
-            terminal.type(keys)
-            self.assertEqual(await terminal.end(), code, terminal.heard)
+            terminal.press(keys)
+            self.assertEqual(await terminal.ends(), code, terminal.heard)
             self.assertEqual(self.tree(), tree)
 
     async def test_without_anybody_to_ask_it_wants_a_yes(self) -> None:
@@ -226,6 +232,18 @@ class BackupTests(DataCase):
             self.assertIn("is not the name of a file", await self.refused("backup", place, code=2))
 
 
+class ThinkingTests(DataCase):
+    async def test_the_workspace_waits_for_whoever_thinks_about_an_answer(self) -> None:
+        """A client without a stream is taken for gone after a while, however short."""
+        terminal = await self.terminal("sessions", self.host, "delete", "last")
+        await terminal.hears("[y/N] ")
+        clients = self.daemon.backend.claims.clients(self.anna.workspace["id"])
+        (theirs,) = [each for each in clients if each[0] != self.anna.id]
+        self.assertEqual(theirs[2], 1, "an open stream")
+        terminal.press("y\r")
+        self.assertEqual(await terminal.ends(), 0, terminal.seen)
+
+
 class AloneTests(CommandCase):
     async def test_without_a_daemon(self) -> None:
         child = await self.start("backup", str(self.root / "copy.db"))
@@ -272,6 +290,37 @@ class CollectTests(DataCase):
         self.assertEqual(await self.sessions(), {self.session, young})
         await self.anna.events.wait_for("session", action="deleted", id=old)
         self.assertIn("nothing is that old", await self.done("gc", "--older", "30d"))
+
+    async def test_on_a_terminal_it_shows_what_would_go_and_asks(self) -> None:
+        old = await self.anna.session("forgotten")
+        await self.aged(old)
+        for keys, code, left in (("\r", 1, {old}), ("n\r", 1, {old}), ("y\r", 0, set())):
+            terminal = await self.terminal("gc", self.host, "--older", "30d")
+            await terminal.hears("Delete 1 session, about ")
+            self.assertRegex(terminal.seen, rf"{old[:8]}  40 d ago  .*  forgotten\n")
+            self.assertEqual(await self.sessions(), {self.session, old})
+            terminal.press(keys)
+            self.assertEqual(await terminal.ends(), code, terminal.seen)
+            self.assertEqual(await self.sessions(), {self.session} | left)
+        self.assertIn("\n1 session deleted", terminal.seen)
+        self.assertEqual(terminal.seen.count("forgotten"), 1)
+
+    async def test_on_a_terminal_yes_and_dry_run_ask_nothing(self) -> None:
+        old = await self.anna.session()
+        await self.aged(old)
+        for flag, left in (("--dry-run", {old}), ("--yes", set())):
+            terminal = await self.terminal("gc", self.host, "--older", "30d", flag)
+            self.assertEqual(await terminal.ends(), 0, terminal.seen)
+            self.assertEqual(await self.sessions(), {self.session} | left)
+
+    async def test_ctrl_c_at_the_question_deletes_nothing(self) -> None:
+        await self.aged(self.session)
+        terminal = await self.terminal("gc", self.host, "--older", "30d")
+        await terminal.hears("[y/N] ")
+        terminal.press("\x03")
+        self.assertEqual(await terminal.ends(), 130, terminal.seen)
+        self.assertNotIn("Traceback", terminal.seen)
+        self.assertEqual(await self.sessions(), {self.session})
 
     async def test_what_runs_is_left_alone(self) -> None:
         idle = await self.anna.session()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from crushlite.protocol.questions import Choice, Question
-from tests.helpers_terminal import ChatCase
+from tests.helpers_cli import ChatCase
 
 if TYPE_CHECKING:
     from crushlite.agent.scripted import ScriptedRun

@@ -13,6 +13,7 @@ from crushlite import cli
 from crushlite.cli import common
 from crushlite.cli.follow import Narrator
 from crushlite.cli.output import JSONOutput, TextOutput
+from crushlite.cli.tables import clip, shorten, table
 from crushlite.client import Lost
 from crushlite.protocol.events import Envelope
 from crushlite.protocol.messages import FinishPart, Message, TextPart, ToolCallPart, ToolResultPart
@@ -168,9 +169,54 @@ class StyleTests(unittest.TestCase):
 
     def test_a_table_is_aligned_by_what_is_seen(self) -> None:
         rows = [("a", "one\ntwo"), ("\u65e5\u672c", "x"), ("e\u0301e", "\x1b[2J")]
-        text = common.table(rows, ("ID", "SAID"), common.Style(None))
+        text = table(rows, ("ID", "SAID"), common.Style(None))
         lines = ["ID    SAID", "a     one two", "\u65e5\u672c  x", "e\u0301e    ?[2J"]
         self.assertEqual(text.splitlines(), lines)
+
+    def narrow(
+        self, columns: int, *rows: tuple[str, ...], spare: tuple[str, ...] = ()
+    ) -> list[str]:
+        heads = ("ID", "USED", "DIRECTORY", "SAID")[: len(rows[0])]
+        with mock.patch.dict("os.environ", {"COLUMNS": str(columns), "TERM": "dumb"}):
+            return table(rows, heads, common.Style(Terminal()), spare).splitlines()
+
+    def test_on_a_terminal_a_row_is_a_line(self) -> None:
+        long = "\u65e5\u672c " * 30
+        row = ("12345678", "3 min ago", "/home/kim/projects/parser", long)
+        for columns in (20, 40, 80, 100):
+            lines = self.narrow(columns, row)
+            self.assertEqual(len(lines), 2)
+            self.assertTrue(all(common.width(line) <= columns for line in lines), lines)
+            self.assertTrue(lines[1].startswith("12345678  "), "an id is whole")
+            self.assertTrue(lines[1].endswith("\u2026"))
+        self.assertIn("/parser  ", self.narrow(40, row)[1], "of a path its name is left")
+
+    def test_columns_give_way_to_the_last_one_only_where_it_is_narrow(self) -> None:
+        row = ("12345678", "3 min ago", "/home/kim", "a title of some length")
+        self.assertEqual(
+            self.narrow(80, row, spare=("USED",))[0], "ID        USED       DIRECTORY  SAID"
+        )
+        narrow = self.narrow(40, row, spare=("USED", "DIRECTORY"))
+        self.assertEqual(
+            narrow, ["ID        DIRECTORY  SAID", "12345678  /home/kim  a title of some le\u2026"]
+        )
+        nothing = ("12345678", "", "", "a title")
+        heads = self.narrow(80, nothing, spare=("USED", "DIRECTORY"))[0]
+        self.assertEqual(heads, "ID        SAID", "there is nothing in the others")
+        self.assertEqual(self.narrow(30, row, spare=("USED", "DIRECTORY"))[0], "ID        SAID")
+
+    def test_without_a_terminal_nothing_is_cut(self) -> None:
+        with mock.patch.dict("os.environ", {"COLUMNS": "20"}):
+            text = table([("12345678", "x" * 150)], ("ID", "SAID"), common.Style(None), ("ID",))
+        self.assertEqual(text, f"ID        SAID\n12345678  {'x' * 150}")
+
+    def test_a_painted_line_is_cut_by_what_is_seen(self) -> None:
+        line = "\x1b[1mbold\x1b[0m and plain"
+        self.assertEqual(clip(line, 14), line)
+        self.assertEqual(clip(line, None), line)
+        self.assertEqual(clip(line, 8), "\x1b[1mbold\x1b[0m an\u2026")
+        self.assertEqual(clip(line, 3), "\x1b[1mbo\u2026\x1b[0m")
+        self.assertEqual((shorten("/a/path", 4), shorten("words", 4)), ("\u2026ath", "wor\u2026"))
 
     def test_times_are_told_in_few_words(self) -> None:
         spans = (0.04, 0.44, 12.9, 185, 7800, 356400)
@@ -188,6 +234,9 @@ class StyleTests(unittest.TestCase):
 
 
 class TableOfCommandsTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.enterContext(mock.patch.dict("os.environ", {"COLUMNS": "80"}))
+
     def run_main(self, *argv: str) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
         with mock.patch("sys.stdout", out), mock.patch("sys.stderr", err):
@@ -205,6 +254,49 @@ class TableOfCommandsTests(unittest.TestCase):
                 with self.subTest(row.name):
                     self.assertRegex(out, rf"(?m)^{row.group}:$")
                     self.assertRegex(out, rf"(?m)^  {row.name} +{row.help}$")
+
+    def helped(self, columns: int, *argv: str) -> list[str]:
+        with mock.patch.dict("os.environ", {"COLUMNS": str(columns)}):
+            code, out, err = self.run_main(*argv, "--help")
+        self.assertEqual((code, err), (0, ""))
+        return out.splitlines()
+
+    def test_help_is_as_wide_as_the_terminal_and_not_wider_than_100(self) -> None:
+        for row in (*cli.COMMANDS, None):
+            for columns in (60, 80, 300):
+                lines = self.helped(columns, *([row.name] if row else []))
+                prose = lines[: lines.index("examples:")] if "examples:" in lines else lines
+                widest = max(prose, key=len)
+                with self.subTest(widest):
+                    self.assertLess(len(widest), min(columns, 101))
+
+    def test_on_a_narrow_terminal_examples_can_still_be_copied(self) -> None:
+        wide, narrow = (self.helped(columns, "run") for columns in (300, 60))
+        self.assertIn(
+            '  crushlite run --continue "now with a test"      # in the session used last', wide
+        )
+        at = narrow.index('  crushlite run --continue "now with a test"')
+        self.assertEqual(narrow[at - 1], "  # in the session used last")
+        at = narrow.index("  git diff |")
+        self.assertEqual(narrow[at + 1], '    crushlite run "write a commit message" > message.txt')
+
+    def test_actions_are_listed_with_a_line_each(self) -> None:
+        for command, actions in (
+            ("sessions", ("list", "show", "export", "rename", "delete")),
+            ("config", ("show", "set", "unset")),
+        ):
+            lines = self.helped(80, command)
+            start = lines.index("actions:") + 1
+            listed = lines[start : start + len(actions) + 1]
+            for line, action in zip(listed, (*actions, None), strict=True):
+                with self.subTest(command=command, action=action):
+                    self.assertRegex(line, rf"^  {action} +\S.*" if action else "^$")
+
+    def test_serve_shows_no_defaults_that_say_nothing(self) -> None:
+        lines = " ".join(self.helped(100, "serve"))
+        self.assertIn("(default: auto)", lines)
+        for nothing in ("None", "False", ")", " )"):
+            self.assertNotIn(f"(default: {nothing})", lines)
 
     def test_every_command_explains_itself_with_its_own_name(self) -> None:
         self.assertEqual(len({row.name for row in cli.COMMANDS}), len(cli.COMMANDS))

@@ -11,7 +11,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.api.routes import TABLE
 from crushlite.claims import Graces
+from crushlite.cli.attachments import PROMPT_BYTES
+from crushlite.protocol.messages import Prompt
 from crushlite.protocol.questions import Question
 from crushlite.settings import Settings
 from tests.helpers_cli import PATIENCE, Child, CommandCase, Relay, ScriptedCase
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import Turn
     from crushlite.testing import Participant
+
+
+MIB = 1 << 20
 
 
 class RunTests(ScriptedCase):
@@ -116,14 +122,9 @@ class RunTests(ScriptedCase):
         self.assertEqual(events[-1]["payload"]["payload"]["text"], "caf\u00e9")
         self.assertIn("message", [event["type"] for event in events])
 
-    async def test_quiet_says_nothing_and_yolo_on_an_open_workspace_says_so(self) -> None:
-        await self.daemon.join()
-        child, scripted = await self.begun("hello", "--yolo")
-        await child.notes("--yolo has no effect")
-        scripted.release()
-        await child.end()
-        child = await self.run_it("hello", "--yolo", "--quiet")
-        (await self.daemon.entered(2)).release()
+    async def test_quiet_says_nothing(self) -> None:
+        child = await self.run_it("hello", "--quiet")
+        (await self.daemon.entered(1)).release()
         await self.ended(child, 0, "")
         self.assertEqual(child.errors, "")
 
@@ -137,13 +138,23 @@ class RunTests(ScriptedCase):
         await self.ended(child, 2, "")
         self.assertIn("--cwd nowhere: there is no such directory", child.errors)
 
-    async def test_yolo_opens_a_workspace_that_asks_nobody(self) -> None:
+    async def test_yolo_grants_what_this_run_asks_for_and_nothing_to_others(self) -> None:
         child, scripted = await self.begun("hello", "--yolo")
         allowed = await scripted.do(lambda turn: turn.permission("bash", "execute"))
         self.assertTrue(allowed)
+        anna = await self.daemon.join()
+        self.assertEqual((await anna.call("GET", "/permissions/skip")).json, {"skip": False})
         scripted.release()
         await self.ended(child, 0, "one \n")
-        self.assertNotIn("--yolo", child.errors)
+        self.assertIn("--yolo: every permission of this run is granted", child.errors)
+
+    async def test_what_yolo_does_is_said_even_where_only_errors_are_wanted(self) -> None:
+        for number, arguments in enumerate((("--detach",), ()), 1):
+            child = await self.run_it("-q", "--yolo", *arguments, "hello")
+            await child.notes("--yolo: every permission of this run is granted, nobody is asked\n")
+            (await self.daemon.entered(number)).release()
+            self.assertEqual((await child.end())[0], 0)
+            self.assertEqual(child.errors.count("\n"), 1, child.errors)
 
     async def test_a_daemon_of_another_version_is_used_with_a_warning(self) -> None:
         with mock.patch("crushlite.backend.__version__", "9.9"):
@@ -178,6 +189,32 @@ class AttachmentTests(ScriptedCase):
         child = await self.run_it("look", "--attach", "nowhere")
         await self.ended(child, 2, "")
         self.assertIn("cannot attach nowhere: No such file", child.errors)
+
+    async def test_what_is_too_big_or_no_file_is_refused_before_there_is_a_session(self) -> None:
+        (route,) = [each for each in TABLE if each.takes is Prompt]
+        self.assertEqual(PROMPT_BYTES, route.body_limit, "the daemon would take more, or less")
+        anna = await self.daemon.join()
+        big = self.project / "big"
+        for size, words in ((32 * MIB + 1, "cannot attach big: it has more"), (25 * MIB, "34 MiB")):
+            with big.open("wb") as file:
+                file.truncate(size)
+            child = await self.run_it("look", "--attach", "big")
+            await self.ended(child, 2, "")
+            self.assertIn(words, child.errors)
+        for name, words in (("/dev/zero", "it has more"), (".", "Is a directory")):
+            child = await self.run_it("look", "--attach", name)
+            await self.ended(child, 2, "")
+            self.assertIn(words, child.errors)
+        self.assertEqual((await anna.call("GET", "/sessions")).json, [])
+
+    async def test_a_prompt_that_is_too_big_is_refused_before_there_is_a_session(self) -> None:
+        anna = await self.daemon.join()
+        (self.project / "prompt.txt").write_bytes(b"x" * PROMPT_BYTES)
+        with (self.project / "prompt.txt").open("rb") as file:
+            child = await self.run_it(stdin=file)
+        await self.ended(child, 2, "")
+        self.assertIn("the prompt would be 33 MiB on its way", child.errors)
+        self.assertEqual((await anna.call("GET", "/sessions")).json, [])
 
 
 class SessionTests(ScriptedCase):
@@ -239,11 +276,19 @@ class SessionTests(ScriptedCase):
         other = await self.daemon.entered(1)
         child = await self.run_it("--session", session, "second")
         await child.notes("waiting for 1 earlier prompt(s)")
+        third = await self.run_it("--session", session, "third")
+        await third.notes("waiting for 2 earlier prompt(s)")
         child.process.send_signal(signal.SIGINT)
         await self.ended(child, 130, "")
         self.assertTrue((await anna.events.wait_for("run_complete"))["cancelled"])
+        self.assertFalse(other.canceled)
         other.release()
         self.assertFalse((await anna.events.wait_for("run_complete"))["cancelled"])
+        scripted = await self.daemon.entered(2)
+        self.assertEqual(scripted.prompt, "third")
+        await scripted.say("for the third")
+        scripted.release()
+        await self.ended(third, 0, "for the third\n")
 
 
 class WaitingTests(ScriptedCase):

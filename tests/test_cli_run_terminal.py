@@ -7,11 +7,12 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from tests.helpers_cli import PATIENCE, ScriptedCase, Terminal
+from tests.helpers_cli import PATIENCE, ScriptedCase
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
     from crushlite.agent.scripted import ScriptedRun
+    from tests.helpers_terminal import Terminal
 
 CLEAR = "\r\x1b[K"
 COLOURS = re.compile(r"\x1b\[\d+m")
@@ -37,16 +38,16 @@ class TerminalCase(ScriptedCase):
 class ProgressTests(TerminalCase):
     async def test_what_goes_on_is_shown_and_nothing_of_it_stays(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
-        await terminal.shows("thinking (1 s)")
+        await terminal.hears("thinking (1 s)")
         call = await scripted.do(lambda turn: turn.tool_call("bash", '{"command": "ls"}'))
-        await terminal.shows("bash ls (")
+        await terminal.hears("bash ls (")
         await scripted.do(lambda turn: turn.tool_result(call, "a file"))
-        seen = await terminal.shows("thinking", len(terminal.heard))
+        seen = await terminal.hears("thinking", len(terminal.heard))
         await scripted.say("the answer")
-        await terminal.shows("the answer", seen)
+        await terminal.hears("the answer", seen)
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
-        await terminal.shows("the answer\r\n")
+        self.assertEqual(await terminal.ends(), 0)
+        await terminal.hears("the answer\r\n")
         screen = left_over(terminal.heard)
         self.assertEqual(screen[1:], ["the answer", ""])
         self.assertRegex(screen[0], "^crushlite: session ")
@@ -54,13 +55,13 @@ class ProgressTests(TerminalCase):
     async def test_half_a_line_of_the_answer_is_not_drawn_over(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
         await scripted.say("half a line")
-        place = await terminal.shows("half a line")
+        place = await terminal.hears("half a line")
         await scripted.do(lambda turn: turn.think("hm"))
         await scripted.say(", and the rest")
-        await terminal.shows(", and the rest")
+        await terminal.hears(", and the rest")
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
-        await terminal.shows("rest\r\n")
+        self.assertEqual(await terminal.ends(), 0)
+        await terminal.hears("rest\r\n")
         self.assertEqual(terminal.heard[place:], ", and the rest\r\n")
 
     async def test_an_answer_that_goes_elsewhere_leaves_the_terminal_to_progress(self) -> None:
@@ -70,29 +71,30 @@ class ProgressTests(TerminalCase):
         assert terminal.process.stdout is not None
         async with asyncio.timeout(PATIENCE):
             heard = await terminal.process.stdout.readexactly(len("half a line"))
-        await terminal.shows("thinking", len(terminal.heard))
+        await terminal.hears("thinking", len(terminal.heard))
         scripted.release()
         async with asyncio.timeout(PATIENCE):
             heard += await terminal.process.stdout.read()
-        self.assertEqual((await terminal.end(), heard), (0, b"half a line\n"))
+        self.assertEqual((await terminal.ends(), heard), (0, b"half a line\n"))
         self.assertNotIn("half", terminal.heard)
 
     async def test_no_color_takes_the_colours_and_a_dumb_terminal_the_movement(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
-        await terminal.shows("thinking")
+        await terminal.hears("thinking")
         self.assertRegex(terminal.heard, COLOURS)
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
+        self.assertEqual(await terminal.ends(), 0)
         for number, (variable, value) in enumerate((("NO_COLOR", "1"), ("TERM", "dumb")), 2):
-            plain = await self.terminal("run", self.host, "hello", **{variable: value})
+            env: dict[str, Any] = {variable: value}
+            plain = await self.terminal("run", self.host, "hello", **env)
             scripted = await self.daemon.entered(number)
             if variable == "NO_COLOR":
-                await plain.shows(f"{CLEAR}")
-                await plain.shows("thinking")
+                await plain.hears(f"{CLEAR}")
+                await plain.hears("thinking")
             await scripted.say("yes")
             scripted.release()
-            await plain.shows("yes\r\n")
-            self.assertEqual(await plain.end(), 0)
+            await plain.hears("yes\r\n")
+            self.assertEqual(await plain.ends(), 0)
             self.assertNotRegex(plain.heard, COLOURS)
             if variable == "TERM":
                 self.assertNotIn("\x1b", plain.heard)
@@ -101,27 +103,27 @@ class ProgressTests(TerminalCase):
         terminal, scripted = await self.run_in_terminal("-q", "hello")
         await scripted.say("yes")
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
-        await terminal.shows("\n")
+        self.assertEqual(await terminal.ends(), 0)
+        await terminal.hears("\n")
         self.assertEqual(terminal.heard, "yes\r\n")
 
     async def test_an_answer_cannot_command_the_terminal(self) -> None:
         terminal, scripted = await self.run_in_terminal("-q", "hello")
         await scripted.say("\x1b]0;owned\x07\x1b[2Jred\u202e")
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
-        await terminal.shows("\n")
+        self.assertEqual(await terminal.ends(), 0)
+        await terminal.hears("\n")
         self.assertEqual(terminal.heard, "]0;owned[2Jred\r\n")
 
     async def test_a_change_of_size_does_no_harm(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
         command = '{"command": "' + "long " * 30 + '"}'
         call = await scripted.do(lambda turn: turn.tool_call("bash", command))
-        await terminal.shows("long long")
-        terminal.resize(10, 24)
-        await terminal.shows(CLEAR, len(terminal.heard))
-        place = await terminal.shows(CLEAR, len(terminal.heard))
-        await terminal.shows(CLEAR, place)
+        await terminal.hears("long long")
+        terminal.resize(24)
+        await terminal.hears(CLEAR, len(terminal.heard))
+        place = await terminal.hears(CLEAR, len(terminal.heard))
+        await terminal.hears(CLEAR, place)
         drawn = lines_drawn(terminal.heard[place - len(CLEAR) :])
         self.assertIn("bash long", drawn[0])
         self.assertTrue(all(len(line) < 24 for line in drawn), drawn)
@@ -129,8 +131,8 @@ class ProgressTests(TerminalCase):
         await scripted.do(lambda turn: turn.tool_result(call, ""))
         await scripted.say("yes")
         scripted.release()
-        await terminal.shows("yes\r\n")
-        self.assertEqual(await terminal.end(), 0)
+        await terminal.hears("yes\r\n")
+        self.assertEqual(await terminal.ends(), 0)
 
 
 class AskingTests(TerminalCase):
@@ -142,30 +144,30 @@ class AskingTests(TerminalCase):
                 "bash", "execute", params={"command": "touch y"}, path="/p", tool_call_id=call
             )
         )
-        await terminal.shows("answer here with y")
+        await terminal.hears("answer here with y")
         return terminal, scripted, verdict
 
     async def test_the_person_at_the_terminal_answers(self) -> None:
         terminal, scripted, verdict = await self.asked()
         place = len(terminal.heard)
-        terminal.type("maybe\n")
-        place = await terminal.shows("answer here with y", place)
-        terminal.type("y\n")
+        terminal.press("maybe\n")
+        place = await terminal.hears("answer here with y", place)
+        terminal.press("y\n")
         async with asyncio.timeout(PATIENCE):
             self.assertTrue(await verdict)
-        await terminal.shows("permission granted", place)
-        terminal.type("more\n")
-        await terminal.shows("not sent", place)
+        await terminal.hears("permission granted", place)
+        terminal.press("more\n")
+        await terminal.hears("not sent", place)
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
+        self.assertEqual(await terminal.ends(), 0)
 
     async def test_a_no_is_a_no(self) -> None:
         terminal, scripted, verdict = await self.asked()
-        terminal.type("n\n")
+        terminal.press("n\n")
         async with asyncio.timeout(PATIENCE):
             self.assertFalse(await verdict)
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
+        self.assertEqual(await terminal.ends(), 0)
 
     async def test_what_is_answered_elsewhere_is_closed_and_a_late_line_answers_nothing(
         self,
@@ -176,11 +178,11 @@ class AskingTests(TerminalCase):
         await anna.grant(request.payload, "deny")
         async with asyncio.timeout(PATIENCE):
             self.assertFalse(await verdict)
-        place = await terminal.shows("permission denied")
-        terminal.type("y\n")
-        await terminal.shows("not sent", place)
+        place = await terminal.hears("permission denied")
+        terminal.press("y\n")
+        await terminal.hears("not sent", place)
         scripted.release()
-        self.assertEqual(await terminal.end(), 0)
+        self.assertEqual(await terminal.ends(), 0)
 
 
 class InterruptTests(TerminalCase):
@@ -197,9 +199,9 @@ class InterruptTests(TerminalCase):
                 await leave.wait()
 
         await scripted.say("one")
-        await terminal.shows("one")
+        await terminal.hears("one")
         scripted.begin(linger)
-        terminal.type("\x03")
+        terminal.press("\x03")
         async with asyncio.timeout(PATIENCE):
             await stopping.wait()
         return terminal, scripted, leave
@@ -209,8 +211,8 @@ class InterruptTests(TerminalCase):
         assert terminal.process is not None
         self.assertIsNone(terminal.process.returncode)
         leave.set()
-        self.assertEqual(await terminal.end(), 130)
-        await terminal.shows("crushlite: canceled")
+        self.assertEqual(await terminal.ends(), 130)
+        await terminal.hears("crushlite: canceled")
         self.assertTrue(scripted.canceled)
         screen = left_over(terminal.heard)
         self.assertIn("crushlite: canceling; Ctrl-C leaves at once", screen, "on a line of its own")
@@ -218,18 +220,18 @@ class InterruptTests(TerminalCase):
 
     async def test_a_second_ctrl_c_leaves_at_once(self) -> None:
         terminal, scripted, leave = await self.lingering("hello")
-        terminal.type("\x03")
-        self.assertEqual(await terminal.end(), 130)
+        terminal.press("\x03")
+        self.assertEqual(await terminal.ends(), 130)
         self.assertFalse(scripted.canceled)
         leave.set()
 
     async def test_a_terminal_that_is_closed_cancels_the_run(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
         await scripted.say("one")
-        await terminal.shows("one")
+        await terminal.hears("one")
         done = scripted.begin(lambda turn: asyncio.Event().wait())
         assert terminal.process is not None
         terminal.process.send_signal(1)  # what a terminal sends when its window is closed
-        self.assertEqual(await terminal.end(), 130)
+        self.assertEqual(await terminal.ends(), 130)
         self.assertTrue(scripted.canceled)
         done.cancel()

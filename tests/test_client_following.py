@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import unittest
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.claims import Graces
 from crushlite.client import Client, ConnectionFailed, Follower, Lost, Recovered
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from crushlite.agent.base import Turn
     from crushlite.client import RemoteWorkspace, RunStream
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def said(message_id: str, text: str = "", finish: str = "", **fields: Any) -> Message:
@@ -288,6 +289,50 @@ class AskTests(RunCase):
             self.assertTrue((await first.end()).cancelled)
             self.assertTrue(scripted.canceled)
             self.assertEqual(len(await self.workspace.runs(session.id)), 2)
+
+    async def test_a_prompt_that_begins_while_it_is_taken_back_is_canceled(self) -> None:
+        """And nothing else is: the race is lost between our looking and the daemon's."""
+        session = await self.workspace.create_session()
+        async with (
+            self.workspace.start("first", session.id) as first,
+            self.workspace.start("second", session.id) as second,
+        ):
+            earlier = await self.daemon.entered(1)
+            remove = self.workspace.remove
+
+            async def late(session_id: str, run_id: str) -> None:
+                earlier.release()
+                await self.daemon.entered(2)
+                await remove(session_id, run_id)
+
+            with mock.patch.object(self.workspace, "remove", late):
+                await second.cancel()
+            self.assertTrue((await second.end()).cancelled)
+            self.assertFalse((await first.end()).cancelled)
+
+    async def test_a_cancel_of_what_has_ended_unseen_does_not_hit_the_next(self) -> None:
+        """Its end is on its way to us, and another client's prompt is at work already."""
+        session = await self.workspace.create_session()
+        for seen in (False, True):
+            number = len(self.daemon.agent.runs) + 1
+            async with self.workspace.start("ours", session.id) as ours:
+                scripted = await self.daemon.entered(number)
+                if seen:  # that it began
+                    await anext(ours)
+                scripted.release()
+                async with self.workspace.start("theirs", session.id) as theirs:
+                    scripted = await self.daemon.entered(number + 1)
+                    await ours.cancel()
+                    scripted.release()
+                    self.assertFalse((await theirs.end()).cancelled)
+                self.assertFalse((await ours.end()).cancelled)
+
+    async def test_a_cancel_in_a_session_that_was_deleted_is_no_error(self) -> None:
+        session = await self.workspace.create_session()
+        async with self.workspace.start("hello", session.id) as run:
+            await self.daemon.entered(1)
+            await self.workspace.delete(session.id)
+            await run.cancel()
 
     async def test_a_cancel_after_the_end_hits_nobody(self) -> None:
         session = await self.workspace.create_session()

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from crushlite.cli.helptext import columns, fill, row
 from crushlite.errors import CrushliteError, UsageError
 from crushlite.version import __version__
 
@@ -59,12 +60,12 @@ COMMANDS = (
     Command("Serve", "web", "open the web console in a browser"),
 )
 
-HELP = """\
+BEGIN = """\
 usage: crushlite COMMAND [OPTION ...]
 
 A small local daemon for AI coding agents.
-
-{commands}
+"""
+END = """\
 Begin in the directory of a project:
   crushlite run "what is this project about?"
   git diff | crushlite run "review this"
@@ -127,9 +128,9 @@ def _find(given: list[str]) -> Command:
 
 
 def _help() -> str:
-    lines: list[str] = []
+    room = columns()
+    parts = [fill(BEGIN, room)]
     for group in dict.fromkeys(command.group for command in COMMANDS):
-        lines.append(f"{group}:")
-        lines += [f"  {row.name:<10} {row.help}" for row in COMMANDS if row.group == group]
-        lines.append("")
-    return HELP.format(commands="\n".join(lines))
+        rows = [row(each.name, each.help, room) for each in COMMANDS if each.group == group]
+        parts.append("\n".join([f"{group}:", *rows]))
+    return "\n\n".join([*parts, fill(END, room)]) + "\n"

@@ -37,7 +37,7 @@ cancel is no error.
 """
 EXAMPLES = """\
   crushlite cancel                 # what is at work here
-  crushlite cancel 3f2a --wait     # by the beginning of a session's or run's id; wait for the end
+  crushlite cancel 3f2a --wait     # a session or a run; wait for its end
   crushlite cancel --all           # everything, in every directory
 """
 

@@ -33,6 +33,7 @@ from crushlite.cli.common import (
 )
 from crushlite.cli.follow import CANCELED, Viewer, exit_code, signals
 from crushlite.cli.lookup import find_session
+from crushlite.cli.person import warn_if_unasked
 from crushlite.cli.progress import Progress
 from crushlite.errors import CrushliteError
 
@@ -79,7 +80,7 @@ def add_parser(commands: Any) -> None:
     )
     add = parser.add_argument
     add("--yolo", action="store_true", help="never ask for permissions, if the workspace is new")
-    add("-q", "--quiet", action="store_true", help="without a terminal: say only errors")
+    add("-q", "--quiet", action="store_true", help="without a terminal: errors only")
     add_connection(parser)
 
 
@@ -240,6 +241,7 @@ async def _serve_lines(options: argparse.Namespace) -> int:
             async with opened(options, tell) as workspace:
                 session_id = await _session_id(workspace, options)
                 await workspace.init(interactive=False)
+                await warn_if_unasked(workspace, options)
                 if sys.stdin is not None and sys.stdin.isatty():
                     tell("one prompt per line; Ctrl-D ends it")
                 code, lines = 0, _lines()

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from crushlite.cli.chat_dialogs import QuestionDialog
-from crushlite.cli.common import ago, one_line, table
+from crushlite.cli.common import ago, one_line
 from crushlite.cli.lookup import SHORT, choose
+from crushlite.cli.tables import table
 from crushlite.errors import CrushliteError, NotFound, UsageError
 from crushlite.protocol.config import SelectedModel
 
@@ -38,7 +39,7 @@ HELP = (
     ("/skip", "leave a question without an answer"),
     ("/quit", "leave; Ctrl-D does the same"),
     ("!COMMAND", "run a command here; the model sees it later"),
-    ("//TEXT", "a prompt that begins with a slash"),
+    ("//TEXT", "a prompt with a slash: //help goes to the agent"),
 )
 
 

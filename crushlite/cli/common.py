@@ -12,11 +12,13 @@ import contextlib
 import datetime
 import math
 import os
+import shutil
 import sys
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from crushlite.cli.helptext import Formatter
 from crushlite.client import Client
 from crushlite.errors import UsageError
 from crushlite.launch import Wanted, default_address, goodbye, here, join
@@ -24,7 +26,7 @@ from crushlite.listen import default_socket, parse_address
 from crushlite.protocol.codec import dumps, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from crushlite.client import RemoteWorkspace
 
@@ -46,7 +48,6 @@ __all__ = [
     "seconds",
     "show",
     "show_json",
-    "table",
     "wanted",
     "when",
     "width",
@@ -64,15 +65,23 @@ CONTROLS |= dict.fromkeys((0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range
 
 
 def command(
-    commands: Any, name: str, description: str, run: Callable[..., int], examples: str = ""
+    commands: Any,
+    name: str,
+    description: str,
+    run: Callable[..., int],
+    examples: str = "",
+    short: str = "",
 ) -> argparse.ArgumentParser:
-    """The parser of a command. `examples` are lines to type, with a comment where it helps."""
+    """The parser of a command. `examples` are lines to type, with a comment where it helps;
+    `short` is for the list of actions that the command's parent shows."""
+    listed = {"help": short} if short else {}
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         description=description,
         epilog=f"examples:\n{examples.rstrip()}" if examples else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
         allow_abbrev=False,
+        **listed,
     )
     parser.set_defaults(run=run)
     return parser
@@ -223,6 +232,11 @@ class Style:
         self.moves = self.terminal and not dumb  # whether a line can be drawn again
         self._colours = self.moves and not os.environ.get("NO_COLOR")
 
+    @property
+    def columns(self) -> int | None:
+        """How much fits into a line; None where there is no terminal, and so no limit."""
+        return shutil.get_terminal_size().columns if self.terminal else None
+
     def bold(self, text: str) -> str:
         return self._paint("1", text)
 
@@ -243,19 +257,6 @@ class Style:
 
     def _paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colours and text else text
-
-
-def table(rows: Iterable[Sequence[str]], heads: Sequence[str], style: Style) -> str:
-    """Columns of one-line cells, the last one as wide as it likes. Cells are plain text."""
-    lines = [list(heads), *([one_line(cell) for cell in row] for row in rows)]
-    widths = [max(width(line[column]) for line in lines) for column in range(len(heads))]
-    shown = [
-        "  ".join(
-            cell + " " * (wide - width(cell)) for cell, wide in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([style.dim(shown[0]), *shown[1:]])
 
 
 def width(text: str) -> int:

@@ -25,10 +25,10 @@ from crushlite.cli.common import (
     say_nothing,
     show,
     show_json,
-    table,
     wanted,
 )
 from crushlite.cli.lookup import inherit, is_here
+from crushlite.cli.tables import table
 from crushlite.client import ConnectionFailed
 from crushlite.config import Roots, redact, remove_value, set_value
 from crushlite.config.merge import spell
@@ -65,22 +65,24 @@ SET = r"""
 Write one value: to the file of this directory, or with --global to yours. VALUE is JSON, or else a
 text. A dot inside a name is written \. as in providers.local.extra_headers.x\.y
 """
+UNSET = """\
+Remove one value: from the file of this directory, or with --global from yours. What other files
+say about it counts then, and is told. Nothing to remove is no error.
+"""
 
 
 def add_parser(commands: Any) -> None:
     parser = command(commands, "config", DESCRIPTION, run, EXAMPLES)
     parser.set_defaults(key="")
+    actions = parser.add_subparsers(metavar="ACTION", title="actions")
     add_json(parser, "what is shown")
     add_connection(parser, start=False)
-    actions = parser.add_subparsers(metavar="ACTION")
-    show_it = command(
-        actions, "show", "Show what is below a key.\n", run, "  crushlite config show models"
-    )
+    text, example = "Show what is below a key.\n", "  crushlite config show models"
+    show_it = command(actions, "show", text, run, example, "show what is below a key")
     add_json(show_it, "what is shown")
-    set_it = command(actions, "set", SET.lstrip(), _set, EXAMPLES)
-    unset_it = command(
-        actions, "unset", "Remove one value.\n", _unset, "  crushlite config unset options.debug"
-    )
+    set_it = command(actions, "set", SET.lstrip(), _set, EXAMPLES, "write one value")
+    example = "  crushlite config unset options.debug"
+    unset_it = command(actions, "unset", UNSET, _unset, example, "remove one value")
     for each in (show_it, set_it, unset_it):
         each.add_argument("key", metavar="KEY", help="a dotted name, as in options.debug")
     set_it.add_argument(
@@ -129,7 +131,8 @@ def _show(options: argparse.Namespace, key: str) -> int:
         say(warning)
     if rows:
         plain = [[at, _text(value), file] for at, value, file in rows]
-        show(table(plain, ["KEY", "VALUE", "FROM"], Style(sys.stdout)))
+        # Whoever asks for one key wants all of its value, however narrow the terminal.
+        show(table(plain, ["KEY", "VALUE", "FROM"], Style(None if key else sys.stdout)))
     elif key:
         say(f"nothing is configured at {key}")
         return 1
@@ -192,12 +195,29 @@ async def _write(options: argparse.Namespace, key: str, value: Any) -> int:
 async def _remove(options: argparse.Namespace, key: str) -> int:
     scope = 0 if options.everywhere else 1
     file = places(options).file(scope)
+    before = _content(file)
     changed = await _through_daemon(options, lambda workspace: workspace.remove_config(key, scope))
     if not changed:
         remove_value(file, key)
-    say(f"{key} is not set in {file}")
+    removed = _content(file) != before
+    say(f"{key} is removed from {file}" if removed else f"{key} was not set in {file}")
+    for origin in _origins(options, key):
+        say(f"{key} is still set, in {origin}")
     _warn(options)
     return 0
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""  # whoever changes it says what is wrong
+
+
+def _origins(options: argparse.Namespace, key: str) -> list[str]:
+    """Who says something about a key."""
+    below = [row for row in entries(places(options).load()) if f"{row[0]}.".startswith(f"{key}.")]
+    return list(dict.fromkeys(origin for _, _, origin in below))
 
 
 async def _through_daemon(

@@ -41,6 +41,10 @@ OLDEST = (3, 11)
 CONNECT_SECONDS = 3.0
 LITTLE_SPACE = 200 * 2**20  # bytes free, below which a busy session may fill the disk
 DATABASE = "crushlite.db"
+NO_MODEL = (
+    "start Ollama, LM Studio or llama.cpp on this machine: they are found by themselves; or set "
+    "OPENAI_API_KEY, ANTHROPIC_API_KEY or OPENROUTER_API_KEY; or add a provider to crush.json"
+)
 
 
 @dataclass(slots=True)
@@ -229,8 +233,7 @@ def _configuration(found: Config) -> Iterator[Finding]:
 async def _models(found: Config) -> AsyncIterator[Finding]:
     choice = found.choice()
     if found.large is None:
-        advice = "set OPENAI_API_KEY, ANTHROPIC_API_KEY or OPENROUTER_API_KEY, or add a provider"
-        yield Finding("model", "note", choice.reason, f"{advice} to crush.json")
+        yield Finding("model", "note", choice.reason, NO_MODEL)
     else:
         yield Finding("model", "ok", choice.reason)
     used = {each.provider.id: each.provider for each in (found.large, found.small) if each}

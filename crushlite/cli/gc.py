@@ -22,10 +22,11 @@ from crushlite.cli.common import (
     say,
     show,
     show_json,
-    table,
 )
 from crushlite.cli.lookup import SHORT
+from crushlite.cli.person import agreed, is_there
 from crushlite.cli.render import clean, count
+from crushlite.cli.tables import table
 from crushlite.errors import NotFound, SessionBusy
 from crushlite.store.sizes import session_sizes
 
@@ -41,10 +42,13 @@ DESCRIPTION = """\
 Delete the sessions of this directory that were not used for some time, with their messages and file
 versions, and give the room back to the system. What is running, or shown by some client, is left
 alone. What is gone is gone: look with --dry-run first, and keep a copy with `crushlite backup`.
+
+On a terminal it shows what would go, and asks. Elsewhere nobody can be asked, and nobody is.
 """
 EXAMPLES = """\
   crushlite gc --older 30d --dry-run
-  crushlite gc --older 12w
+  crushlite gc --older 12w             # asks first
+  crushlite gc --older 12w --yes
 """
 
 
@@ -59,6 +63,7 @@ def add_parser(commands: Any) -> None:
         help="not used for so long: a number and w, d, h, m or s, for example 30d",
     )
     add("--dry-run", "-n", action="store_true", help="only say what would go")
+    add("--yes", "-y", action="store_true", help="do not ask")
     add_json(parser, "what goes")
     add_connection(parser)
 
@@ -80,6 +85,10 @@ async def _collect(options: argparse.Namespace) -> int:
         before = time.time() - options.older
         old = [session for session in await workspace.sessions() if _is_old(session, before)]
         sizes = await asyncio.to_thread(_sizes, workspace) if old else {}
+        asked = bool(old) and is_there() and not (options.yes or options.dry_run)
+        if asked and not await _agreed(workspace, old, sizes):
+            say("nothing was deleted")
+            return 1
         gone = old if options.dry_run else await _delete(workspace, old, before)
         freed = 0
         if gone and not options.dry_run:
@@ -88,7 +97,9 @@ async def _collect(options: argparse.Namespace) -> int:
             listed = [{"id": s.id, "title": s.title, "bytes": sizes.get(s.id, 0)} for s in gone]
             show_json({"deleted": not options.dry_run, "sessions": listed, "freed": freed})
         else:
-            _show(gone, sizes, freed, dry_run=options.dry_run)
+            if gone and not asked:
+                show(_listed(gone, sizes, Style(sys.stdout)))
+            show(_told(gone, sizes, freed, dry_run=options.dry_run))
         return 0
 
 
@@ -128,22 +139,29 @@ async def _compact(workspace: RemoteWorkspace) -> int:
     return max(0, space.before - space.after)
 
 
-def _show(gone: list[Session], sizes: dict[str, int], freed: int, *, dry_run: bool) -> None:
-    if not gone:
-        return show("nothing is that old")
+async def _agreed(workspace: RemoteWorkspace, old: list[Session], sizes: dict[str, int]) -> bool:
+    print(_listed(old, sizes, Style(sys.stderr)), file=sys.stderr)  # beside the question
+    number, total = count(len(old), "session"), size(sum(sizes.get(s.id, 0) for s in old))
+    return await agreed(workspace, f"Delete {number}, about {total}?")
+
+
+def _listed(sessions: list[Session], sizes: dict[str, int], style: Style) -> str:
     now = time.time()
     rows = [
         [s.id[:SHORT], ago(s.updated_at, now), size(sizes.get(s.id, 0)), clean(s.title)]
-        for s in gone
+        for s in sessions
     ]
-    show(table(rows, ["SESSION", "LAST USED", "SIZE", "TITLE"], Style(sys.stdout)))
+    return table(rows, ["SESSION", "LAST USED", "SIZE", "TITLE"], style, spare=("SIZE",))
+
+
+def _told(gone: list[Session], sizes: dict[str, int], freed: int, *, dry_run: bool) -> str:
+    if not gone:
+        return "nothing is that old"
     total = size(sum(sizes.get(session.id, 0) for session in gone))
     number = count(len(gone), "session")
     if dry_run:
-        show(f"{number} would go, about {total}; nothing was deleted")
-    else:
-        show(f"{number} deleted, about {total}; the file is {size(freed)} smaller")
-    return None
+        return f"{number} would go, about {total}; nothing was deleted"
+    return f"{number} deleted, about {total}; the file is {size(freed)} smaller"
 
 
 def size(number: int) -> str:

@@ -15,10 +15,10 @@ from crushlite.cli.common import (
     say,
     show,
     show_json,
-    table,
 )
 from crushlite.cli.lookup import SHORT, choose, running
 from crushlite.cli.render import call_line, request_lines
+from crushlite.cli.tables import table
 from crushlite.errors import RequestNotFound, UsageError
 from crushlite.protocol.codec import encode
 
@@ -35,10 +35,10 @@ Answer what a tool asks for. Without an id: list what waits for an answer, in al
 are open. The first answer wins, whoever gives it; exit code 1 if somebody was faster.
 """
 EXAMPLES = """\
-  crushlite grant                                      # what is asked
-  crushlite grant 3f2a                                 # allow it, once
-  crushlite grant 3f2a --session                       # and the like for the rest of the session
-  crushlite grant 3f2a --deny --reason "use make test" # the reason goes to the model
+  crushlite grant                  # what is asked
+  crushlite grant 3f2a             # allow it, once
+  crushlite grant 3f2a --session   # and the like, in this session
+  crushlite grant 3f2a --deny --reason "use make test"
 """
 
 Asked = tuple["RemoteWorkspace", "PermissionRequest"]
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
     how.add_argument(
         "--session", action="store_true", help="allow the same for the rest of the session"
     )
-    add("--reason", metavar="TEXT", default="", help="of a refusal, for the model")
+    add("--reason", metavar="TEXT", default="", help="of a refusal; it goes to the model")
     add_json(parser, "the list, or who answered,")
     add_connection(parser, start=False)
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from crushlite.cli.common import add_connection, address_of, command, say, show
+from crushlite.cli.common import (
+    add_connection,
+    add_json,
+    address_of,
+    command,
+    say,
+    show,
+    show_json,
+)
 from crushlite.cli.render import clean
 from crushlite.errors import CrushliteError, UsageError
 from crushlite.launch import log_path
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["add_parser", "run"]
 
 LOOK_SECONDS = 0.25
 BLOCK = 64 * 1024
+_RECORD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +([\w.]+): (.*)")
 
 DESCRIPTION = """\
 Print the end of the log of the daemon that commands have started by themselves. A daemon that was
@@ -28,6 +40,7 @@ started by hand (`crushlite serve`) logs to its own terminal instead.
 EXAMPLES = """\
   crushlite logs
   crushlite logs -f                  # and go on as it grows; Ctrl-C ends it
+  crushlite logs --json -n 0 | jq -r 'select(.level == "warning").message'
   grep WARNING "$(crushlite logs --path)"
 """
 
@@ -38,13 +51,14 @@ def add_parser(commands: Any) -> None:
     add("-n", "--lines", metavar="N", type=int, default=50, help="how many (default 50; 0: all)")
     add("-f", "--follow", action="store_true", help="go on as it grows")
     add("--path", action="store_true", help="print only where it is")
+    add_json(parser, "each line")
     add_connection(parser, start=False)
 
 
 def run(options: argparse.Namespace) -> int:
     path = log_path(address_of(options))
     if options.path:
-        show(str(path))
+        show_json({"path": str(path)}) if options.json else show(str(path))
         return 0
     if options.lines < 0:
         raise UsageError(f"--lines {options.lines}: not less than 0")
@@ -60,13 +74,15 @@ def run(options: argparse.Namespace) -> int:
         raise CrushliteError(f"cannot read {path}: {error.strerror}") from None
     with log:
         say(str(path))
-        _write(_tail(log, options.lines))
-        if options.follow:
-            _follow(log, path)
+        write = _write_json if options.json else _write
+        for line in _tail(log, options.lines):
+            write(line)
+        for line in _grown(log, path) if options.follow else ():
+            write(line)
     return 0
 
 
-def _tail(log: BinaryIO, lines: int) -> bytes:
+def _tail(log: BinaryIO, lines: int) -> list[bytes]:
     """The last lines, without reading all of a long file for a few."""
     size = log.seek(0, os.SEEK_END)
     start = 0 if not lines else max(0, size - BLOCK)
@@ -75,23 +91,40 @@ def _tail(log: BinaryIO, lines: int) -> bytes:
         data = log.read(size - start)
         found = data.splitlines(keepends=True)
         if not start or len(found) > lines:
-            return b"".join(found[-lines:])
+            return found[-lines:]
         start = max(0, start - 4 * BLOCK)
 
 
-def _follow(log: BinaryIO, path: Path) -> None:
+def _grown(log: BinaryIO, path: Path) -> Iterator[bytes]:
     """The next daemon begins a file that grew too long anew: then it is read from its start."""
+    line = b""
     while True:
         if os.fstat(log.fileno()).st_size < log.tell():
             say(f"{path} begins anew")
             log.seek(0)
-        if data := log.read(BLOCK):
-            _write(data)
+            line = b""
+        line += log.readline()
+        if line.endswith(b"\n"):
+            yield line
+            line = b""
         else:
             time.sleep(LOOK_SECONDS)
 
 
-def _write(data: bytes) -> None:
-    text = data.decode("utf-8", "replace")
+def _write(line: bytes) -> None:
+    text = line.decode("utf-8", "replace")
     sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def _write_json(line: bytes) -> None:
+    """In the shape of `serve --log-format json`. A line that is no record, as those of a traceback
+    are, has only a message."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    found = _RECORD.fullmatch(text)
+    if found is None:
+        return show_json({"message": text})
+    at, millis, level, logger, message = found.groups()
+    instant = datetime.datetime.fromisoformat(at).astimezone(datetime.UTC)
+    when = f"{instant:%Y-%m-%dT%H:%M:%S}.{millis}Z"
+    return show_json({"time": when, "level": level.lower(), "logger": logger, "message": message})

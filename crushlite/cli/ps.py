@@ -22,7 +22,8 @@ from crushlite.cli.common import (
     show_json,
 )
 from crushlite.cli.lookup import SHORT
-from crushlite.cli.render import count
+from crushlite.cli.render import count, cut
+from crushlite.cli.tables import clip, shorten
 from crushlite.client import ConnectionFailed
 from crushlite.errors import NotFound
 
@@ -93,7 +94,9 @@ async def _ps(options: argparse.Namespace) -> int:
     if options.json:
         show_json(picture)
     else:
-        show("\n".join(_lines(picture, Style(sys.stdout), time.time())))
+        style = Style(sys.stdout)
+        lines = _lines(picture, style, time.time())
+        show("\n".join(clip(line, style.columns) for line in lines))
     return 0 if picture.daemon is not None else 1
 
 
@@ -111,11 +114,7 @@ def _lines(picture: _Picture, style: Style, now: float) -> list[str]:
     daemon = picture.daemon
     if daemon is None:
         return [f"no daemon at {picture.address}: `crushlite run` or `chat` starts one"]
-    lines = [
-        f"{style.bold(daemon.version)} at {picture.address}, process {daemon.pid}, "
-        f"up {elapsed(daemon.uptime_seconds)}: "
-        f"{count(daemon.workspaces, 'workspace')}, {count(daemon.clients, 'client')}"
-    ]
+    lines = _daemon_lines(daemon, picture.address, style)
     lines += [
         style.red(f"  trouble: {check.name}: {one_line(check.detail)}")
         for check in daemon.checks
@@ -126,14 +125,26 @@ def _lines(picture: _Picture, style: Style, now: float) -> list[str]:
     return lines
 
 
+def _daemon_lines(daemon: Health, address: str, style: Style) -> list[str]:
+    who, where = daemon.version, f"at {address}"
+    since = f"process {daemon.pid}, up {elapsed(daemon.uptime_seconds)}"
+    busy = f"{count(daemon.workspaces, 'workspace')}, {count(daemon.clients, 'client')}"
+    if style.columns is not None and len(f"{who} {where}, {since}: {busy}") > style.columns:
+        return [style.bold(who), *(f"  {part}" for part in (where, since, busy))]
+    return [f"{style.bold(who)} {where}, {since}: {busy}"]
+
+
 def _place_lines(place: _Place, style: Style, now: float) -> list[str]:
-    lines = [f"{style.bold(one_line(place.path))}  {style.dim(one_line(place.model))}"]
+    path = one_line(place.path)
+    if style.columns is not None:
+        path = shorten(path, style.columns)
+    lines = [f"{style.bold(path)}  {style.dim(one_line(place.model))}"]
     waiting = []
     if place.permissions:
         waiting.append(f"{count(place.permissions, 'permission request')}: crushlite grant")
     if place.questions:
         waiting.append(f"{count(place.questions, 'question')}: crushlite chat --continue")
-    lines += [style.yellow(f"  waits for an answer: {each}") for each in waiting]
+    lines += [style.yellow(f"  {each}") for each in waiting]
     busy = {info.session_id for info in place.runs}
     for session in place.sessions:
         if session.id in busy or session.attached_clients:
@@ -148,9 +159,12 @@ def _place_lines(place: _Place, style: Style, now: float) -> list[str]:
 
 def _session_lines(session: Session, place: _Place, style: Style, now: float) -> list[str]:
     viewers = f", {count(session.attached_clients, 'viewer')}" if session.attached_clients else ""
-    state = style.green("at work") if session.is_busy else "at rest"
+    state = "at work" if session.is_busy else "at rest"
     title = one_line(session.title) or "untitled"
-    lines = [f"  {session.id[:SHORT]}  {title}  ({state}{viewers})"]
+    if style.columns is not None:  # what it does is worth more than all of its title
+        title = cut(title, max(SHORT, style.columns - len(f"{state}{viewers}") - SHORT - 8))
+    painted = style.green(state) if session.is_busy else state
+    lines = [f"  {session.id[:SHORT]}  {title}  ({painted}{viewers})"]
     for info in place.runs:
         if info.session_id == session.id:
             since = info.started_at or info.accepted_at

@@ -8,21 +8,20 @@ What belongs to our run is decided by the client library, what of it is shown in
 from __future__ import annotations
 
 import asyncio
-import base64
-import mimetypes
 import os
 import select
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.cli.asking import Asking
+from crushlite.cli.attachments import check_size, read_attachments
 from crushlite.cli.common import (
     add_connection,
     add_json,
     command,
     one_line,
     perform,
+    say,
     seconds,
     show,
     show_json,
@@ -33,7 +32,6 @@ from crushlite.cli.lookup import find_session
 from crushlite.cli.progress import Progress
 from crushlite.errors import CrushliteError, UsageError
 from crushlite.launch import goodbye, join
-from crushlite.protocol.messages import Attachment
 from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
 from crushlite.protocol.questions import QuestionBatch
 
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     import argparse
 
     from crushlite.client import RemoteWorkspace, RunStream
+    from crushlite.protocol.messages import Attachment
 
 __all__ = ["add_parser", "run"]
 
@@ -61,7 +60,7 @@ EXAMPLES = """\
   git diff | crushlite run "write a commit message" > message.txt
   crushlite run --continue "now with a test"      # in the session used last
   crushlite run --attach screen.png "what is wrong here?"
-  crushlite run --deny-after 0 "review the code"  # nobody is there to allow anything
+  crushlite run --deny-after 0 "review the code"  # nobody is there to ask
   id=$(crushlite run --detach "port this to Python 3.14"); crushlite attach $id
   crushlite run --json "hello" | jq -r 'select(.type == "run_complete").payload.payload.text'
 """
@@ -87,7 +86,12 @@ def add_parser(commands: Any) -> None:
         help="send a file along; repeatable",
     )
     add("--detach", action="store_true", help="print the id of the run and leave; it goes on")
-    add("--yolo", action="store_true", help="never ask for permissions, if the workspace is new")
+    add(
+        "--yolo",
+        dest="auto_approve",
+        action="store_true",
+        help="grant every permission that this run asks for, and of no other",
+    )
     add(
         "--deny-after",
         metavar="S",
@@ -96,7 +100,7 @@ def add_parser(commands: Any) -> None:
     )
     add("--timeout", metavar="S", type=seconds, help="cancel the run after so many seconds")
     add_json(parser, "one event per line, instead of the text,")
-    add("-q", "--quiet", action="store_true", help="say only errors on standard error")
+    add("-q", "--quiet", action="store_true", help="say only errors, and what --yolo means")
     add_connection(parser)
 
 
@@ -104,13 +108,14 @@ def run(options: argparse.Namespace) -> int:
     progress = Progress(quiet=options.quiet)
     if options.detach and (options.timeout is not None or options.deny_after is not None):
         raise UsageError("--timeout and --deny-after need somebody who stays: not with --detach")
-    attachments = [_attachment(Path(name)) for name in options.attach]
+    attachments = read_attachments(options.attach)
     parts = (_piped(progress), " ".join(options.prompt))
     prompt = "\n\n".join(part for part in parts if part.strip())
     if not prompt:
         raise UsageError("no prompt: give one as an argument or on standard input")
     # Bytes of the command line that are no text cannot be sent.
     prompt = prompt.encode("utf-8", "replace").decode()
+    check_size(prompt, attachments)
     return perform(_run(options, prompt, attachments, progress))
 
 
@@ -129,20 +134,6 @@ def _piped(progress: Progress) -> str:
         return stdin.read().decode("utf-8", "replace").rstrip("\n")
 
 
-def _attachment(path: Path) -> Attachment:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot attach {path}: {error.strerror}") from None
-    try:
-        data.decode("utf-8")
-        kind = "text/plain"  # whatever it is called, it can be read
-    except UnicodeDecodeError:
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    content = base64.b64encode(data).decode("ascii")
-    return Attachment(content, str(path.absolute()), path.name, kind)
-
-
 # The errand -------------------------------------------------------------------------------------
 
 
@@ -158,6 +149,8 @@ async def _run(
             errand = _Errand(workspace, prompt, attachments, options, progress)
             interrupt.act = errand.stop
             try:
+                if options.auto_approve:  # with --quiet too: it is not to happen unseen
+                    say("--yolo: every permission of this run is granted, nobody is asked")
                 return await (errand.detach() if options.detach else errand.run())
             except asyncio.CancelledError:
                 if not interrupt.received:
@@ -200,7 +193,11 @@ class _Errand:
         session_id = await self._session()
         self._posting = True
         accepted = await self._workspace.prompt(
-            session_id, self._prompt, attachments=self._attachments, detach=True
+            session_id,
+            self._prompt,
+            attachments=self._attachments,
+            detach=True,
+            auto_approve=self._options.auto_approve,
         )
         if self._options.json:
             show_json(accepted)
@@ -234,7 +231,12 @@ class _Errand:
         session_id = await self._session()
         await self._workspace.init(interactive=False)
         self._posting = True  # from here on the prompt may be promised, and must be canceled
-        start = self._workspace.start(self._prompt, session_id, attachments=self._attachments)
+        start = self._workspace.start(
+            self._prompt,
+            session_id,
+            attachments=self._attachments,
+            auto_approve=self._options.auto_approve,
+        )
         async with start as run:
             self._run = run
             if self._stopped:

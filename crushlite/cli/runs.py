@@ -19,9 +19,9 @@ from crushlite.cli.common import (
     reached,
     show,
     show_json,
-    table,
 )
 from crushlite.cli.lookup import SHORT, choose
+from crushlite.cli.tables import table
 from crushlite.client import ConnectionFailed
 from crushlite.errors import NotFound, RunNotFound
 from crushlite.launch import goodbye
@@ -54,7 +54,8 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--all", action="store_true", help="of every workspace that the daemon has open")
     add("--session", metavar="ID", default="", help="only of this session")
-    add("--state", choices=STATES, default="", help="only those in this state")
+    states = ", ".join(STATES)
+    add("--state", metavar="STATE", choices=STATES, default="", help=f"only these: {states}")
     add("--last", metavar="N", type=int, default=20, help="only the last N (default 20; 0: all)")
     add_json(parser, "the list")
     add_connection(parser)
@@ -81,14 +82,14 @@ async def _list(options: argparse.Namespace) -> int:
     if options.json:
         show_json([{"path": path, **encode(info)} for path, info in found])
     else:
-        _show(found, paths=options.all)
+        _show(found, options)
     return 0
 
 
-def _show(found: list[tuple[str, RunInfo]], *, paths: bool) -> None:
+def _show(found: list[tuple[str, RunInfo]], options: argparse.Namespace) -> None:
     if not found:
-        return show("no runs yet: begin with crushlite run PROMPT")
-    now = time.time()
+        return show(_nothing(options))
+    now, paths = time.time(), options.all
     rows = []
     for path, info in found:
         begin = info.started_at or info.accepted_at
@@ -98,7 +99,13 @@ def _show(found: list[tuple[str, RunInfo]], *, paths: bool) -> None:
         where = [path] if paths else []
         rows.append([info.run_id[:SHORT], state, ago(info.accepted_at, now), spent, *where, said])
     heads = ["RUN", "STATE", "ASKED", "TOOK", *(["DIRECTORY"] if paths else []), "ANSWER"]
-    show(table(rows, heads, Style(sys.stdout)))
+    show(table(rows, heads, Style(sys.stdout), spare=("TOOK", "ASKED")))
+
+
+def _nothing(options: argparse.Namespace) -> str:
+    if options.session or options.state:
+        return "no such runs"
+    return "no runs in an open workspace" if options.all else "no runs yet: crushlite run PROMPT"
 
 
 # Finding one ------------------------------------------------------------------------------------

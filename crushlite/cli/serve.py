@@ -18,6 +18,7 @@ from crushlite.agent.build import find_agent
 from crushlite.agent.discovery import LOCAL_SERVERS
 from crushlite.claims import Graces
 from crushlite.cli.common import seconds
+from crushlite.cli.helptext import DefaultsFormatter
 from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
 from crushlite.listen import default_socket
@@ -41,7 +42,7 @@ def add_parser(commands: Any) -> None:
         help="run the daemon in the foreground",
         description="Run the daemon. Every option has a variable, CRUSHLITE_ and its name in "
         "capitals, for example CRUSHLITE_IDLE_TIMEOUT.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
     )
     _add_places(parser.add_argument)
     _add_switches(parser.add_argument)
@@ -115,9 +116,9 @@ def _add_switches(add: Callable[..., Any]) -> None:
         add(
             f"--{name}",
             type=_one_of(*values),
-            metavar="{" + ",".join(values) + "}",
+            metavar=name.rpartition("-")[2].upper(),
             default=_variable(name, default),
-            help=text,
+            help=f"{text}: {', '.join(values)}",
         )
 
 

@@ -20,11 +20,12 @@ from crushlite.cli.common import (
     say,
     show,
     show_json,
-    table,
 )
 from crushlite.cli.lookup import SHORT, find_session, inherit
+from crushlite.cli.person import agreed
 from crushlite.cli.render import arguments, call_line, clean, count, ending_words, result_words
 from crushlite.cli.render_markdown import markdown
+from crushlite.cli.tables import table
 from crushlite.errors import CrushliteError, UsageError
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import ShellCommandPart, TextPart, ToolCallPart, ToolResultPart
@@ -54,9 +55,9 @@ EXAMPLES = """\
 
 def add_parser(commands: Any) -> None:
     parser = command(commands, "sessions", DESCRIPTION, run, EXAMPLES)
+    actions = parser.add_subparsers(metavar="ACTION", title="actions")
     add_json(parser, "the list")
     add_connection(parser)
-    actions = parser.add_subparsers(metavar="ACTION")
     _add_list(actions)
     _add_show(actions)
     _add_export(actions)
@@ -68,14 +69,16 @@ def add_parser(commands: Any) -> None:
 
 def _add_list(actions: Any) -> None:
     text = "List the sessions of this directory, the one used last first.\n"
-    parser = command(actions, "list", text, run, "  crushlite sessions list --json | jq '.[].id'")
+    example = "  crushlite sessions list --json | jq '.[].id'"
+    parser = command(actions, "list", text, run, example, "list them, the one used last first")
     add_json(parser, "the list")
     add_connection(parser)
 
 
 def _add_show(actions: Any) -> None:
     text = "Print a session for reading: what was said, and each tool call in one line.\n"
-    parser = command(actions, "show", text, _show, "  crushlite sessions show last | less")
+    example = "  crushlite sessions show last | less"
+    parser = command(actions, "show", text, _show, example, "print one for reading")
     _add_session(parser)
     add_json(parser, "its messages")
     add_connection(parser)
@@ -90,7 +93,8 @@ changed, its runs) or as a Markdown document for reading.
   crushlite sessions export last > session.json
   crushlite sessions export 3f2a --format md -o session.md
 """
-    parser = command(actions, "export", text, _export, examples)
+    short = "write all there is of one, as JSON or Markdown"
+    parser = command(actions, "export", text, _export, examples, short)
     _add_session(parser)
     add = parser.add_argument
     add("--format", choices=("json", "md"), help="default: by the name of FILE, else json")
@@ -101,7 +105,8 @@ changed, its runs) or as a Markdown document for reading.
 
 def _add_rename(actions: Any) -> None:
     text = "Give a session a title. It is kept: no title is made up for it any more.\n"
-    parser = command(actions, "rename", text, _rename, '  crushlite sessions rename last "done"')
+    example = '  crushlite sessions rename last "done"'
+    parser = command(actions, "rename", text, _rename, example, "give one a title")
     _add_session(parser)
     parser.add_argument("title", metavar="TITLE", nargs="+", help="several words are joined")
     add_json(parser, "the session")
@@ -110,7 +115,8 @@ def _add_rename(actions: Any) -> None:
 
 def _add_delete(actions: Any) -> None:
     text = "Delete a session with all it owns. What runs in it is canceled first.\n"
-    parser = command(actions, "delete", text, _delete, "  crushlite sessions delete 3f2a --yes")
+    example = "  crushlite sessions delete 3f2a --yes"
+    parser = command(actions, "delete", text, _delete, example, "delete one with all it owns")
     _add_session(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add_connection(parser)
@@ -148,7 +154,7 @@ async def _list(options: argparse.Namespace) -> int:
             for each in sessions
         ]
         heads = ["SESSION", "USED", "MESSAGES", "COST", "STATE", "TITLE"]
-        show(table(rows, heads, Style(sys.stdout)))
+        show(table(rows, heads, Style(sys.stdout), spare=("COST", "MESSAGES", "STATE")))
     return 0
 
 
@@ -245,17 +251,10 @@ async def _remove(options: argparse.Namespace) -> int:
         session_id = await find_session(workspace, options.session)
         session = await workspace.session(session_id)
         title = one_line(session.title) or "untitled"
-        if not options.yes and not _agreed(f"delete {title!r}, {session.message_count} messages?"):
+        question = f"delete {title!r}, {count(session.message_count, 'message')}?"
+        if not options.yes and not await agreed(workspace, question):
             say("nothing was deleted")
             return 1
         await workspace.delete(session_id)
     show(f"deleted {session_id[:SHORT]}  {title}")
     return 0
-
-
-def _agreed(question: str) -> bool:
-    """A person's yes. Where there is none, it must have been given on the command line."""
-    if not (sys.stdin is not None and sys.stdin.isatty()):
-        raise UsageError(f"{question} nobody is there to ask: say --yes")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

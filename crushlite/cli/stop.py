@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import struct
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from crushlite.cli.common import (
     add_connection,
+    add_json,
     address_of,
     command,
     one_line,
@@ -19,6 +21,7 @@ from crushlite.cli.common import (
     reached,
     say,
     show,
+    show_json,
 )
 from crushlite.cli.lookup import SHORT
 from crushlite.cli.render import count
@@ -28,8 +31,6 @@ from crushlite.errors import CrushliteError, NotFound, ServerInUse, UsageError
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-
-    from crushlite.client import RemoteWorkspace
 
 __all__ = ["add_parser", "run"]
 
@@ -45,12 +46,33 @@ nothing that was promised is lost. No daemon is what was wanted, and exit code 0
 EXAMPLES = """\
   crushlite stop
   crushlite stop --force     # canceling what runs
+  crushlite stop --json | jq '.workspaces[].runs'
 """
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """A workspace that keeps the daemon: by its runs that have not ended, or by a client."""
+
+    path: str
+    runs: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """`pid` is 0 where no daemon was, `workspaces` and `clients` are what kept one that stays."""
+
+    address: str
+    stopped: bool = False
+    pid: int = 0
+    clients: int = 0
+    workspaces: list[_Keeper] = field(default_factory=list)
 
 
 def add_parser(commands: Any) -> None:
     parser = command(commands, "stop", DESCRIPTION, run, EXAMPLES)
     parser.add_argument("--force", action="store_true", help="cancel what keeps it")
+    add_json(parser, "what became of it, and what keeps it,")
     add_connection(parser, start=False)
 
 
@@ -59,24 +81,38 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _stop(options: argparse.Namespace) -> int:
-    address = address_of(options)
+    answer = await _ask(options)
+    needed = bool(answer.pid) and not answer.stopped
+    if options.json:
+        show_json(answer)
+    elif needed:
+        raise CrushliteError(_explained(answer))
+    elif answer.stopped:
+        show("stopped")
+    else:
+        say(f"no daemon at {answer.address}")
+    return 1 if needed else 0
+
+
+async def _ask(options: argparse.Namespace) -> _Answer:
+    answer = _Answer(address_of(options))
     try:
         async with reached(options) as client:
-            with _process(address, (await client.vitals()).pid) as handle:
+            answer.pid = (await client.vitals()).pid
+            with _process(answer.address, answer.pid) as handle:
                 try:
                     await client.control()
                 except ServerInUse:
                     if not options.force:
-                        raise CrushliteError(await _keepers(client)) from None
+                        await _look(client, answer)
+                        return answer
                     _terminate(handle)
                 await _until_gone(options, handle)
+                answer.stopped = True
     except ConnectionFailed as error:
         if error.reached:
             raise
-        say(f"no daemon at {address}")
-        return 0
-    show("stopped")
-    return 0
+    return answer
 
 
 async def _until_gone(options: argparse.Namespace, handle: int | None) -> None:
@@ -102,26 +138,26 @@ async def _until_gone(options: argparse.Namespace, handle: int | None) -> None:
 # What keeps it ----------------------------------------------------------------------------------
 
 
-async def _keepers(client: Client) -> str:
-    lines = ["the daemon is needed and stays:"]
+async def _look(client: Client, answer: _Answer) -> None:
     for info in await client.workspaces():
         try:
-            lines.append(f"  {one_line(info.path)}: {await _keeper(client.attach(info))}")
+            runs = await client.attach(info).runs()
         except NotFound:
-            pass  # closed since it was listed
-    health = await client.vitals()
-    lines.append(
-        f"{count(health.clients, 'client')} in all. Close them or wait, then try again; "
-        "or cancel what runs and end it: crushlite stop --force"
-    )
+            continue  # closed since it was listed
+        live = [run.run_id for run in runs if run.state != "ended"]
+        answer.workspaces.append(_Keeper(info.path, live))
+    answer.clients = (await client.vitals()).clients
+
+
+def _explained(answer: _Answer) -> str:
+    lines = ["the daemon is needed and stays:"]
+    for keeper in answer.workspaces:
+        ids = ", ".join(run_id[:SHORT] for run_id in keeper.runs)
+        runs = f"{count(len(keeper.runs), 'run')} ({ids})" if ids else ""
+        lines.append(f"  {one_line(keeper.path)}: {runs or 'open in a client, nothing runs'}")
+    clients = f"close its {count(answer.clients, 'client')} or " if answer.clients else ""
+    lines.append(f"{clients}wait, then try again; or cancel what runs: crushlite stop --force")
     return "\n".join(lines)
-
-
-async def _keeper(workspace: RemoteWorkspace) -> str:
-    live = [info for info in await workspace.runs() if info.state != "ended"]
-    if not live:
-        return "open in a client, nothing runs"
-    return f"{count(len(live), 'run')} ({', '.join(info.run_id[:SHORT] for info in live)})"
 
 
 # Its process ------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from crushlite.cli.common import (
     show_json,
 )
 from crushlite.cli.lookup import SHORT, choose
+from crushlite.cli.person import agreed
 from crushlite.cli.render import count, visible
 from crushlite.errors import Conflict, CrushliteError, RunNotFound, UsageError
 
@@ -43,7 +44,7 @@ changed later, and commits: git's own folder is left alone. An undo can be undon
 EXAMPLES = """\
   crushlite undo --dry-run    # only the diff
   crushlite undo              # asks first
-  crushlite undo 3f2a --yes   # the run that begins so; `crushlite runs` lists them
+  crushlite undo 3f2a --yes   # a run, as `crushlite runs` lists it
 """
 
 
@@ -80,7 +81,8 @@ async def _undo(options: argparse.Namespace) -> int:
             raise Conflict("nothing was changed; --partial puts back the other files")
         if not todo:
             raise Conflict(f"there is nothing to put back in run {run_id}")
-        if not options.yes and not _agreed(len(todo)):
+        question = f"Put back {count(len(todo), 'file')}?"
+        if not options.yes and not await agreed(workspace, question):
             say("nothing was changed")
             return 1
         answer = await workspace.undo(run_id, partial=options.partial)
@@ -104,13 +106,6 @@ async def _find(workspace: RemoteWorkspace, given: str) -> str:
     if not left:
         raise CrushliteError(f"no run in {workspace.info.path} changed files that are not undone")
     return left[-1]
-
-
-def _agreed(number: int) -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError("nobody is there to ask: add --yes")
-    print(f"Put back {count(number, 'file')}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 # The diff ---------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "web"]
 
 EXAMPLES = """\
-  crushlite web                      # of this directory, in the default browser
-  crushlite web --no-open            # only print the address, for another browser
-  crushlite web --port 4180          # at a port that stays the same, so that open tabs go on"""
+  crushlite web                # of this directory, in the default browser
+  crushlite web --no-open      # print the address, for another browser
+  crushlite web --port 4180    # a port that stays the same: open tabs go on"""
 
 
 def add_parser(commands: Any) -> None:

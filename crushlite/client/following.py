@@ -223,8 +223,16 @@ class RunStream:
             try:
                 return await self.workspace.remove(self.session_id, self.run_id)
             except (NotQueued, NotFound):
-                pass  # it is at work, or over
-        await self.workspace.cancel(self.session_id)
+                pass  # it is at work by now, or over
+        if await self._is_live():
+            await self.workspace.cancel(self.session_id)
+
+    async def _is_live(self) -> bool:
+        """One whose end is on its way to us must not cost its successor in the session."""
+        try:
+            return (await self.workspace.run(self.run_id)).state != "ended"
+        except NotFound:
+            return False  # gone, with its session
 
     # Beginning.
 
