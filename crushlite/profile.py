@@ -25,7 +25,7 @@ from crushlite.config import (
     put,
     take,
 )
-from crushlite.errors import BadRequest
+from crushlite.errors import BadRequest, StoreUnusable
 from crushlite.protocol.codec import encode
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Places:
     ) -> Places:
         """`data_dir`: if somebody decided on it already; else the files are asked."""
         env = _environment(env, roots)
-        wanted = data_dir or data_directory(workspace, env, roots) or workspace / OWN_DATA_DIR
+        wanted = data_dir or data_directory(workspace, env, roots) or _own_data_dir(workspace)
         return cls(workspace, env, roots, Path(os.path.realpath(wanted)), allow_commands)
 
     @property
@@ -98,6 +98,10 @@ class Places:
             roots=self.roots,
             instead=instead,
         )
+
+
+class _OutOfReach(Exception):
+    """What is about to be written would not reach the provider it is for."""
 
 
 class Profile:
@@ -157,15 +161,26 @@ class Profile:
             for name, value in values.items():
                 put(document, f"providers.{ident}.{name}", value)
 
-        changed = self._change(wanted.scope, edit)
-        provider = self.places.load().providers.get(wanted.provider_id)
-        if provider is not None and provider.api_key != token and wanted.scope == 0:
-            # A provider that the project brought gets nothing from the user's file, so that no
-            # project can draw a key to itself. Here a person gave it a key: it goes to its file.
-            changed |= self._change(1, edit)
-        return changed
+        def arrives(config: Config) -> None:
+            provider = config.providers.get(wanted.provider_id)
+            if provider is not None and provider.api_key != token:
+                raise _OutOfReach
 
-    def _change(self, scope: int, edit: Callable[[dict[str, Any]], None]) -> bool:
+        if wanted.scope == 0:
+            try:
+                return self._change(0, edit, arrives)
+            except _OutOfReach:
+                # A provider that the project brought gets nothing from the user's file, so that no
+                # project can draw a key to itself. Here a person gave it one: it goes to its file.
+                return self._change(1, edit)
+        return self._change(wanted.scope, edit)
+
+    def _change(
+        self,
+        scope: int,
+        edit: Callable[[dict[str, Any]], None],
+        check: Callable[[Config], None] = lambda config: None,
+    ) -> bool:
         file = self.places.file(scope)
 
         def accept(document: dict[str, Any]) -> None:
@@ -174,8 +189,21 @@ class Profile:
             for warning in config.warnings if scope else ():
                 if " is ignored: " in warning and warning not in self.config.warnings:
                     raise ConfigError(f"{warning}; the user's own file is scope 0")
+            check(config)
 
         return change(file, edit, accept)
+
+
+def _own_data_dir(workspace: Path) -> Path:
+    """Inside the project. It may have come with a clone, as a link to anywhere."""
+    folder = workspace / OWN_DATA_DIR
+    real = Path(os.path.realpath(folder))
+    if not real.is_relative_to(os.path.realpath(workspace)):
+        raise StoreUnusable(
+            f"{folder} leads out of the project, to {real}: remove the link, or choose that data "
+            "directory with --data-dir"
+        )
+    return real
 
 
 def _credentials(wanted: ProviderKey) -> tuple[str, dict[str, Any]]:

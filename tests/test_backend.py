@@ -324,6 +324,30 @@ class PathTests(BackendTestCase):
         self.assertEqual((self.backend.everything(), self.backend.claims.pending), ([], 0))
         self.assertEqual(file.read_text(), "no directory")
 
+    async def test_what_a_clone_links_to_is_neither_written_nor_made(self) -> None:
+        """A repository may bring a data directory with it, and links in place of its files."""
+        data, victim = self.project / ".crushlite", self.root / "authorized_keys"
+        victim.write_text("precious")
+        names = ("crushlite.lock", "crushlite.db", "crushlite.db-wal", "crushlite.db-shm")
+        for name in (*names, "crushlite.db-journal"):
+            for target in (victim, self.root / "nothing"):
+                data.mkdir()
+                (data / name).symlink_to(target)
+                with self.subTest(name, target=target), self.assertRaises(StoreUnusable) as refused:
+                    await self.create()
+                self.assertIn(str(data / name), refused.exception.message)
+                self.assertEqual(victim.read_text(), "precious")
+                shutil.rmtree(data)
+        data.symlink_to(self.root / "nothing")
+        with self.assertRaises(StoreUnusable) as refused:
+            await self.create()
+        self.assertIn("leads out of the project", refused.exception.message)
+        self.assertEqual(sorted(os.listdir(self.root)), ["authorized_keys", "project"])
+        (self.project / "inside").mkdir()
+        data.unlink()
+        data.symlink_to("inside")
+        self.assertEqual((await self.create()).data_dir, str(self.project / "inside"))
+
     async def test_the_owner_of_a_locked_directory_is_named_and_others_are_untouched(self) -> None:
         mine = await self.create(self.root / "mine")
         async with another_owner(self.project / ".crushlite") as pid:
@@ -358,7 +382,13 @@ class JoinTests(BackendTestCase):
         self.assertEqual(again.env, ["TOKEN=anna"])
         (hosted,) = self.backend.everything()
         self.assertEqual(self.backend.describe(hosted).env, [])
-        self.assertEqual(dict(hosted.workspace.home.env), {"TOKEN": "anna"})
+        # It is no whole environment, so it adds to the daemon's own.
+        self.assertEqual(dict(hosted.workspace.home.env), {**os.environ, "TOKEN": "anna"})
+
+    async def test_a_whole_environment_stands_for_itself(self) -> None:
+        await self.create(env=["TOKEN=anna", "PATH=/bin"])
+        (hosted,) = self.backend.everything()
+        self.assertEqual(dict(hosted.workspace.home.env), {"TOKEN": "anna", "PATH": "/bin"})
 
     async def test_other_channels_are_refused_without_a_claim(self) -> None:
         first = await self.create(channels=["a", "b"])

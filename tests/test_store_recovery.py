@@ -116,6 +116,13 @@ class PromptTests(RecoveryCase):
         self.assertEqual(get_run(self.conn, "", "r1").user_message_id, user.id)
         self.check_run("r1", assistant.id)
 
+    def test_the_times_of_a_recovered_history_go_up(self) -> None:
+        self.accept("r1")
+        self.accept("r2")
+        self.recover()
+        times = [message.created_at for message in self.history()]
+        self.assertEqual(times, [1_000, 2_000, 2_000, 2_000])
+
     def test_attachments_move_from_the_row_into_the_message(self) -> None:
         files = [
             Attachment("Zm9v", "dir/notes.txt", "notes.txt", "text/plain"),

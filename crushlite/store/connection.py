@@ -61,6 +61,7 @@ def configure(conn: sqlite3.Connection) -> None:
     """What the read-write connection relies on, whatever factory opened it."""
     conn.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
     conn.execute("PRAGMA foreign_keys = ON")
+    conn.execute("PRAGMA trusted_schema = OFF")  # the file may have come with a clone
     (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         # Without it a reader and the writer would lock each other out.

@@ -8,17 +8,21 @@ The file's first line is the owner's pid, for the message only: the flock decide
 note to the next owner. `open BOOT` says that the database holds data and in which boot of the
 machine it was written to; `closed SIZE MTIME` says that it was closed in order, and what the file
 then looked like.
+
+A project may come with a data directory in it, and what stands there may be a link. Nothing is
+written through one: a clone must not decide which of its user's files are overwritten.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from crushlite.errors import DataDirectoryInUse
+from crushlite.errors import DataDirectoryInUse, StoreUnusable
 
 __all__ = [
     "DirectoryLock",
@@ -27,11 +31,14 @@ __all__ = [
     "is_owned",
     "last_note",
     "make_directory",
+    "refuse_links",
     "sync_directory",
     "this_boot",
 ]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # where there is none every boot is unknown: ''
+_SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATIENCE = 0.5  # seconds for an owner that has the lock to write who it is
 
 
@@ -46,12 +53,28 @@ def make_directory(path: Path) -> None:
     sync_directory(path.parent)
 
 
+def refuse_links(database: Path) -> None:
+    """Raise StoreUnusable if something that is about to be written is not a plain file."""
+    files = [database.with_name(database.name + suffix) for suffix in _SIDE_FILES]
+    for file in [database.with_name("crushlite.lock"), *files]:
+        try:
+            mode = file.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode):
+            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a plain file"
+            raise StoreUnusable(
+                f"{file} is {what}, which is not written to: remove it, or choose another data "
+                "directory with --data-dir"
+            )
+
+
 def create_database_file(path: Path) -> None:
     """Create an empty file that only its owner may read, in a directory that others may see too.
     SQLite gives its side files the same mode."""
     if path.exists():
         return
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.close(os.open(path, _FLAGS, 0o600))
     sync_directory(path.parent)
 
 
@@ -123,7 +146,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         path = directory / "crushlite.lock"
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(path, _FLAGS, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             line = self._lines()[1]

@@ -102,13 +102,25 @@ def _restore_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, now: floa
     """Write the user message if it is missing; return its position."""
     position = position_of(conn, scope, row.user_message_id)
     if position is None:
-        message = _message(row.session_id, "user", int(row.accepted_at or now))
+        # Not before what stands ahead of it by now, the marker of an earlier run for one: the
+        # times of a list go up.
+        at = max(int(row.accepted_at or now), _last_time(conn, scope, row.session_id))
+        message = _message(row.session_id, "user", at)
         message.parts = [TextPart(row.prompt), *_binaries(row.attachments), FinishPart("stop")]
         message.id = row.user_message_id or message.id
         start_run(conn, scope, row.run_id, message, now)
         position = position_of(conn, scope, message.id)
     assert position is not None
     return position
+
+
+def _last_time(conn: sqlite3.Connection, scope: str, sid: str) -> int:
+    last = conn.execute(
+        "SELECT created_at FROM messages WHERE scope = ? AND session_id = ? "
+        "ORDER BY position DESC, seq DESC LIMIT 1",
+        (scope, sid),
+    ).fetchone()
+    return 0 if last is None else int(last[0])
 
 
 def _binaries(attachments: str | None) -> list[Part]:

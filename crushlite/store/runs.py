@@ -161,6 +161,7 @@ def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str)
         """
         SELECT 1 FROM runs
         WHERE scope = :scope AND session_id = :sid AND coalesce(outcome, '') != 'cleared'
+            AND trim(prompt, char(9, 10, 11, 12, 13, 32)) != ''
             AND seq < (SELECT seq FROM runs WHERE scope = :scope AND run_id = :run_id)
         LIMIT 1
         """,

@@ -30,7 +30,12 @@ from crushlite.store.connection import (
     transaction,
     translated,
 )
-from crushlite.store.directory import DirectoryLock, create_database_file, make_directory
+from crushlite.store.directory import (
+    DirectoryLock,
+    create_database_file,
+    make_directory,
+    refuse_links,
+)
 from crushlite.store.executor import Executor, ThreadExecutor
 from crushlite.store.health import Health
 from crushlite.store.inspection import damaged, inspect_owned, no_litter
@@ -258,6 +263,7 @@ class Stores:
     def _prepare(self, path: Path) -> _Opened:
         with translated(path):
             make_directory(path.parent)
+            refuse_links(path)
             lock = DirectoryLock(path.parent)
             try:
                 with no_litter(path):
