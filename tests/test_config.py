@@ -411,16 +411,16 @@ class ExpansionTests(ConfigCase):
             with self.subTest(text):
                 self.assertEqual(self.key(text, env), value)
 
-    def test_a_required_variable_fails_with_its_message(self) -> None:
+    def test_without_a_required_variable_its_provider_is_left_out_with_the_message(self) -> None:
         for text, words in (
             ("${NONE:?run login}", "NONE is not set: run login"),
             ("${N:?}", "N is"),
         ):
-            self.write("global", {"providers": {"lab": LAB | {"api_key": text}}})
-            message = self.refused()
-            self.assertIn(words, message)
-            self.assertIn(str(self.places["global"]), message)
-            self.assertIn("providers.lab.api_key", message)
+            self.write("global", {"providers": {"lab": LAB | {"api_key": text}, "b": LAB}})
+            config = self.load({})
+            self.assertEqual(set(config.providers), {"b"})
+            place = str(self.places["global"])
+            self.assert_warned(config, words, place, "providers.lab.api_key")
 
     def test_what_cannot_be_read_as_an_expansion_is_an_error(self) -> None:
         nested = "${A:-" * 9 + "x" + "}" * 9
@@ -510,13 +510,15 @@ class CommandTests(ConfigCase):
         os.mkfifo(fifo)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, reader)
-        self.lab(f"$(sleep 60 > {fifo} & echo > {fifo}; sleep 60)")
-        with mock.patch.object(expand, "COMMAND_SECONDS", 0.3):
+        # It is ended for its flood, and not before its child has the fifo: no time is too short.
+        child = f"(echo; : > {self.base}/begun; exec sleep 60) > {fifo}"
+        self.lab(f"$({child} & until [ -e {self.base}/begun ]; do sleep 0.01; done; yes)")
+        with mock.patch.object(expand, "COMMAND_SECONDS", 30.0):
             self.refused({"PATH": os.defpath}, commands=True)
         self.assertEqual(os.read(reader, 9), b"\n")
         poll = select.poll()
         poll.register(reader, 0)  # hang-ups only: no writer is left
-        self.assertEqual(poll.poll(10_000), [(reader, select.POLLHUP)])
+        self.assertEqual(poll.poll(30_000), [(reader, select.POLLHUP)])
 
     def test_no_shell_is_an_error_too(self) -> None:
         self.lab("$(echo x)")
@@ -1057,6 +1059,25 @@ class ProjectVariableTests(ConfigCase):
         self.write("own", {"permissions": {"project_variables": ["LAB_KEY"]}})
         self.assertEqual(self.expand("$LAB_KEY")[1], {"k1"})
         self.assertEqual(self.expand("$GITHUB_TOKEN")[1], {""})
+
+    def test_a_server_on_this_machine_gets_them_and_runs_no_command(self) -> None:
+        for host in ("127.0.0.1:8000", "localhost", "[::1]:1", "127.0.0.1.evil.example", "::1.x"):
+            local = not host.endswith((".example", ".x"))
+            own: JSONObject = {"base_url": f"http://{host}/v1", "api_key": "$LAB_KEY"}
+            own |= {"models": [MODEL], "extra_headers": {"X-A": "Bearer $PLAIN"}}
+            self.write("project", {"providers": {"own": own}})
+            provider = self.load(self.ENV).providers.get("own")
+            with self.subTest(host):
+                if local:
+                    assert provider is not None
+                    sent = f"Bearer {self.ENV['PLAIN']}"
+                    self.assertEqual(provider.api_key, self.ENV["LAB_KEY"])
+                    self.assertEqual(provider.extra_headers, {"X-A": sent})
+                elif provider is not None:
+                    self.assertEqual(provider.api_key, "")
+                    self.assertNotIn(self.ENV["PLAIN"], str(provider.extra_headers))
+            self.write("project", {"providers": {"own": own | {"api_key": "$(echo k)"}}})
+            self.assertNotIn("own", self.load(self.ENV, commands=True).providers)
 
     def test_the_user_s_own_files_get_them_all(self) -> None:
         for name in self.SECRET - {"HIDDEN_IN"}:

@@ -58,6 +58,15 @@ class OfflineTests(OfflineCase):
         done = await self.ask("hello, world")
         self.assertEqual((done["text"], done["error"]), ("You said: hello, world\n", None))
 
+    async def test_who_did_not_ask_for_it_learns_why_it_answers(self) -> None:
+        async with LocalDaemon(OfflineAgent(pace=0, why="no key is set")) as daemon:
+            anna = await daemon.join()
+            await anna.prompt(await anna.session(), "hello")
+            ended = await anna.events.wait_for("run_complete")
+        self.assertTrue(ended["text"].startswith("You said: hello\n"))
+        self.assertIn("no key is set", ended["text"])
+        self.assertIn("crushlite doctor", ended["text"])
+
     async def test_a_quote_keeps_every_character(self) -> None:
         text = "a  b\tc\u2028d\x0ce\n\nnext\r\nline /help"
         self.assertEqual((await self.ask(text))["text"], f"You said: {text}\n")

@@ -11,8 +11,9 @@ from unittest import mock
 from crushlite.agent.providers.anthropic import AnthropicProvider
 from crushlite.agent.providers.base import ChatMessage, ModelRequest, ProviderError, Text
 from crushlite.agent.providers.openai import OpenAIProvider
-from crushlite.agent.proxies import Proxies, is_loopback, proxies_of
+from crushlite.agent.proxies import Proxies, proxies_of
 from crushlite.clock import SystemClock
+from crushlite.config.addresses import is_loopback
 from crushlite.errors import BadRequest
 from crushlite.testing.model import End, FakeModel, Say
 from tests.helpers import BoundedTestCase

@@ -62,7 +62,7 @@ def _chosen(path: Path, env: Mapping[str, str], config: Config, clock: Clock) ->
         return coder(path, env, config, clock)
     from crushlite.agent.offline import OfflineAgent
 
-    return Agent(OfflineAgent())
+    return Agent(OfflineAgent(why=choice.reason.removeprefix("offline: ")))
 
 
 def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> Agent | None:

@@ -43,8 +43,9 @@ Any number of directives may follow each other, one to a line."""
 
 
 class OfflineAgent:
-    def __init__(self, *, pace: float = 0.02) -> None:
+    def __init__(self, *, pace: float = 0.02, why: str = "") -> None:
         self._pace = pace  # seconds between two pieces, so that streaming can be seen
+        self._why = why  # it answers, if nobody asked for it
 
     def info(self) -> Info:
         return Info(
@@ -92,6 +93,8 @@ class OfflineAgent:
         text = "\n".join(lines).strip()
         if text:
             await self._stream(turn, f"You said: {text}\n")
+            if self._why:
+                await turn.say(f"\nNo model: {self._why}. `crushlite doctor` says what to do.\n")
 
     async def _stream(self, turn: Turn, text: str) -> None:
         for word in re.findall(r"\S*\s+|\S+", text):

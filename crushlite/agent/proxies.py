@@ -14,13 +14,14 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from crushlite.config.addresses import ip_address, is_loopback
 from crushlite.errors import BadRequest
 from crushlite.http.tunnel import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NO_PROXIES", "Proxies", "is_loopback", "proxies_of"]
+__all__ = ["NO_PROXIES", "Proxies", "proxies_of"]
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _PORTS = {"http": 80, "https": 443}
@@ -57,30 +58,13 @@ def _first(env: Mapping[str, str], *names: str) -> tuple[str, str]:
     return "", ""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host, as it is written, is this machine."""
-    name = host.lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    address = _address(name)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return address is not None and (mapped or address).is_loopback
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return None
-
-
 def _covers(entry: str, host: str, port: int) -> bool:
     """An entry of NO_PROXY: `*`, a name that stands for all below it too, an address, a network of
     addresses, each but the first and the last with or without a port."""
     if entry == "*":
         return True
     if "/" in entry:
-        address = _address(host)
+        address = ip_address(host)
         try:
             return address is not None and address in ipaddress.ip_network(entry, strict=False)
         except ValueError:
@@ -90,8 +74,8 @@ def _covers(entry: str, host: str, port: int) -> bool:
         if int(number) != port:
             return False
         entry = name
-    if (wanted := _address(entry)) is not None:
-        return wanted == _address(host)
+    if (wanted := ip_address(entry)) is not None:
+        return wanted == ip_address(host)
     entry = entry.removeprefix("*").strip(".")
     return bool(entry) and (host == entry or host.endswith(f".{entry}"))
 

@@ -10,7 +10,8 @@ In the files of a project
     use for a key or a header, counts as unset: the project decides where the value would be sent.
     It does not matter in which field, because a key goes to the project's host as surely as a
     part of its address. The user lifts this for one variable by naming it in
-    `permissions.project_variables` of a file of his own.
+    `permissions.project_variables` of a file of his own. A key or header for a server on this
+    machine gets what it asks for: there the value does not leave.
 """
 
 from __future__ import annotations
@@ -94,15 +95,16 @@ class Expander:
     def variable(self, name: str) -> str:
         return self._env.get(f"CRUSH_{name}", self._env.get(name, ""))
 
-    def expand(self, text: str, source: Source, where: str) -> str:
-        """Raise ConfigError if the text is wrong, Refused if it is not for this file."""
-        return _Expansion(self, source, where).expand(text, MAX_NESTING)
+    def expand(self, text: str, source: Source, where: str, *, stays: bool = False) -> str:
+        """`stays`: the value does not leave this machine. Raise ConfigError if the text is wrong,
+        Refused if it is not for this file."""
+        return _Expansion(self, source, where, stays).expand(text, MAX_NESTING)
 
-    def looked_up(self, name: str, source: Source, where: str) -> str:
+    def looked_up(self, name: str, source: Source, where: str, stays: bool) -> str:
         value = self.variable(name)
         if not value:
             return ""
-        asks = not source.trusted and name not in self._shared
+        asks = not (source.trusted or stays or name in self._shared)
         if asks and self._is_secret(name, value):
             self._warn(
                 f"{source.path}: {where}: ${name} counts as unset: it may be a secret, and project "
@@ -145,10 +147,11 @@ class Expander:
 class _Expansion:
     """One value of one file."""
 
-    def __init__(self, expander: Expander, source: Source, where: str) -> None:
+    def __init__(self, expander: Expander, source: Source, where: str, stays: bool) -> None:
         self._expander = expander
         self._source = source
         self._where = where
+        self._stays = stays
 
     def expand(self, text: str, nesting: int) -> str:
         if not nesting:
@@ -177,11 +180,14 @@ class _Expansion:
         if value := self._lookup(name):
             return value
         if operator == ":?":
-            raise self._error(f"{name} is not set{': ' if rest else ''}{ascii(rest[:200])[1:-1]}")
+            # The provider goes, not the workspace: a client that comes back after a restart may
+            # not have its variables with it.
+            said = f": {ascii(rest[:200])[1:-1]}" if rest else ""
+            raise Refused(f"{self._where}: {name} is not set{said}")
         return self.expand(rest, nesting - 1) if operator else ""
 
     def _lookup(self, name: str) -> str:
-        return self._expander.looked_up(name, self._source, self._where)
+        return self._expander.looked_up(name, self._source, self._where, self._stays)
 
     def _end(self, text: str, at: int, opening: str) -> int:
         """Where the group closes. Quotes count in a command only, as they do in a shell."""

@@ -79,7 +79,8 @@ def _layers(
     instead: Mapping[Path, dict[str, Any]],
 ) -> Iterator[Layer]:
     for source in sources:
-        document = instead.get(source.path) or read(source, workspace, warn)
+        pending = instead.get(source.path)
+        document = pending if pending is not None else read(source, workspace, warn)
         if document is not None:
             check(document, source.path)
             yield source, document

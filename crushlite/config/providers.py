@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from crushlite.config.addresses import is_local
 from crushlite.config.catalogue import CATALOGUE, SUPPORTED_TYPES
 from crushlite.config.expand import Refused
 from crushlite.config.merge import spell
@@ -115,13 +116,15 @@ class Builder:
         discover = not models and section.get("discover_models") is not False
         if not models and not discover:
             raise Refused("it lists no models, and discover_models is false")
+        url = self._base_url(ident, known)
+        stays = is_local(url)
         return Provider(
             id=ident,
             name=section.get("name") or (known.name if known else ident),
             type=kind,
-            base_url=self._base_url(ident, known),
-            api_key=self._key(ident, known),
-            extra_headers=self._headers(ident, section.get("extra_headers") or {}),
+            base_url=url,
+            api_key=self._key(ident, known, stays),
+            extra_headers=self._headers(ident, section.get("extra_headers") or {}, stays),
             extra_body=section.get("extra_body") or {},
             provider_options=section.get("provider_options") or {},
             models=models,
@@ -142,9 +145,9 @@ class Builder:
             models[model.id] = model
         return tuple(dataclasses.replace(model) for model in models.values())
 
-    def _expanded(self, text: str, *path: str) -> str:
+    def _expanded(self, text: str, *path: str, stays: bool = False) -> str:
         source = self._source(*path)
-        value = self._expander.expand(text, source, spell(path)).strip()
+        value = self._expander.expand(text, source, spell(path), stays=stays).strip()
         if not (value.isascii() and (value.isprintable() or not value)):
             raise Refused(f"{path[-1]} holds a line break or another character not fit for HTTP")
         return value
@@ -171,10 +174,10 @@ class Builder:
             raise Refused("its base_url holds a user name; credentials belong in api_key")
         return url
 
-    def _key(self, ident: str, known: Known | None) -> str:
+    def _key(self, ident: str, known: Known | None, stays: bool) -> str:
         text = self._merged.get("providers", ident, "api_key")
         if text is not None:
-            key = self._expanded(text, "providers", ident, "api_key") if text else ""
+            key = self._expanded(text, "providers", ident, "api_key", stays=stays) if text else ""
         else:
             key = self._expander.variable(known.key).strip() if known else ""
             if not key.isascii() or (key and not key.isprintable()):
@@ -184,14 +187,14 @@ class Builder:
         self.secrets.add(key)
         return key
 
-    def _headers(self, ident: str, listed: dict[str, str]) -> dict[str, str]:
+    def _headers(self, ident: str, listed: dict[str, str], stays: bool) -> dict[str, str]:
         headers: dict[str, str] = {}
         for name, text in listed.items():
             path = ("providers", ident, "extra_headers", name)
             if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
                 self._warn(f"{self._source(*path).path}: {spell(path)} is no header to set")
                 continue
-            if value := self._expanded(text, *path):
+            if value := self._expanded(text, *path, stays=stays):
                 headers[name] = value
             if value and looks_secret(name, value):
                 self.secrets |= {value, value.rpartition(" ")[2]}
