@@ -202,6 +202,7 @@ class Backend:
         for warning in profile.config.warnings:
             log.warning("%s", warning)
         scope = str(key) if profile.places.shared else ""
+        env = _for_commands(env)
         store = await self._stores.open(profile.places.data_dir)
         try:
             workspace_id = str(uuid.uuid4())
@@ -274,8 +275,11 @@ class Backend:
         if request.data_dir:
             data_dir = path / request.data_dir
         commands = self._settings.allow_config_commands
-        places = Places.find(key, env, self._roots, data_dir=data_dir, allow_commands=commands)
-        return Profile(places)
+        try:
+            places = Places.find(key, env, self._roots, data_dir=data_dir, allow_commands=commands)
+            return Profile(places)
+        except ConfigError as error:
+            raise ConfigError(f"failed to initialize config: {error.message}") from None
 
     def _detached(self, workspace_id: str, run_id: str, began: bool) -> None:
         change = self.claims.run_began if began else self.claims.run_ended
@@ -485,3 +489,9 @@ def _environment(env: list[str] | None) -> Mapping[str, str]:
         return dict(os.environ)
     pairs = (entry.partition("=") for entry in env)
     return {name: value for name, found, value in pairs if name and found}
+
+
+def _for_commands(env: Mapping[str, str]) -> Mapping[str, str]:
+    """A client that does not send all of its environment, which has a PATH, adds to the daemon's:
+    a command could find nothing without one."""
+    return env if "PATH" in env else {**os.environ, **env}

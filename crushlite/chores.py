@@ -17,7 +17,7 @@ from crushlite.errors import BadRequest, CrushliteError, ProviderFailed, Session
 from crushlite.protocol.messages import FinishPart, Message, ShellCommandPart
 from crushlite.protocol.sessions import ShellAnswer
 from crushlite.runs import Outcome
-from crushlite.store import messages as message_rows, runs as run_rows, sessions as session_rows
+from crushlite.store import runs as run_rows, sessions as session_rows
 from crushlite.turn import Failure, LiveTurn
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 OUTPUT_CHARS = 100_000  # of a shell command, kept and shown
 TITLE_CHARS = 200
+PLAIN_TITLE_CHARS = 50  # of a prompt that titles its session itself
 END_SECONDS = 3.0  # for what was killed or canceled to be gone, before it is left behind
 
 
@@ -164,10 +165,27 @@ class Chores:
             )
             if session is not None:
                 services.hub.publish("updated", session)
+        except asyncio.CancelledError:
+            await self._title_plainly(session_id, text)
+            raise
         except CrushliteError as error:
             log.warning("session %s could not be titled: %s", session_id, error)
         except Exception:
             log.exception("session %s could not be titled", session_id)
+
+    async def _title_plainly(self, session_id: str, text: str) -> None:
+        """Titling was given up by a teardown, and no later prompt is the first one: the prompt's
+        own words are better than a placeholder for ever."""
+        services, words = self._services, " ".join(text.split())[:PLAIN_TITLE_CHARS]
+        now = services.clock.now()
+        try:
+            await services.store.submit(
+                lambda conn: session_rows.set_title(
+                    conn, services.scope, session_id, words, now, 0, 0, 0.0
+                )
+            )
+        except CrushliteError as error:
+            log.warning("session %s could not be titled: %s", session_id, error)
 
     # Shell commands ------------------------------------------------------------------------------
 
@@ -213,17 +231,18 @@ class Chores:
             created_at=now,
             updated_at=now,
         )
-        # The row first: only its insert knows whether the session is still there.
         try:
-            await services.store.submit(
-                lambda conn: message_rows.insert_message(conn, services.scope, message)
+            await services.store.read(
+                lambda conn: session_rows.get_session(conn, services.scope, session_id)
             )
+            # Told in its place in the order, as every message; a session that is deleted after this
+            # look takes it along. Writes are done in turn: after the next one it is on record.
+            services.transcript.create(message)
+            await services.store.submit(lambda conn: None)
         except SessionNotFound:
             return  # the command has had its effect; there is just nowhere to write it down
         except CrushliteError as error:
-            log.error("a shell command is not on record: %s", error)
-            return
-        services.hub.publish("created", message)
+            log.error("a shell command may not be on record: %s", error)
 
     def kill_shells(self, session_id: str) -> None:
         for shell in self._shells:

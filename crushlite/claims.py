@@ -221,6 +221,7 @@ class _Claim:
     # a blip of its stream, but a client that comes back after its grace starts anew.
     session: str | None = None
     interactive: bool | None = None
+    guessed: bool = False  # nobody said who it was that said so
 
 
 @dataclass(slots=True)
@@ -343,6 +344,8 @@ class Claims:
         if claim is None or not claim.streams:
             raise NotAttached("client not attached: open an event stream first")
         claim.session = session or None
+        if claim.guessed:  # only a client with a person says what it shows
+            claim.interactive = True
 
     def viewers(self, workspace: str, session: str) -> int:
         """How many clients with an open stream look at the session; two streams count once."""
@@ -355,12 +358,14 @@ class Claims:
         the newest one that has not said it yet is the best guess.
         """
         claims = self._live(workspace).claims
+        guessed = client is None
         if client is None:
             newest = list(reversed(claims))
             silent = [name for name in newest if claims[name].interactive is None]
             client = next(iter(silent + newest), "")
         if client in claims:
             claims[client].interactive = interactive
+            claims[client].guessed = guessed
 
     def interactive(self, workspace: str) -> bool:
         """Whether a person may be watching: some attached client has not denied it."""

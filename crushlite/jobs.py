@@ -75,6 +75,7 @@ def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
         attachments=tuple(prompt.attachments),
         max_cost=prompt.max_cost,
         max_steps=prompt.max_steps,
+        auto_approve=prompt.auto_approve,
     )
     return order, when_busy
 

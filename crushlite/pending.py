@@ -328,6 +328,7 @@ class Questions:
         unattended: float | None = None,
     ) -> None:
         self._publish = publish
+        self._used_ids: set[str] = set()
         self._desk: _Desk[QuestionBatch, list[QuestionResponse] | None] = _Desk(
             self._opened, self._closed, _Attendance(clock, interactive, unattended), None
         )
@@ -335,7 +336,7 @@ class Questions:
     async def ask(self, batch: QuestionBatch, run_id: str) -> list[QuestionResponse] | None:
         """Show a form and wait; None when it was dismissed."""
         check_questions(batch.questions)
-        questions = [replace(q, id=str(uuid.uuid4())) for q in batch.questions]
+        questions = [replace(q, id=self._fresh_id(q.id)) for q in batch.questions]
         stored = _sealed(replace(batch, id=str(uuid.uuid4()), questions=questions))
         if len(questions) > 1:
             stored.confirm_title = batch.confirm_title or "Send these answers?"
@@ -344,6 +345,13 @@ class Questions:
             )
         answers = await self._desk.wait(stored, "", run_id, None)
         return None if answers is None else _in_order(batch.questions, questions, answers)
+
+    def _fresh_id(self, given: str) -> str:
+        """The agent's own id, the first time. Clients find a batch by these, so one that comes
+        again must not draw a late answer to an earlier batch."""
+        fresh = given if given and given not in self._used_ids else str(uuid.uuid4())
+        self._used_ids.add(fresh)
+        return fresh
 
     def listed(self) -> list[QuestionBatch]:
         return [entry.request for entry in self._desk.open_entries()]

@@ -224,10 +224,13 @@ class Runner:
     def cancel(self, session_id: str) -> tuple[CancelReceipt, list[asyncio.Future[None]]]:
         """Cancel a session; returns the receipt, and what to wait for if the caller wants to."""
         self.chores.kill_shells(session_id)
+        was = {run_id: self._describe(job) for run_id, job in self._jobs.items()}
         canceled = self._runs.cancel(session_id)
         jobs = [self._jobs[run.run_id] for run, _ in canceled.receipt]
         self._perform(canceled.effects)
-        receipt = CancelReceipt([CanceledRun(run.run_id, was) for run, was in canceled.receipt])
+        receipt = CancelReceipt(
+            [CanceledRun(run.run_id, was[run.run_id]) for run, _ in canceled.receipt]
+        )
         return receipt, [job.published for job in jobs]
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:

@@ -278,9 +278,12 @@ class Runs:
         if self._closed:
             raise WorkspaceClosing("workspace closing: create it again and retry")
         if session_id in self._dropped:
-            raise SessionNotFound(f"session {session_id} is being deleted")
+            raise SessionNotFound(f"session {session_id} was deleted")
         if when_busy is WhenBusy.REJECT and self.busy(session_id):
-            raise SessionBusy(f"session {session_id} is busy: wait for its run or cancel it")
+            raise SessionBusy(
+                f"session is currently processing another request: {session_id} is busy, wait for "
+                "its run or cancel it"
+            )
         run = Run(session_id, run_id, when_busy, kind)
         self._lines.setdefault(session_id, []).append(run)
         self._by_id[run_id] = run

@@ -94,6 +94,7 @@ class Order:
     attachments: tuple[Attachment, ...] = ()
     max_cost: float | None = None
     max_steps: int | None = None
+    auto_approve: bool = False  # nobody is asked for permissions of this run
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class LiveTurn:
         self._close_calls(outcome)
         finish = self._finish
         if outcome is Outcome.CANCELED:
-            finish = FinishPart("canceled", message="Canceled by the user")
+            finish = FinishPart("canceled", message="User canceled request")
         elif outcome is Outcome.FAILED:
             failure = failure or Failure("The agent failed", "no reason was given")
             finish = FinishPart("error", message=failure.title, details=failure.detail)
@@ -213,7 +214,7 @@ class LiveTurn:
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "Error: the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "Error: the user cancelled this tool call"
+            reason = "Error: user cancelled assistant tool calling"
         elif outcome is Outcome.FAILED:
             reason = "Error: the turn failed before this tool call had a result"
         for call in list(self._calls.values()):
@@ -333,6 +334,8 @@ class LiveTurn:
         tool_call_id: str = "",
     ) -> Verdict:
         self._check()
+        if self._order.auto_approve:
+            return Verdict(True)
         request = PermissionRequest(
             session_id=self.session_id,
             tool_call_id=tool_call_id,

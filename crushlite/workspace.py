@@ -7,12 +7,13 @@ everything ends.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import uuid
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite.background import Jobs
 from crushlite.changes import Changes
@@ -27,7 +28,7 @@ from crushlite.turn import Services
 from crushlite.undo import Undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
     from pathlib import Path
 
     from crushlite.agent.base import Agent
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Home", "Ties", "Workspace"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TITLE_LENGTH = 1000  # characters: a title is a line in a list, not a document
 
@@ -118,6 +121,8 @@ class Workspace:
         self._undoing = Undoing(services.changes, home.store, home.scope)
         self.runs = Runner(services, agent, settings, ties.claim, home.endings)
         self.clock = clock
+        self._drain = settings.drain
+        self._errands: set[asyncio.Task[Any]] = set()  # a teardown waits for them
 
     @property
     def agent(self) -> Agent | None:
@@ -163,6 +168,9 @@ class Workspace:
 
     async def delete_session(self, session_id: str) -> None:
         """Cancel, wait until nothing of it runs, then remove it with all it owns."""
+        await self._errand(self._delete_session(session_id))
+
+    async def _delete_session(self, session_id: str) -> None:
         session: Session = await self._read(session_rows.get_session, session_id)
         family = [session_id, *await self._read(session_rows.child_ids, session_id)]
         for member in family:
@@ -214,9 +222,14 @@ class Workspace:
 
         def allowed(session_id: str) -> None:
             if self.runs.busy(session_id) and not dry_run:
-                raise SessionBusy(f"session {session_id} is busy: wait for its run or cancel it")
+                raise SessionBusy(
+                    f"session is currently processing another request: {session_id} is busy, wait "
+                    "for its run or cancel it"
+                )
 
-        return await self._undoing.undo(run_id, allowed, dry_run=dry_run, partial=partial)
+        return await self._errand(
+            self._undoing.undo(run_id, allowed, dry_run=dry_run, partial=partial)
+        )
 
     def _seen(self, session: Session) -> Session:
         session.is_busy = self.runs.busy(session.id)
@@ -240,11 +253,19 @@ class Workspace:
         """Runs and their endings first, then the streams, then the agent: any other order would
         lose the last words or write to a closed database."""
         await self.runs.close()
+        if self._errands:  # what a request has begun is carried out, whoever leaves meanwhile
+            await asyncio.wait(self._errands, timeout=self._drain)
         await self.runs.chores.close()
         await self.jobs.close()
         self.transcript.flush_all()
         self.hub.close()
         await self.runs.aclose()
+
+    async def _errand(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        return await asyncio.shield(task)
 
     # Inside --------------------------------------------------------------------------------------
 

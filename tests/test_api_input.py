@@ -42,7 +42,7 @@ from tests.helpers_http import replies
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
 
-SECONDS = 30.0
+SECONDS = 60.0
 MIB = 1 << 20
 W = "/v1/workspaces/{id}"
 
@@ -475,11 +475,11 @@ class Places(InputTestCase):
         run = (await self.anna.prompt(self.session)).json["run_id"]
         targets = (("GET", f"/runs/{run}"), ("POST", f"/agent/sessions/{self.session}/cancel"))
         for method, path in targets:
-            for value in ("x", "", "-1", "601", "nan", "inf", "1e9", "1,5", "0x1", "%20", "5s"):
+            for value in ("x", "", "-1", "nan", "inf", "1,5", "0x1", "%20", "5s"):
                 answer = await self.anna.call(method, f"{path}?wait={value}")
                 self.assertEqual(answer.status, 400, (path, value))
                 self.assertIn("wait", answer.json["message"])
-            for value in ("0", "0.001", "600", "1e2"):
+            for value in ("0", "0.001", "600", "1e2", "601", "1e9"):
                 answer = await self.anna.call(method, f"{path}?wait={value}")
                 self.assertEqual(answer.status, 200, (path, value))
 

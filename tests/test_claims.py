@@ -881,6 +881,19 @@ class InteractiveTest(ClaimsCase):
         self.do("retire", "A")
         self.assertTrue(self.interactive())
 
+    def test_who_shows_a_session_is_a_person_unless_it_said_otherwise_by_name(self) -> None:
+        self.open("W", "UI")
+        self.open("W", "script")
+        self.do("say_interactive", "W", None, True)  # the UI, but the guess is the newest
+        self.do("say_interactive", "W", None, False)  # the script, guessed to be the UI
+        self.do("retire", "script")
+        self.assertFalse(self.interactive())
+        self.do("look", "W", "UI", "S1")
+        self.assertTrue(self.interactive())
+        self.do("say_interactive", "W", "UI", False)
+        self.do("look", "W", "UI", "S2")
+        self.assertFalse(self.interactive())
+
     def test_nobody_to_say_it_for(self) -> None:
         self.refused(WorkspaceNotFound, "say_interactive", "W", None, False)
         self.open("W", "A")
@@ -1026,6 +1039,7 @@ class Walk:
         self.world = World.begun(Graces(detach=self.random.choice((10.0, 0.0)), idle=idle))
         self.looks: dict[Pair, str] = {}
         self.said: dict[Pair, bool] = {}
+        self.guessed: set[Pair] = set()
 
     def pick(self) -> Op:
         """Mostly the calls of a usual life; what ends the server or a client for good is rare."""
@@ -1064,13 +1078,20 @@ class Walk:
         except CrushliteError:
             return
         if name == "look":
-            self.looks[str(args[0]), str(args[1])] = str(args[2])
+            looker = str(args[0]), str(args[1])
+            self.looks[looker] = str(args[2])
+            if looker in self.guessed:
+                self.said[looker] = True
         if speaker is not None:
             self.said[speaker] = bool(args[2])
+            self.guessed.discard(speaker)
+            if args[1] is None:
+                self.guessed.add(speaker)
         for pair in {*self.looks, *self.said}:
             if self.world.state(*pair) == "NONE":
                 self.looks.pop(pair, None)
                 self.said.pop(pair, None)
+                self.guessed.discard(pair)
 
     def speaker(self, args: list[object]) -> Pair | None:
         workspace, client = str(args[0]), args[1]

@@ -226,13 +226,15 @@ class RequestTests(ClientTestCase):
                 detach=True,
                 max_cost=0.5,
                 max_steps=0,
+                auto_approve=True,
             )
         )
         body = json.loads(self.requests[0].body)
         attached = body.pop("attachments")
         self.assertEqual(attached[0]["mime_type"], "image/png")
         wanted = {"session_id": "s1", "prompt": "hi", "run_id": "r1", "when_busy": "queue"}
-        self.assertEqual(body, {**wanted, "detach": True, "max_cost": 0.5, "max_steps": 0})
+        limits = {"detach": True, "max_cost": 0.5, "max_steps": 0, "auto_approve": True}
+        self.assertEqual(body, wanted | limits)
 
     async def exchange_with(self, call: Any, target: str, sent: Any, result: Any) -> None:
         """Make one call of a workspace: what goes out, and what is made of the answer."""

@@ -97,9 +97,13 @@ async def agent_session(context: Context, request: Request) -> Response:
 
 
 async def cancel(context: Context, request: Request) -> Response:
+    """Carried out whatever else is wrong with the request: a cancel is never lost."""
     workspace = context.workspace(request)
-    wait = seconds(request)
     receipt, endings = workspace.runs.cancel(request.params["sid"])
+    try:
+        wait = seconds(request)
+    except BadRequest as error:
+        raise BadRequest(f"{error.message}; the cancel was carried out") from None
     if wait and endings:
         await within(workspace.clock, asyncio.gather(*endings), wait)
     return answer(receipt)

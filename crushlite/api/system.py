@@ -105,7 +105,9 @@ async def control(context: Context, request: Request) -> Response:
     if wanted.command not in ("shutdown", "shutdown_if_idle"):
         raise BadRequest(f"unknown command {wanted.command!r}: use shutdown_if_idle or shutdown")
     if request.peer.kind == "unix" and wanted.client != "crushlite":
-        raise ServerInUse('the server stays: add "client":"crushlite" to ask it to leave')
+        hosting = bool(context.backend.everything())
+        reason = "server is hosting live workspaces" if hosting else "the server stays"
+        raise ServerInUse(f'{reason}: add "client":"crushlite" to ask an idle one to leave')
     context.backend.shutdown_if_idle()
     return EMPTY
 

@@ -121,12 +121,14 @@ class RemoteWorkspace:
         detach: bool = False,
         max_cost: float | None = None,
         max_steps: int | None = None,
+        auto_approve: bool = False,
     ) -> Accepted:
         """Returns when the daemon has promised the prompt. With a `run_id` it is safe to send
         again: the same prompt under the same id is the same run."""
         request = Prompt(session_id, text, run_id=run_id or "", attachments=list(attachments))
         request.when_busy, request.detach = when_busy, detach
         request.max_cost, request.max_steps = max_cost, max_steps
+        request.auto_approve = auto_approve
         return await self._wire.ask(Accepted, "POST", self._at("agent"), request)
 
     # Sessions.

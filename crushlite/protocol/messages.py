@@ -200,7 +200,7 @@ class Attachment:
 
 @dataclass(slots=True)
 class Prompt:
-    """Body of `POST W/agent`; the last four are crushlite's own."""
+    """Body of `POST W/agent`; the last five are crushlite's own."""
 
     session_id: str = ""
     prompt: str = ""
@@ -210,3 +210,4 @@ class Prompt:
     detach: bool = omitted(False)
     max_cost: float | None = omitted(None)
     max_steps: int | None = omitted(None)
+    auto_approve: bool = omitted(False)
