@@ -364,8 +364,7 @@ class Claims:
             silent = [name for name in newest if claims[name].interactive is None]
             client = next(iter(silent + newest), "")
         if client in claims:
-            claims[client].interactive = interactive
-            claims[client].guessed = guessed
+            claims[client].interactive, claims[client].guessed = interactive, guessed
 
     def interactive(self, workspace: str) -> bool:
         """Whether a person may be watching: some attached client has not denied it."""

@@ -226,12 +226,10 @@ class Runner:
         self.chores.kill_shells(session_id)
         was = {run_id: self._describe(job) for run_id, job in self._jobs.items()}
         canceled = self._runs.cancel(session_id)
-        jobs = [self._jobs[run.run_id] for run, _ in canceled.receipt]
+        hit = [run.run_id for run, _ in canceled.receipt]
+        endings = [self._jobs[run_id].published for run_id in hit]
         self._perform(canceled.effects)
-        receipt = CancelReceipt(
-            [CanceledRun(run.run_id, was[run.run_id]) for run, _ in canceled.receipt]
-        )
-        return receipt, [job.published for job in jobs]
+        return CancelReceipt([CanceledRun(run_id, was[run_id]) for run_id in hit]), endings
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:
         return [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-LIMIT = 60.0  # seconds: far above what anything takes, so that only a hang reaches it
+LIMIT = 120.0  # seconds: far above what anything takes, so that only a hang reaches it
 
 
 def limited_test(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:

@@ -13,7 +13,9 @@ import os
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from crushlite import chores, turn
 from crushlite.agent.build import coder
 from crushlite.clock import SystemClock
 from crushlite.settings import Settings
@@ -157,6 +159,10 @@ class CoderTestCase(BoundedTestCase):
         self.configure()
         self.daemon = await self.enterAsyncContext(daemon)
         self.project = self.daemon.root / "project"
+        # What was killed is waited for as long as it takes: on a busy machine that may be more
+        # than the few seconds after which a user is better served without.
+        for module, name in ((turn, "COMMAND_SECONDS"), (chores, "END_SECONDS")):
+            self.enterContext(mock.patch.object(module, name, LIMIT / 2))
 
     def make_clock(self) -> Clock | None:
         return None

@@ -35,7 +35,7 @@ __all__ = [
     "together",
 ]
 
-PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
+PATIENCE = 60.0  # seconds: far above what anything takes, so that only a hang reaches it
 IDLE_CONNECTIONS = 2  # per host
 IDLE_SECONDS = 90.0
 LINE_LIMIT = 1 << 27  # the client has none

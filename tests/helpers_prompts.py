@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "Gate", "PromptTestCase", "gated", "reach", "shape", "stubborn", "until"]
 
-PATIENCE = 20.0  # seconds: only a hang reaches it
+PATIENCE = 60.0  # seconds: only a hang reaches it
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

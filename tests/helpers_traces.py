@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 FOLDER = Path(__file__).parent / "traces"
-PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
+PATIENCE = 60.0  # seconds: far above what anything takes, so that only a hang reaches it
 GO = (("User-Agent", "Go-http-client/1.1"), ("Accept-Encoding", "gzip"))
 JSON_BODY = ("Content-Type", "application/json")
 STREAM = (("Accept", "text/event-stream"), ("Cache-Control", "no-cache"))

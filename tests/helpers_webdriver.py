@@ -21,7 +21,7 @@ from typing import Any
 
 __all__ = ["Browser", "Window"]
 
-PATIENCE = 15.0  # seconds for a condition in a page
+PATIENCE = 60.0  # seconds for a condition in a page
 ANSWER = 60.0  # for chromedriver itself
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of a reference, by the standard
 

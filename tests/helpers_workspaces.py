@@ -35,7 +35,7 @@ __all__ = [
     "until",
 ]
 
-PATIENCE = 20.0  # seconds: only a hang reaches it
+PATIENCE = 60.0  # seconds: only a hang reaches it
 
 # Far below the time limits of HTTP, so that moving the clock past a grace closes no connection.
 SETTINGS = Settings(graces=Graces(create=3.0, detach=1.0, idle=6.0))

@@ -20,7 +20,7 @@ from tests.helpers_http import Reply, replies
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 # Every route, routes that do not exist, and methods that do not.
 ROUTES = (

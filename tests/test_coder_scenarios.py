@@ -79,7 +79,7 @@ class AcceptanceTests(CoderTestCase):
         await self.start()
         http = self.daemon.connect()
         # Once connected, the whole request leaves in one piece, however busy the machine is.
-        await http.request("GET", "/v1/health", timeout=20)
+        await http.request("GET", "/v1/health", timeout=60)
         body = json.dumps({"session_id": self.session, "prompt": "hello", "run_id": "r"})
         with contextlib.suppress(ClientError):
             answer = await http.request(

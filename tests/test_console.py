@@ -353,6 +353,7 @@ class Ports(ConsoleCase):
     async def test_a_daemon_that_leaves_meanwhile_opens_nothing(self) -> None:
         daemon = await self.serve(tcp=False)
         self.tokens.mkdir(mode=0o700)
+        self.enterContext(mock.patch("crushlite.listen.LOCK_SECONDS", 60.0))
         with directory_lock(self.tokens):  # as somebody who starts at the same time holds it
             opening = asyncio.create_task(daemon.daemon.loopback(0))
             await asyncio.sleep(0)

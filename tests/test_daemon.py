@@ -909,13 +909,14 @@ class Watching(ProcessTestCase):
         base = self.join()
         run = self.prompt(base, self.session(base), str(gate))
         process.log.wait_for("the event loop is blocked")
-        process.log.wait_for("in blocks_the_loop")
+        process.log.wait_for("in blocks_the_loop")  # a busy machine may be a blocker of its own
+        self.assertTrue(process.stays())  # for several looks at the same stall
         gate.write_text("go")
         answer = self.get(f"{base}/runs/{run}?wait={SECONDS}")
         self.assertEqual(answer["text"], "through")
         process.signal(signal.SIGTERM)
         self.assertEqual(process.exit_code(), 0)
-        self.assertEqual(process.log.text.count("the event loop is blocked"), 1)
+        self.assertEqual(process.log.text.count("in blocks_the_loop"), 1)
 
     def test_a_log_for_programs_holds_one_object_per_line(self) -> None:
         process = self.serve(
@@ -962,6 +963,10 @@ class Watching(ProcessTestCase):
 
 
 class Logs(unittest.TestCase):
+    def setUp(self) -> None:
+        # Somebody reads in each of these: however long it takes, the lines come before the end.
+        self.enterContext(mock.patch.object(logs, "PATIENCE", SECONDS))
+
     def outlet(self, stream: Any, waiting: int = 100) -> tuple[logging.Logger, logs.Outlet]:
         handler = logs.Outlet(stream, waiting=waiting)
         handler.setFormatter(logging.Formatter("%(message)s"))
@@ -996,7 +1001,9 @@ class Logs(unittest.TestCase):
             thread.join(SECONDS)
         whole = "".join(got)
         self.assertEqual(whole.count("x" * 1000 + "\n") + dropped, 200)
-        self.assertIn(f"({dropped} log records were dropped)", whole)
+        # In one note or in several: that is up to when the thread that writes gets to run.
+        told = re.findall(r"^\((\d+) log records were dropped\)$", whole, re.MULTILINE)
+        self.assertEqual(sum(map(int, told)), dropped)
 
     def test_text_that_is_no_text_is_written_all_the_same(self) -> None:
         with tempfile.TemporaryFile("w+") as file:

@@ -30,7 +30,7 @@ from crushlite.listen import (
 
 ROOT = Path(__file__).resolve().parent.parent
 CROWD = 20
-SECONDS = 20.0
+SECONDS = 60.0
 
 CONTENDER = """
 import sys

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LIMIT = 20.0  # seconds: only a hang takes that long
+LIMIT = 60.0  # seconds: only a hang takes that long
 
 
 async def soon(work: Awaitable[T]) -> T:

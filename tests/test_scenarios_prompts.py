@@ -200,15 +200,18 @@ class AcceptanceTests(PromptTestCase):
             anna = await daemon.join()
             session = await anna.session()
             with self.assertRaises(TimeoutError):
-                async with asyncio.timeout(0.05):
+                async with asyncio.timeout(None) as deadline:
                     await anna.prompt(session, "hello", run_id="answered")
+                    deadline.reschedule(0)
                     await asyncio.Event().wait()
             gate.shut()
             body = json.dumps({"session_id": session, "prompt": "hello", "run_id": "unanswered"})
+            posting = asyncio.create_task(
+                daemon.http.request("POST", f"{anna.base}/agent", body=body.encode(), timeout=0.5)
+            )
+            await gate.reached()
             with self.assertRaises(ResponseTimeout):
-                await daemon.http.request(
-                    "POST", f"{anna.base}/agent", body=body.encode(), timeout=0.05
-                )
+                await posting
             gate.open()
             for number, run_id in enumerate(("answered", "unanswered"), 1):
                 (await daemon.entered(number)).release()

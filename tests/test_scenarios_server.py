@@ -24,7 +24,7 @@ from crushlite.listen import Address, default_socket, is_stale, listen
 from crushlite.testing import LocalDaemon
 from tests.helpers_http import replies
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 MIB = 1 << 20
 
 

@@ -24,6 +24,8 @@ from tests.helpers import BoundedTestCase
 from tests.helpers_turns import SCOPE, SESSION, Bench
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from crushlite.turn import LiveTurn
     from crushlite.worktree.snapshot import Difference, Snapshot
 
@@ -255,13 +257,23 @@ class LimitTests(SnapshotCase):
             self.write(f"d{number % 9}/{number}.py", "x = 1\n" * 200)
         self.write(".gitignore", "\n".join(f"*.t{n}" for n in range(40)))
         self.snapshots.take()
-        best = 1.0
-        for _ in range(10):
-            began = time.perf_counter()
-            before = self.snapshots.take()
-            self.since(before)
-            best = min(best, time.perf_counter() - began)
-        self.assertLess(best, 0.1)  # some 5 ms; the bound is for a machine that does much else
+
+        def best(work: Callable[[], object]) -> float:
+            """Seconds of the processor, which others on this machine do not add to."""
+            times = []
+            for _ in range(10):
+                began = time.process_time()
+                work()
+                times.append(time.process_time() - began)
+            return min(times)
+
+        def look() -> None:
+            for folder, _, names in os.walk(self.root):
+                for name in names:
+                    os.stat(f"{folder}/{name}")
+
+        # Two walks, and what they found compared: some 6 times one that only looks.
+        self.assertLess(best(lambda: self.since(self.snapshots.take())), 60 * best(look))
 
 
 class CommandTests(Bench):

@@ -54,10 +54,10 @@ class PatternTests(unittest.TestCase):
         self.assertEqual(braces("{}{"), ["{"])
 
     def test_patterns_do_not_explode(self) -> None:
-        began = time.monotonic()
+        began = time.process_time()  # not what others do meanwhile
         self.assertFalse(matches("*a" * 60 + "b", "a" * 250))
         self.assertFalse(matches("**/" * 60 + "b", "/".join("a" * 60)))
-        self.assertLess(time.monotonic() - began, 10)
+        self.assertLess(time.process_time() - began, 10)
 
     def test_rules_of_what_to_ignore(self) -> None:
         ignored = Ignored("# no\n\n*.log\n/build\nout/\ndoc/*.tmp\n!keep.log\n")

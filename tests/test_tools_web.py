@@ -57,7 +57,7 @@ class MarkupTests(unittest.TestCase):
                 self.assertEqual(plain_text(page), wanted)
 
     def test_the_time_grows_with_the_page_and_not_faster(self) -> None:
-        began = time.monotonic()
+        began = time.process_time()  # not what others do meanwhile
         for piece in (
             "<",
             "<!--",
@@ -73,7 +73,7 @@ class MarkupTests(unittest.TestCase):
             page = piece * (300_000 // len(piece))
             plain_text(page)
             markdown(page)
-        self.assertLess(time.monotonic() - began, 30)
+        self.assertLess(time.process_time() - began, 30)
 
 
 class Server:
