@@ -226,10 +226,10 @@ class Runner:
         self.chores.kill_shells(session_id)
         was = {run_id: self._describe(job) for run_id, job in self._jobs.items()}
         canceled = self._runs.cancel(session_id)
-        hit = [run.run_id for run, _ in canceled.receipt]
-        endings = [self._jobs[run_id].published for run_id in hit]
+        endings = [self._jobs[run.run_id].published for run, _ in canceled.receipt]
         self._perform(canceled.effects)
-        return CancelReceipt([CanceledRun(run_id, was[run_id]) for run_id in hit]), endings
+        hit = [CanceledRun(run.run_id, was[run.run_id]) for run, _ in canceled.receipt]
+        return CancelReceipt(hit), endings
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:
         return [
@@ -512,12 +512,10 @@ class Runner:
     def _describe(self, job: Job) -> str:
         """A run's state for outsiders. One that the machine has started but whose lane is still
         busy with the ending before it is not active yet; an unpublished ending still is."""
-        if job.run.state is RunState.ACTIVE and not job.started_at:
-            return "accepted"
-        if job.run.state is RunState.ENDED:
-            return (
-                "folded" if job.carrier is not None else "active" if job.started_at else "accepted"
-            )
+        if job.run.state is RunState.ENDED and job.carrier is not None:
+            return "folded"
+        if job.run.state in (RunState.ACTIVE, RunState.ENDED):
+            return "active" if job.started_at else "accepted"
         return self._runs.describe(job.run)
 
     def states(self) -> list[tuple[str, str]]:
