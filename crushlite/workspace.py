@@ -19,6 +19,7 @@ from crushlite.background import Jobs
 from crushlite.changes import Changes
 from crushlite.errors import BadRequest, SessionBusy, SessionNotFound
 from crushlite.events import Bounds, Hub
+from crushlite.jobs import within
 from crushlite.pending import Permissions, Questions
 from crushlite.protocol.sessions import Session
 from crushlite.runner import Runner
@@ -254,7 +255,10 @@ class Workspace:
         lose the last words or write to a closed database."""
         await self.runs.close()
         if self._errands:  # what a request has begun is carried out, whoever leaves meanwhile
-            await asyncio.wait(self._errands, timeout=self._drain)
+            carried_out = asyncio.ensure_future(asyncio.wait(self._errands))
+            if not await within(self.clock, carried_out, self._drain):
+                log.error("workspace %s: a request was not carried out in time", self.home.path)
+                carried_out.cancel()
         await self.runs.chores.close()
         await self.jobs.close()
         self.transcript.flush_all()

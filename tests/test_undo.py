@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,9 @@ from crushlite.agent.tools.registry import all_tools
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Use
 from crushlite.worktree import states
-from tests.helpers import BoundedTestCase
+from tests.helpers import LIMIT, BoundedTestCase
 from tests.helpers_model import CoderTestCase
+from tests.helpers_prompts import until
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -434,6 +437,31 @@ class RedoTests(UndoCase):
         self.anna = await self.daemon.join()
         await self.undo(run_id)
         self.assertEqual(self.tree(), {"a.txt": ("0", 0o711)})
+
+
+class LeavingTests(UndoCase):
+    async def test_one_that_has_begun_is_carried_out_and_recorded_whoever_leaves(self) -> None:
+        self.write("a.txt", "0")
+        run_id = await self.edited(a_txt="1")
+        begun, go_on = asyncio.Event(), threading.Event()
+        loop, put_back = asyncio.get_running_loop(), undo._steps
+
+        def slowly(*args: Any) -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait(LIMIT)
+            return put_back(*args)
+
+        with mock.patch.object(undo, "_steps", slowly):
+            undoing = asyncio.create_task(self.undo(run_id))
+            await begun.wait()
+            await self.anna.retire()
+            await until(lambda: not self.daemon.backend.everything(), "the workspace is leaving")
+            go_on.set()
+            await undoing
+        self.assertEqual(self.texts(), {"a.txt": "0"})
+        self.anna = await self.daemon.join()
+        listed = (await self.anna.call("GET", "/changes")).json
+        self.assertEqual(len(listed), 2, "the run, and its undoing")
 
 
 def working(request: dict[str, Any]) -> list[Step]:
