@@ -33,6 +33,9 @@ __all__ = [
     "Lanes",
     "digest_of",
     "explain",
+    "log_crash",
+    "log_late",
+    "nothing",
     "read_prompt",
     "row_info",
     "settled",
@@ -261,6 +264,21 @@ def settled(future: asyncio.Future[None]) -> None:
     """Resolve a future that may be resolved already."""
     if not future.done():
         future.set_result(None)
+
+
+async def nothing() -> None:
+    """Pushed to a lane to learn when everything before it is done."""
+
+
+def log_late(done: asyncio.Future[None]) -> None:
+    """An abandoned agent has left after all; its run ended long ago."""
+    if not done.cancelled() and done.exception() is not None:
+        log.warning("an abandoned agent failed", exc_info=done.exception())
+
+
+def log_crash(done: asyncio.Future[None]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        log.error("an effect could not be performed", exc_info=done.exception())
 
 
 async def within(clock: Clock, future: asyncio.Future[Any], seconds: float) -> bool:

@@ -44,6 +44,9 @@ from crushlite.jobs import (
     Lanes,
     digest_of,
     explain,
+    log_crash,
+    log_late,
+    nothing,
     read_prompt,
     row_info,
     settled,
@@ -64,11 +67,13 @@ if TYPE_CHECKING:
     from crushlite.protocol.messages import Message, Prompt
     from crushlite.protocol.runs import RunInfo
     from crushlite.protocol.sessions import Session
-    from crushlite.runs import Effect
+    from crushlite.runs import Canceled, Effect
     from crushlite.settings import Settings
     from crushlite.store import Connection
     from crushlite.store.runs import RunRow
     from crushlite.transcript import Live
+
+    Hit = tuple[CancelReceipt, list[asyncio.Future[None]]]  # and what to wait for
 
 __all__ = ["Runner"]
 
@@ -221,26 +226,33 @@ class Runner:
 
     # Cancel and the queue ------------------------------------------------------------------------
 
-    def cancel(self, session_id: str) -> tuple[CancelReceipt, list[asyncio.Future[None]]]:
-        """Cancel a session; returns the receipt, and what to wait for if the caller wants to."""
+    def cancel(self, session_id: str) -> Hit:
+        """Cancel all that a session has accepted so far."""
         self.chores.kill_shells(session_id)
+        return self._canceled(lambda: self._runs.cancel(session_id))
+
+    async def cancel_run(self, run_id: str) -> Hit:
+        """Cancel one run, and nobody behind it. One that has ended is left alone."""
+        run = self._runs.find(run_id)
+        if run is None:
+            await self.run_info(run_id)  # raises if there is no such run
+            return CancelReceipt([]), []
+        return self._canceled(lambda: self._runs.cancel_run(run))
+
+    def _canceled(self, cancel: Callable[[], Canceled]) -> Hit:
         was = {run_id: self._describe(job) for run_id, job in self._jobs.items()}
-        canceled = self._runs.cancel(session_id)
+        canceled = cancel()
         endings = [self._jobs[run.run_id].published for run, _ in canceled.receipt]
         self._perform(canceled.effects)
         hit = [CanceledRun(run.run_id, was[run.run_id]) for run, _ in canceled.receipt]
         return CancelReceipt(hit), endings
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:
+        jobs = [self._jobs[run.run_id] for run in self._runs.queued(session_id)]
         return [
-            QueuedPrompt(
-                run.run_id,
-                self._jobs[run.run_id].order.prompt,
-                run.when_busy.value,
-                self._jobs[run.run_id].accepted_at,
-            )
-            for run in self._runs.queued(session_id)
-            if run.kind != SUMMARIZE  # held, as nothing else keeps one from starting
+            QueuedPrompt(job.run.run_id, job.order.prompt, job.run.when_busy.value, job.accepted_at)
+            for job in jobs
+            if job.run.kind != SUMMARIZE  # held, as nothing else keeps one from starting
         ]
 
     def clear(self, session_id: str) -> None:
@@ -284,7 +296,7 @@ class Runner:
 
     def _push(self, work: Callable[..., Coroutine[Any, Any, None]], job: Job, *args: Any) -> None:
         done = self._lanes.push(job.run.session_id, lambda: work(job, *args))
-        done.add_done_callback(_log_crash)
+        done.add_done_callback(log_crash)
 
     def _note_drained(self, session_id: str | None) -> None:
         if session_id in self._drained:
@@ -339,7 +351,7 @@ class Runner:
         if not task.done():
             self.abandoned += 1
             log.error("run %s: the agent ignored its cancellation; abandoned", job.run.run_id)
-            task.add_done_callback(_log_late)
+            task.add_done_callback(log_late)
             return Outcome.CANCELED
         if task.cancelled():
             return Outcome.CANCELED
@@ -578,7 +590,7 @@ class Runner:
             log.error("session %s did not drain in %s s; deleted all the same", session_id, bound)
         self._drained.pop(session_id, None)
         # The last ending may still be on its way through the lane.
-        await self._lanes.push(session_id, _nothing)
+        await self._lanes.push(session_id, nothing)
 
     def readmit(self, session_id: str) -> None:
         """The deletion failed: the session is still there and takes prompts again."""
@@ -641,18 +653,3 @@ class Runner:
     def _own(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _nothing() -> None:
-    """Pushed to a lane to learn when everything before it is done."""
-
-
-def _log_late(done: asyncio.Future[None]) -> None:
-    """An abandoned agent has left after all; its run ended long ago."""
-    if not done.cancelled() and done.exception() is not None:
-        log.warning("an abandoned agent failed", exc_info=done.exception())
-
-
-def _log_crash(done: asyncio.Future[None]) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        log.error("an effect could not be performed", exc_info=done.exception())

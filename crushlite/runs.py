@@ -31,9 +31,10 @@ Every call ends by settling the line: while nothing is active and the first in l
 doomed one ends and an undoomed one starts, unless the machine is held. So a line can never be left
 standing, however a turn ended.
 
-Who may call what: accept, durable, withdraw by the acceptance of a prompt; cancel, clear, remove,
-drop by requests; fold and finish by the turn of the active run; close by teardown; hold and release
-by whoever keeps the endings, and postpone, while held, by the lane that would have begun the turn.
+Who may call what: accept, durable, withdraw by the acceptance of a prompt; cancel, cancel_run,
+clear, remove, drop by requests; fold and finish by the turn of the active run; close by teardown;
+hold and release by whoever keeps the endings, and postpone, while held, by the lane that would have
+begun the turn.
 
 Effects and their order
 -----------------------
@@ -46,10 +47,10 @@ may report twice. `fold` on a doomed run folds nothing. `Drained` is not about a
 
 Invariants (explored exhaustively in tests/test_runs.py): at most one active run per session; runs
 start in order of acceptance; exactly one End per durable run and none for a withdrawn one; a
-cancel dooms all that is live and nothing else; an idle cancel changes nothing; a run that is not
-durable never starts; no live durable run is first in line while nothing is active, except an
-undoomed one while the machine is held; while it is held and after close nothing starts; an illegal
-call raises and changes nothing.
+cancel dooms all that is live and nothing else, that of a run only this run; an idle cancel changes
+nothing; a run that is not durable never starts; no live durable run is first in line while nothing
+is active, except an undoomed one while the machine is held; while it is held and after close
+nothing starts; an illegal call raises and changes nothing.
 
 Knows nothing of: asyncio, tasks, the store, events, HTTP, prompts, agents.
 """
@@ -311,11 +312,15 @@ class Runs:
 
     def cancel(self, session_id: str) -> Canceled:
         """Doom all that is live in the session; with nothing live, remember nothing."""
-        line = self._lines.get(session_id, [])
-        receipt = tuple((run, self.describe(run)) for run in line)
-        effects: list[Effect] = []
-        self._doom(line, effects)
-        return Canceled(receipt, self._settle(session_id, effects))
+        return self._cancel(session_id, self._lines.get(session_id, []))
+
+    def cancel_run(self, run: Run) -> Canceled:
+        """Doom one run, and those that ride with it, and nobody behind it."""
+        if run.carrier is not None:
+            carrier = run.carrier.run_id
+            raise NotQueued(f"run {run.run_id} is part of the turn of run {carrier}: cancel that")
+        self._require(run, run.live, "cancel_run")
+        return self._cancel(run.session_id, [run])
 
     def clear(self, session_id: str) -> list[Effect]:
         """Forget what is queued, leaving the active run alone."""
@@ -424,6 +429,12 @@ class Runs:
         if session_id in self._draining and not live:
             self._draining.discard(session_id)
             effects.append(Drained(session_id))
+
+    def _cancel(self, session_id: str, runs: list[Run]) -> Canceled:
+        receipt = tuple((run, self.describe(run)) for run in runs)
+        effects: list[Effect] = []
+        self._doom(runs, effects)
+        return Canceled(receipt, self._settle(session_id, effects))
 
     def _doom(self, runs: list[Run], effects: list[Effect]) -> None:
         for run in runs:

@@ -85,6 +85,7 @@ BODILESS = {
     ("POST", W + "/agent/update"),
     ("POST", W + "/compact"),
     ("POST", W + "/agent/sessions/{sid}/cancel"),
+    ("POST", W + "/runs/{run_id}/cancel"),
     ("POST", W + "/agent/sessions/{sid}/summarize"),
     ("POST", W + "/agent/sessions/{sid}/prompts/clear"),
     ("POST", W + "/questions/cancel"),

@@ -402,6 +402,17 @@ class StopTests(ScriptedCase):
         await self.ended(child, 130, "one \n")
         self.assertTrue(scripted.canceled)
 
+    async def test_ctrl_c_costs_nobody_else_who_waits_in_the_session(self) -> None:
+        child, scripted = await self.begun("hello")
+        other = await self.run_it("--session", scripted.turn.session_id, "behind it")
+        await other.notes("waiting for 1 earlier prompt(s)")
+        child.process.send_signal(signal.SIGINT)
+        await self.ended(child, 130, "one \n")
+        behind = await self.daemon.entered(2)
+        await behind.say("still here")
+        behind.release()
+        await self.ended(other, 0, "still here\n")
+
     async def test_a_second_ctrl_c_leaves_at_once(self) -> None:
         child, scripted = await self.begun("hello")
         stopping, leave = asyncio.Event(), asyncio.Event()

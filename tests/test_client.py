@@ -308,6 +308,7 @@ class RequestTests(ClientTestCase):
             ),
             (w.cancel("s"), cancel, None, receipt),
             (w.cancel("s", wait=3), f"{cancel}?wait=3", None, runs.CancelReceipt()),
+            (w.cancel_run("r", wait=3), "POST /runs/r/cancel?wait=3", None, receipt),
         ):
             await self.exchange_with(call, target, sent, result)
 

@@ -655,10 +655,12 @@ class Starting(ProcessTestCase):
                 process.signal(signal.SIGTERM)
                 self.assertEqual(process.exit_code(), 0, process.log.text)
 
-    def test_without_an_agent_of_its_own_it_answers_offline(self) -> None:
+    def test_without_an_agent_of_its_own_it_answers_offline_and_says_why(self) -> None:
         self.serve()
         run = self.ask(self.join(), "hello")
-        self.assertEqual(run["text"].strip(), "You said: hello")
+        first, _, why = run["text"].partition("\n\n")
+        self.assertEqual(first, "You said: hello")
+        self.assertIn("none of OPENAI_API_KEY", why)
 
     def test_a_coder_without_a_model_says_so_to_whoever_prompts(self) -> None:
         self.serve("--agent", "coder")

@@ -581,6 +581,8 @@ class AnswerTests(BoundedTestCase):
         self.assertEqual(await self.ask("GET", f"{agent}/prompts/list"), ["second", "third"])
         await self.ask("DELETE", f"{agent}/prompts/{waiting[0]['run_id']}")
         await self.ask("POST", f"{agent}/prompts/clear")
+        over = await self.ask("POST", f"{base}/runs/{waiting[0]['run_id']}/cancel")
+        self.assertEqual(over, {"canceled": []})
         canceled = await self.ask("POST", f"{agent}/cancel?wait=20")
         self.assertEqual([run["was"] for run in canceled["canceled"]], ["active"])
         await self.ask("GET", f"{base}/runs?state=ended&session_id={session}")

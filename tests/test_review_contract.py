@@ -146,6 +146,45 @@ class _Summarizing:
         await turn.say("short")
 
 
+class OneRunTests(PromptTestCase):
+    async def test_one_run_can_be_canceled_without_those_behind_it(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            for text in ("one", "two", "three"):
+                await anna.prompt(session, text, run_id=text)
+            await daemon.entered(1)
+            for run_id, was in (("two", "queued"), ("one", "active")):
+                hit = await anna.call("POST", f"/runs/{run_id}/cancel")
+                self.assertEqual(hit.json, {"canceled": [{"run_id": run_id, "was": was}]})
+            third = await daemon.entered(2)
+            self.assertEqual(third.prompt, "three")
+            third.release()
+            ended = [await self.outcome(anna, run_id) for run_id in ("one", "two", "three")]
+            self.assertEqual(ended, ["canceled", "canceled", "completed"])
+            again = await anna.call("POST", "/runs/one/cancel?wait=20")
+            self.assertEqual((again.status, again.json), (200, {"canceled": []}))
+            unknown = await anna.call("POST", "/runs/nobody/cancel")
+            self.assertEqual((unknown.status, unknown.json["code"]), (404, "run_not_found"))
+            self.assert_ended_once(anna.events, "one", "two", "three")
+
+    async def test_a_run_that_was_folded_has_no_turn_of_its_own_to_cancel(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "carrier", run_id="carrier")
+            run = await daemon.entered(1)
+            await anna.prompt(session, "rider", run_id="rider", when_busy="steer")
+            self.assertEqual(len(await run.do(lambda turn: turn.followups())), 1)
+            refused = await anna.call("POST", "/runs/rider/cancel")
+            self.assertEqual((refused.status, refused.json["code"]), (409, "not_queued"))
+            self.assertIn("carrier", refused.json["message"])
+            hit = await anna.call("POST", "/runs/carrier/cancel?wait=20")
+            self.assertEqual(len(hit.json["canceled"]), 1)
+            for run_id in ("carrier", "rider"):
+                self.assertEqual(await self.outcome(anna, run_id), "canceled")
+
+
 class WordsTests(PromptTestCase):
     """Clients of the base protocol may look for its words; what to do comes after them."""
 

@@ -209,6 +209,27 @@ class QueueTest(unittest.TestCase):
                 self.runs.remove(run)
         self.assertEqual(self.runs.queued(S), [c])
 
+    def test_a_cancel_of_one_run_leaves_those_behind_it_in_line(self) -> None:
+        b, c = promised(self.runs, "b"), promised(self.runs, "c")
+        hit = self.runs.cancel_run(self.active)
+        self.assertEqual(hit.receipt, ((self.active, "active"),))
+        self.assertEqual(hit.effects, [Stop(self.active)])
+        self.assertEqual(self.runs.cancel_run(b).effects, [], "it ends when its turn comes")
+        self.assertEqual(self.runs.queued(S), [c])
+        ended = self.runs.finish(self.active, COMPLETED)
+        self.assertEqual(ended, [End(self.active, CANCELED), End(b, CANCELED), Start(c)])
+        with self.assertRaises(IllegalCall):
+            self.runs.cancel_run(b)
+
+    def test_a_cancel_of_one_run_takes_its_riders_along_but_not_the_other_way_round(self) -> None:
+        rider = promised(self.runs, "b", WhenBusy.STEER)
+        self.runs.fold(self.active)
+        with self.assertRaisesRegex(NotQueued, "part of the turn of run"):
+            self.runs.cancel_run(rider)
+        self.runs.cancel_run(self.active)
+        ended = self.runs.finish(self.active, COMPLETED)
+        self.assertEqual(ended, [End(self.active, CANCELED), End(rider, CANCELED)])
+
     def test_every_exit_serves_the_queue_in_order(self) -> None:
         b, c = promised(self.runs, "b"), promised(self.runs, "c")
         self.assertEqual(
@@ -482,6 +503,8 @@ class World:
             machine.hold() if call == "hold" else machine.postpone(self.seen[target])
             return []
         run = self.seen[target]
+        if call == "cancel_run":
+            return machine.cancel_run(run).effects
         if call == "finish":
             return machine.finish(run, COMPLETED)
         calls = {"durable": machine.durable, "withdraw": machine.withdraw}
@@ -490,7 +513,7 @@ class World:
 
 
 MODES = {mode.value[0]: mode.value for mode in WhenBusy}  # steer, queue, interrupt, reject
-RUN_CALLS = ("durable", "withdraw", "finish", "fold", "remove", "postpone")
+RUN_CALLS = ("durable", "withdraw", "finish", "fold", "remove", "postpone", "cancel_run")
 
 
 def check_state(world: World) -> None:
@@ -555,6 +578,12 @@ def check_step(before: World, op: Op, effects: list[Effect], after: World) -> No
             assert not changed or covered, "cancel touches nothing else"
         if op[0] == "cancel" and not before.machine.busy(op[1]):
             assert before.fingerprint() == after.fingerprint(), "an idle cancel changes nothing"
+    if op[0] == "cancel_run":
+        for run_id, was in before.seen.items():
+            covered = run_id == op[1]
+            assert not covered or after.seen[run_id].doom is not None, "it covers its run"
+            changed = after.seen[run_id].doom is not was.doom
+            assert not changed or covered, "and touches no other"
     drained = [e.session_id for e in effects if isinstance(e, Drained)]
     for session in drained:
         assert not after.machine.live(session), "drained means nothing is live"

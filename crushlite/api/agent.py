@@ -23,11 +23,14 @@ from crushlite.protocol.sessions import AgentSession, ShellCommand
 
 if TYPE_CHECKING:
     from crushlite.api.context import Context
+    from crushlite.clock import Clock
     from crushlite.http.messages import Request, Response
+    from crushlite.protocol.runs import CancelReceipt
 
 __all__ = [
     "agent_session",
     "cancel",
+    "cancel_run",
     "clear_queue",
     "default_small_model",
     "info",
@@ -97,15 +100,27 @@ async def agent_session(context: Context, request: Request) -> Response:
 
 
 async def cancel(context: Context, request: Request) -> Response:
-    """Carried out whatever else is wrong with the request: a cancel is never lost."""
     workspace = context.workspace(request)
-    receipt, endings = workspace.runs.cancel(request.params["sid"])
+    hit = workspace.runs.cancel(request.params["sid"])
+    return await _receipt(workspace.clock, request, *hit)
+
+
+async def cancel_run(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    hit = await workspace.runs.cancel_run(request.params["run_id"])
+    return await _receipt(workspace.clock, request, *hit)
+
+
+async def _receipt(
+    clock: Clock, request: Request, receipt: CancelReceipt, endings: list[asyncio.Future[None]]
+) -> Response:
+    """It is carried out whatever else is wrong with the request: a cancel is never lost."""
     try:
         wait = seconds(request)
     except BadRequest as error:
         raise BadRequest(f"{error.message}; the cancel was carried out") from None
     if wait and endings:
-        await within(workspace.clock, asyncio.gather(*endings), wait)
+        await within(clock, asyncio.gather(*endings), wait)
     return answer(receipt)
 
 

@@ -196,6 +196,14 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", A + "/prompts/clear", agent.clear_queue),
     Entry("GET", W + "/runs", agent.list_runs, gives=list[RunInfo], params=(IN_SESSION, IN_STATE)),
     Entry("GET", W + "/runs/{run_id}", agent.run, gives=RunInfo, params=(WAIT,)),
+    Entry(
+        "POST",
+        W + "/runs/{run_id}/cancel",
+        agent.cancel_run,
+        gives=CancelReceipt,
+        params=(WAIT,),
+        urgent=True,
+    ),
     # What runs did to files.
     Entry("POST", W + "/compact", workspaces.compact, gives=Space),
     Entry("GET", W + "/changes", files.changed_runs, gives=list[ChangedRun]),

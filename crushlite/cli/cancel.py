@@ -30,10 +30,10 @@ WAIT = 30.0  # seconds that --wait waits if it is not told otherwise
 MOST = 600.0
 
 DESCRIPTION = """\
-Cancel a session: all of its prompts that were accepted so far, running and queued. Given a run
-that still waits in line, only that prompt is taken back. Without an argument: the session that is
-at work in this directory. Prints a receipt, one line per run: its id, and what it was. Nothing to
-cancel is no error.
+Cancel a session: all of its prompts that were accepted so far, running and queued. Given a run,
+only that one: if it still waits in line, its prompt is taken back. Without an argument: the session
+that is at work in this directory. Prints a receipt, one line per run: its id, and what it was.
+Nothing to cancel is no error.
 """
 EXAMPLES = """\
   crushlite cancel                 # what is at work here
@@ -117,16 +117,13 @@ async def _session(workspace: RemoteWorkspace, session_id: str, wait: float | No
 async def _run(
     workspace: RemoteWorkspace, session_id: str, run_id: str, wait: float | None
 ) -> _Receipt:
-    """One that waits is taken out of the line, and the others stay. Else its session is canceled,
-    if it is its run that is at work: one that is over must not cost its successor."""
+    """One that waits is taken out of the line; one at work is canceled. The others stay."""
     receipt = _Receipt(workspace.info.path, session_id)
     try:
         await workspace.remove(session_id, run_id)
-    except (NotQueued, NotFound):
-        if (await workspace.run(run_id)).state != "ended":
-            return await _session(workspace, session_id, wait)
-    else:
         receipt.canceled.append(CanceledRun(run_id, "queued"))
+    except (NotQueued, NotFound):
+        receipt.canceled = (await workspace.cancel_run(run_id, wait)).canceled
     return receipt
 
 

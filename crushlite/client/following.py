@@ -215,24 +215,19 @@ class RunStream:
         return self.ending
 
     async def cancel(self) -> None:
-        """Cancel the run; its end comes as an event. A prompt that still waits in line is taken
-        back, which leaves the runs ahead of it alone."""
-        if self.ending is not None:
-            return  # a cancel would hit whoever comes next in the session
+        """Cancel the run and no other of its session; its end comes as an event. A prompt that
+        still waits in line is taken back."""
         if not self._follower.begun:
             try:
                 return await self.workspace.remove(self.session_id, self.run_id)
             except (NotQueued, NotFound):
                 pass  # it is at work by now, or over
-        if await self._is_live():
-            await self.workspace.cancel(self.session_id)
-
-    async def _is_live(self) -> bool:
-        """One whose end is on its way to us must not cost its successor in the session."""
         try:
-            return (await self.workspace.run(self.run_id)).state != "ended"
+            await self.workspace.cancel_run(self.run_id)
+        except NotQueued:  # it was folded: its turn is that of the session
+            await self.workspace.cancel(self.session_id)
         except NotFound:
-            return False  # gone, with its session
+            pass  # gone, with its session
 
     # Beginning.
 

@@ -200,6 +200,11 @@ class RemoteWorkspace:
         target = self._at("agent", "sessions", session_id, "cancel", wait=wait)
         return await self._wire.ask(CancelReceipt, "POST", target, wait=wait or 0)
 
+    async def cancel_run(self, run_id: str, wait: float | None = None) -> CancelReceipt:
+        """Cancel one run and nothing behind it; one that has ended is left alone."""
+        target = self._at("runs", run_id, "cancel", wait=wait)
+        return await self._wire.ask(CancelReceipt, "POST", target, wait=wait or 0)
+
     async def summarize(self, session_id: str) -> None:
         """Returns when the summary is there; SessionBusy while the session works."""
         target = self._at("agent", "sessions", session_id, "summarize")
