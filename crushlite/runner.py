@@ -593,7 +593,7 @@ class Runner:
         await self._lanes.push(session_id, nothing)
 
     def readmit(self, session_id: str) -> None:
-        """The deletion failed: the session is still there and takes prompts again."""
+        """The deletion is over. If it failed, the session is still there and takes prompts."""
         self._runs.readmit(session_id)
 
     def shut(self) -> None:

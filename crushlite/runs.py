@@ -279,7 +279,7 @@ class Runs:
         if self._closed:
             raise WorkspaceClosing("workspace closing: create it again and retry")
         if session_id in self._dropped:
-            raise SessionNotFound(f"session {session_id} was deleted")
+            raise SessionNotFound(f"session {session_id} is being deleted")
         if when_busy is WhenBusy.REJECT and self.busy(session_id):
             raise SessionBusy(
                 f"session is currently processing another request: {session_id} is busy, wait for "
@@ -392,7 +392,7 @@ class Runs:
         return self.cancel(session_id)
 
     def readmit(self, session_id: str) -> None:
-        """Undo a drop whose deletion could not be stored: the session is still there."""
+        """The deletion is over, one way or the other: who asks the store will know."""
         self._dropped.discard(session_id)
         self._draining.discard(session_id)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite.background import Jobs
 from crushlite.changes import Changes
-from crushlite.errors import BadRequest, SessionBusy, SessionNotFound
+from crushlite.errors import BadRequest, SessionBusy
 from crushlite.events import Bounds, Hub
 from crushlite.jobs import within
 from crushlite.pending import Permissions, Questions
@@ -180,12 +180,9 @@ class Workspace:
             await self.jobs.kill_session(member)
         try:
             gone = await self._write(session_rows.delete_session, session_id, promise=True)
-        except SessionNotFound:
-            raise  # another client deleted it first
-        except Exception:
-            for member in family:
+        finally:
+            for member in family:  # if it is gone, the store refuses its prompts from now on
                 self.runs.readmit(member)
-            raise
         self.transcript.forget(gone)
         for member in gone:
             self.permissions.forget_session(member)

@@ -185,6 +185,20 @@ class OneRunTests(PromptTestCase):
                 self.assertEqual(await self.outcome(anna, run_id), "canceled")
 
 
+class DeletedTests(PromptTestCase):
+    async def test_a_deleted_session_is_unknown_and_leaves_nothing_in_the_machine(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hello", run_id="r")
+            await daemon.entered(1)
+            self.assertEqual((await anna.call("DELETE", f"/sessions/{session}")).status, 200)
+            late = await anna.try_prompt(session, "late")
+            self.assertEqual((late.status, late.json["code"]), (404, "session_not_found"))
+            (hosted,) = daemon.backend.everything()
+            self.assertEqual(hosted.workspace.runs._runs._dropped, set())
+
+
 class WordsTests(PromptTestCase):
     """Clients of the base protocol may look for its words; what to do comes after them."""
 
