@@ -384,7 +384,7 @@ class KeyTests(ConfiguredTestCase):
         await self.set_key("key-for-the-project")
         key = self.written(self.own_file)["providers"]["lab"]["api_key"]
         self.assertEqual(key, "key-for-the-project")
-        self.assertNotIn("key-for-the-project", self.user_file.read_text())
+        self.assertFalse(self.user_file.exists(), "the user's own file is not touched")
         await self.answered_by()
         sent = {call.headers["authorization"] for call in self.model.calls}
         self.assertEqual(sent, {"Bearer key-for-the-project"})

@@ -295,7 +295,7 @@ class Resilience(BrowserCase):
             await tab.shows("streaming to all of you", ".msg.assistant")
         await tabs[9].click("#cancel")
         for tab in tabs:
-            await tab.shows("Canceled", ".finish")
+            await tab.shows("User canceled request", ".finish")
         self.assertTrue(run.canceled)
         await self.assert_identical(tabs)
 

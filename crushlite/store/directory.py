@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,18 +53,13 @@ def make_directory(path: Path) -> None:
 
 
 def refuse_links(database: Path) -> None:
-    """Raise StoreUnusable if something that is about to be written is not a plain file."""
+    """Raise StoreUnusable if something that is about to be written is a link."""
     files = [database.with_name(database.name + suffix) for suffix in _SIDE_FILES]
     for file in [database.with_name("crushlite.lock"), *files]:
-        try:
-            mode = file.lstat().st_mode
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(mode):
-            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a plain file"
+        if file.is_symlink():
             raise StoreUnusable(
-                f"{file} is {what}, which is not written to: remove it, or choose another data "
-                "directory with --data-dir"
+                f"{file} is a symbolic link, which is not written to: remove it, or choose another "
+                "data directory with --data-dir"
             )
 
 
