@@ -31,6 +31,7 @@ from crushlite.api.vitals import Vitals
 from crushlite.backend import Backend
 from crushlite.clock import SystemClock
 from crushlite.errors import ShuttingDown, UsageError
+from crushlite.http.limits import Limits
 from crushlite.http.server import HTTPServer
 from crushlite.listen import (
     Address,
@@ -136,7 +137,7 @@ class Daemon:
 
     async def start(self) -> None:
         """Open the shared store, bind, listen. On failure nothing is left behind."""
-        _raise_file_limit()
+        limits = Limits.for_open_files(_raise_file_limit())
         self.backend = Backend(
             agents=self._agents,
             clock=self.clock,
@@ -147,7 +148,7 @@ class Daemon:
         vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
         self.console = Console(self, self.clock)
         router = build_router(self.backend, self._guard, self.console, vitals)
-        self.server = HTTPServer(router, clock=self.clock, translate=translate)
+        self.server = HTTPServer(router, clock=self.clock, limits=limits, translate=translate)
         try:
             if self.settings.data_dir:
                 self._shared_store = await self._stores.open(Path(self.settings.data_dir))
@@ -273,8 +274,10 @@ async def _cancel_the_rest() -> None:
             log.warning("left behind: %r", task)
 
 
-def _raise_file_limit() -> None:
+def _raise_file_limit() -> int:
+    """As far as is allowed and useful; returns how many files may be open now, at least."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

@@ -349,9 +349,13 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._prime = b""
             while backlog.entries and size < chunk:
                 event = backlog.pop()
-                parts.append(event.id_frame if self._tagged else event.frame)
+                parts += (event.id_line, event.frame) if self._tagged else (event.frame,)
                 size += event.size
+            # Joined, a large frame would be copied for every stream that lags.
+            large = parts.pop() if len(parts[-1]) > _CHUNK else b""
             self._send(sink, b"".join(parts))
+            if large and self.sink is not None:
+                self._send(sink, large)
             if self.sink is None:
                 return
             if size > backlog.limit:

@@ -76,9 +76,10 @@ class Outlet(logging.Handler):
     def _write_all(self) -> None:
         told = 0
         while (line := self._lines.get()) is not None:
-            if self.dropped > told:
-                line = f"({self.dropped - told} log records were dropped)\n" + line
-                told = self.dropped
+            dropped = self.dropped  # read once: it grows meanwhile
+            if dropped > told:
+                line = f"({dropped - told} log records were dropped)\n" + line
+                told = dropped
             try:
                 self._write(line)
             except (OSError, ValueError):

@@ -15,6 +15,10 @@ Invariants:
   and the connection never takes it back: losing the connection only loses the answer.
 - After a refusal of a head or body nothing that follows is ever parsed.
 - Nothing is written to a closing transport.
+- Bytes leave in the order in which they were written: while there is a rest (of a long answer, or
+  of a long write to a stream) everything goes behind it, and closing waits for it.
+- What a body counts for (`Owner.body_bytes`) is given back once: by `_release_body`, or by the
+  owner when the request's task has ended, which holds the body even if the connection is lost.
 - `Stream.closed` is called once: `_end_stream` takes the stream out before it calls.
 
 h11's objects live for one request: only `parsing` uses them, answers are framed by hand, and so
@@ -27,23 +31,23 @@ import asyncio
 import enum
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from crushlite.http.framing import CONTINUE, frame_response, frame_stream
-from crushlite.http.messages import HTTPError, Peer, Request, RequestHead, Response, Stream
+from crushlite.http.messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from crushlite.http.parsing import find_head, too_large
 from crushlite.http.peercred import peer_uid
+from crushlite.http.sink import StreamSink
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable
 
-    from crushlite.clock import Clock, Timer
-    from crushlite.http.limits import Limits
-    from crushlite.http.parsing import HeadParser, ParsedHead
-    from crushlite.http.router import Admission, Router
+    from crushlite.clock import Timer
+    from crushlite.http.owner import Owner
+    from crushlite.http.parsing import ParsedHead
+    from crushlite.http.router import Admission
 
-__all__ = ["Connection", "Owner", "State"]
+__all__ = ["Connection", "Kind", "State"]
 
 Kind = Literal["unix", "tcp", "memory"]
 
@@ -60,79 +64,17 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Owner(Protocol):
-    """What a connection needs of the server."""
-
-    router: Router
-    limits: Limits
-    parser: HeadParser
-    clock: Clock
-    expected_uid: int
-    draining: bool
-    answers: Counter[int]  # how many were begun, by status
-
-    def joined(self, connection: Connection) -> int:
-        """Register; returns how many connections there are now."""
-
-    def left(self, connection: Connection) -> None: ...
-
-    @property
-    def crowded(self) -> bool:
-        """Whether only the reserved connections are left."""
-
-    def launch(self, connection: Connection, request: Request, admission: Admission) -> None:
-        """Carry the request out in a task of the owner's, which ends with `answer`."""
-
-    def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
-        """The answer for an exception; logs what it does not know."""
-
-    def date(self) -> bytes:
-        """The current `Date` line."""
-
-
-class _StreamSink:
-    """The hottest object of the server: one `write` per event and client.
-
-    `writable` is a plain attribute kept by the connection. The check of `is_closing` is needed on
-    each write because a failed send closes the transport before anyone is told.
-    """
-
-    __slots__ = ("_connection", "_is_closing", "_size", "_write", "writable")
-
-    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self._connection = connection
-        self._write = transport.write
-        self._is_closing = transport.is_closing
-        self._size = transport.get_write_buffer_size
-        self.writable = True
-
-    def write(self, data: bytes) -> None:
-        if not self._is_closing():
-            self._write(data)
-
-    @property
-    def buffered(self) -> int:
-        return self._size()
-
-    def close(self) -> None:
-        self.writable = False
-        self._connection.close_gracefully()
-
-    def abort(self) -> None:
-        self.writable = False
-        self._connection.abort()
-
-
 class Connection(asyncio.Protocol):
     """See the module's docstring. Made by `HTTPServer.protocol_factory`."""
 
     __slots__ = (
         "_admission",
+        "_after_rest",
         "_answered_bytes",
         "_buffer",
+        "_counted",
         "_deadline",
         "_discarded",
-        "_drained",
         "_eof",
         "_flushed",
         "_kind",
@@ -172,17 +114,18 @@ class Connection(asyncio.Protocol):
         # The request being read or carried out.
         self._parsed: ParsedHead | None = None
         self._admission: Admission | None = None
+        self._counted = 0  # our share of the owner's `body_bytes`
         self._surplus = False  # accepted when only reserved places were left
 
         # The stream being answered with; both or none.
         self._stream: Stream | None = None
-        self._sink: _StreamSink | None = None
+        self._sink: StreamSink | None = None
 
         # Output: all bytes of answers, and how many of them the kernel had taken at the last look.
         self._answered_bytes = 0
         self._flushed = 0
-        self._rest: deque[bytes] = deque()  # of an answer that is long
-        self._drained: Callable[[], None] | None = None  # goes on with it
+        self._rest: deque[bytes | memoryview] = deque()  # of what is long; see `_write_rest`
+        self._after_rest: Callable[[], None] | None = None  # None if there is no rest
         self._write_paused = False
         self._write_timer: Timer | None = None
 
@@ -204,15 +147,18 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         limits = self._owner.limits
-        count = self._owner.joined(self)
-        if not self._identify(transport) or count > limits.connections + limits.surplus:
+        # A stranger does not even join: nobody is to give way to it.
+        count = self._owner.joined(self) if self._identify(transport) else math.inf
+        if count > limits.connections + limits.surplus:
             self.state = State.CLOSED
             transport.abort()
             return
         self._surplus = count > limits.connections - limits.reserved
         self._expect_within(limits.first_byte_timeout)
         if count > limits.connections:
-            self._refuse(_overloaded())
+            self._refuse(overloaded("too many connections"))
+        else:
+            self._owner.idle[self] = None
 
     def _identify(self, transport: asyncio.Transport) -> bool:
         """Fill in the peer; False for another user, who gets not one byte."""
@@ -229,6 +175,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         state = self.state
+        if state is State.HEAD:
+            self._owner.idle.pop(self, None)
         if state is State.BUSY or (self._write_paused and state in (State.HEAD, State.BODY)):
             # Not this one's turn yet, or its peer does not even read the answers it has.
             self._buffer += data
@@ -255,8 +203,9 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._buffer.clear()
         self._rest.clear()
-        self._drained = None
+        self._after_rest = None
         self._parsed = self._admission = None
+        self._release_body()
         self._cancel_timers()
         self._end_stream()
         self._owner.left(self)
@@ -268,13 +217,10 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        drained, self._drained = self._drained, None
-        if self._stream is not None and self._sink is not None:
-            if self._transport is not None and not self._transport.is_closing():
-                self._sink.writable = True
-                self._guarded(self._stream.resumed)
-        elif drained is not None:
-            drained()
+        if self._after_rest is not None:
+            self._write_rest()
+        elif self._stream is not None:
+            self._resume_stream()
         else:
             self._advance()
 
@@ -320,10 +266,11 @@ class Connection(asyncio.Protocol):
         parsed = self._parsed = owner.parser.parse(raw, self._peer)
         try:
             admission = owner.router.admit(parsed.head)
-            if self._surplus and not admission.urgent and owner.crowded:
-                raise _overloaded()
+            if self._surplus and not admission.urgent and not owner.has_room():
+                raise overloaded("too many connections")
             if parsed.length > admission.body_limit:
                 raise too_large(admission.body_limit)
+            self._count_body(parsed.length, admission)
         except HTTPError as error:
             return self._refuse_whole(error, parsed)
         self._admission = admission
@@ -355,6 +302,7 @@ class Connection(asyncio.Protocol):
         buffer = self._buffer
         if parsed.chunked is not None:
             body = parsed.chunked.feed(buffer, admission.body_limit)
+            self._count_body(parsed.chunked.size, admission)
         elif len(buffer) >= parsed.length:
             body = bytes(memoryview(buffer)[: parsed.length])
             del buffer[: parsed.length]
@@ -366,6 +314,21 @@ class Connection(asyncio.Protocol):
         self._complete(body)
         return True
 
+    def _count_body(self, size: int, admission: Admission) -> None:
+        """Have room for a body of `size` bytes: as declared, or so far. One alone always has."""
+        owner = self._owner
+        if size <= owner.limits.small_body or admission.urgent:
+            return
+        others = owner.body_bytes - self._counted
+        if others and others + size > owner.limits.bodies:
+            raise overloaded("too much is being sent at once")
+        owner.body_bytes = others + size
+        self._counted = size
+
+    def _release_body(self) -> None:
+        self._owner.body_bytes -= self._counted
+        self._counted = 0
+
     def _complete(self, body: bytes) -> None:
         parsed, admission = self._parsed, self._admission
         assert parsed is not None
@@ -374,7 +337,9 @@ class Connection(asyncio.Protocol):
         self._deadline = math.inf
         if self._buffer:
             self._pause_reading()
-        self._owner.launch(self, Request(parsed.head, body, admission.params), admission)
+        counted, self._counted = self._counted, 0
+        request = Request(parsed.head, body, admission.params)
+        self._owner.launch(self, request, admission, counted)
 
     def _end_of_input(self) -> None:
         """The peer half-closed where a request, or the rest of one, could have been."""
@@ -426,29 +391,19 @@ class Connection(asyncio.Protocol):
         self._write(data)
         if response.more and not bodiless:
             self._rest.extend(response.more)
-            self._write_rest(keep)
+            self._begin_rest(lambda: self._move_on(keep))
         else:
             self._answered(keep)
 
-    def _write_rest(self, keep: bool) -> None:
-        """Go on with a long answer: a piece at a time, so that neither a peer that reads fast nor
-        one that reads slowly keeps the others waiting."""
-        if self._transport is None or self._transport.is_closing():
-            self._rest.clear()
-        elif self._rest:
-            self._write(self._rest.popleft())
-            go_on = lambda: self._write_rest(keep)  # noqa: E731
-            if self._write_paused:
-                self._drained = go_on
-            else:
-                asyncio.get_running_loop().call_soon(go_on)
-        else:
-            self._answered(keep)
-            self._advance()
+    def _move_on(self, keep: bool) -> None:
+        self._answered(keep)
+        self._advance()
 
     def _answered(self, keep: bool) -> None:
         if keep:
             self.state = State.HEAD
+            if not self._buffer:
+                self._owner.idle[self] = None
             self._expect_within(self._owner.limits.idle_timeout)
         elif self._buffer or self._reading_paused:
             self._linger()
@@ -461,6 +416,7 @@ class Connection(asyncio.Protocol):
             return
         bodiless = self._parsed is not None and self._parsed.head.method == "HEAD"
         self._parsed = self._admission = None
+        self._release_body()
         response = error.response()
         self._owner.answers[response.status] += 1
         self._write(frame_response(response, self._owner.date(), keep=False, bodiless=bodiless))
@@ -486,13 +442,22 @@ class Connection(asyncio.Protocol):
             self._end_stream()
             self.close_gracefully()
             return
-        sink = self._sink = _StreamSink(self, transport)
+        sink = self._sink = StreamSink(self, transport)
         sink.writable = not self._write_paused
+        sink.most = 2 * self._owner.limits.stream_slice
         rest = len(self._buffer)
         self._buffer.clear()
         self._resume_reading()
         self._guarded(lambda: stream.opened(sink))
         self._discard(rest)
+
+    def _resume_stream(self) -> None:
+        stream, sink, transport = self._stream, self._sink, self._transport
+        if stream is None or sink is None or transport is None or transport.is_closing():
+            return
+        sink.writable = True
+        sink.most = 2 * self._owner.limits.stream_slice
+        self._guarded(stream.resumed)
 
     def _guarded(self, callback: Callable[[], None]) -> None:
         """Run a stream's callback; its bug ends that stream and nothing else."""
@@ -512,7 +477,7 @@ class Connection(asyncio.Protocol):
 
     # Writing and ending.
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -520,6 +485,47 @@ class Connection(asyncio.Protocol):
         transport.write(data)
         if self._write_timer is None and transport.get_write_buffer_size():
             self._watch_writes(transport)
+
+    def write_long(self, data: bytes) -> None:
+        """For the sink: what is too long for the transport, or comes while there is a rest.
+
+        A transport copies what its peer has not taken, for each of the peers of one event. So it
+        gets slices of the one `data`, the next when there is room for it.
+        """
+        if self.state is not State.STREAM or self._sink is None:
+            return
+        self._sink.writable = False
+        self._sink.most = -1
+        view, size = memoryview(data), self._owner.limits.stream_slice
+        self._rest.extend(view[at : at + size] for at in range(0, len(view), size))
+        if self._after_rest is None:
+            self._begin_rest(self._resume_stream)
+
+    @property
+    def rest_size(self) -> int:
+        return sum(map(len, self._rest))
+
+    def _begin_rest(self, after: Callable[[], None]) -> None:
+        self._after_rest = after
+        if not self._write_paused:
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Go on with what is long: a piece at a time, so that neither a peer that reads fast nor
+        one that reads slowly keeps the others waiting."""
+        after = self._after_rest
+        if after is None or self._transport is None or self._transport.is_closing():
+            self._rest.clear()
+        elif self._rest:
+            self._write(self._rest.popleft())
+            if not self._write_paused:
+                asyncio.get_running_loop().call_soon(self._write_rest)
+        else:
+            self._after_rest = None
+            if self.state is State.CLOSED:
+                self.close_gracefully()
+            else:
+                after()
 
     def _linger(self) -> None:
         """Say that the answer is complete and let the peer read it before the socket goes."""
@@ -543,9 +549,18 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.close()
+        if self._rest:
+            self._pause_reading()  # as a closing transport does; `_write_rest` comes back here
+        else:
+            transport.close()
         if transport.get_write_buffer_size():
             self._watch_writes(transport)
+
+    def give_way(self) -> bool:
+        """Close, being idle; whether that frees the place at once: not while the peer has not
+        taken its last answer."""
+        self.close_gracefully()
+        return self._transport is None or not self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
         self.state = State.CLOSED
@@ -613,7 +628,3 @@ class Connection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._timer = self._write_timer = None
-
-
-def _overloaded() -> HTTPError:
-    return HTTPError(503, "overloaded", "too many connections", (("Retry-After", "1"),))

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 __all__ = ["Limits"]
 
 _KIB = 1024
+_MIB = 1024 * _KIB
+
+_OTHER_FILES = 128  # descriptors that are not for connections: databases, pipes, tools' files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,11 @@ class Limits:
     tiny_chunk_mean: int = 64
     tiny_chunk_grace: int = 64 * _KIB
 
+    # Bodies that are being received or carried out, all together: four of the largest. Small ones
+    # and those of urgent routes do not count, so that nobody's upload keeps a cancel waiting.
+    bodies: int = 128 * _MIB
+    small_body: int = 64 * _KIB
+
     # Seconds. The idle limit must stay above the 90 s for which Go clients keep a connection:
     # they do not retry a POST that raced with our close.
     first_byte_timeout: float = 10.0
@@ -38,14 +46,30 @@ class Limits:
 
     # After an early refusal the peer may still be sending; closing at once would reset the
     # connection and destroy the answer before it was read.
-    linger_bytes: int = 256 * _KIB
+    linger_bytes: int = 4 * _MIB  # some clients read no answer before they have sent all
     linger_timeout: float = 2.0
 
     # What a peer may send on a connection whose answer is a stream.
     stream_input: int = 64 * _KIB
 
+    # A transport keeps a copy of what its peer has not taken. A write to a stream that is longer
+    # than two of these is given to it in such slices: above what a burst of events is joined to.
+    stream_slice: int = 256 * _KIB
+
     # Connections: the last `reserved` serve only urgent routes (cancel, answers, health), so a
-    # full house can still be calmed down. `surplus` more are told 503 rather than just cut.
+    # full house can still be calmed down. `surplus` more are told 503 rather than just cut. A
+    # house is full of those that do something: an idle one is closed to make room.
     connections: int = 1024
     reserved: int = 16
     surplus: int = 64
+
+    @classmethod
+    def for_open_files(cls, files: int) -> Limits:
+        """The limits of a process that may have so many files open. Far below the usual there is
+        a quarter for connections: it then runs out of them before it runs out of files."""
+        usual = cls()
+        room = max(files - _OTHER_FILES, files // 4)
+        surplus = min(usual.surplus, room // 8)
+        connections = max(1, min(usual.connections, room - surplus))
+        reserved = min(usual.reserved, connections // 4)
+        return cls(connections=connections, reserved=reserved, surplus=surplus)

@@ -23,6 +23,7 @@ __all__ = [
     "Response",
     "Sink",
     "Stream",
+    "overloaded",
 ]
 
 Pairs = tuple[tuple[str, str], ...]
@@ -144,6 +145,10 @@ class HTTPError(Exception):
     def response(self) -> Response:
         body = json.dumps({"message": self.message, "code": self.code}).encode("ascii")
         return Response(self.status, body, headers=self.headers)
+
+
+def overloaded(message: str) -> HTTPError:
+    return HTTPError(503, "overloaded", message, (("Retry-After", "1"),))
 
 
 class Sink(Protocol):

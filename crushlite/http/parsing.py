@@ -256,6 +256,11 @@ class ChunkedBody:
         self._fed = 0
         self._tail = b""  # the last bytes fed: how the body ended, which h11 does not tell
 
+    @property
+    def size(self) -> int:
+        """What has arrived so far."""
+        return len(self._data)
+
     def feed(self, buffer: bytearray, body_limit: int) -> bytes | None:
         """Consume `buffer`; the whole body once it is complete, with the rest left in `buffer`."""
         while buffer:

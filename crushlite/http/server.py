@@ -8,19 +8,29 @@ in which requests became complete, so their first steps run in that order too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from crushlite.http.accepting import Acceptor
 from crushlite.http.connection import Connection, Kind
-from crushlite.http.framing import date_line
+from crushlite.http.framing import date_line, frame_response
 from crushlite.http.limits import Limits
-from crushlite.http.messages import HTTPError, Request, RequestHead, Response, Stream
+from crushlite.http.messages import (
+    HTTPError,
+    Request,
+    RequestHead,
+    Response,
+    Stream,
+    overloaded,
+)
 from crushlite.http.parsing import HeadParser
+from crushlite.http.peercred import peer_uid
 
 if TYPE_CHECKING:
     from crushlite.clock import Clock
@@ -28,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HTTPServer", "Statistics"]
 
-_BACKLOG = 1024
 _CANCEL_GRACE = 1.0
 
 Translate = Callable[[Exception], "HTTPError | None"]
@@ -63,7 +72,9 @@ class HTTPServer:
         self.answers: Counter[int] = Counter()  # by status, written by the connections
         self._translate = translate
         self._logger = logger or logging.getLogger(__name__)
-        self._listeners: list[asyncio.Server] = []
+        self.idle: OrderedDict[Connection, None] = OrderedDict()  # kept by the connections
+        self.body_bytes = 0
+        self._acceptors: list[Acceptor] = []
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests = 0
@@ -75,16 +86,11 @@ class HTTPServer:
     # Listening.
 
     async def listen(self, sock: socket.socket) -> None:
-        """Serve on a bound stream socket, unix or TCP. The server closes it; it never unlinks.
-
-        `create_server` is used for both families because `create_unix_server` may remove the
-        socket's file, which is the business of whoever made it.
-        """
+        """Serve on a bound stream socket, unix or TCP. The server closes it; it never unlinks."""
         kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
         port = None if kind == "unix" else sock.getsockname()[1]
-        loop = asyncio.get_running_loop()
         factory = self.protocol_factory(kind, port)
-        self._listeners.append(await loop.create_server(factory, sock=sock, backlog=_BACKLOG))
+        self._acceptors.append(Acceptor(sock, factory, self, self.clock))
 
     def protocol_factory(
         self, kind: Kind = "memory", port: int | None = None
@@ -94,9 +100,9 @@ class HTTPServer:
         return lambda: Connection(self, kind, port)
 
     def stop_listening(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
 
     async def drain(self, timeout: float) -> None:
         """Finish what has begun, then leave.
@@ -142,27 +148,57 @@ class HTTPServer:
             len(self._connections), streams, len(self._tasks), self._requests, dict(self.answers)
         )
 
-    # What connections ask for (`connection.Owner`).
+    # What acceptors ask for (`accepting.House`).
+
+    def make_room(self) -> bool:
+        while self.idle:
+            connection, _ = self.idle.popitem(last=False)
+            if connection.give_way():
+                self._connections.discard(connection)
+                return True
+        return False
+
+    def turn_away(self, sock: socket.socket) -> None:
+        if sock.family == socket.AF_UNIX and peer_uid(sock) != self.expected_uid:
+            return
+        refusal = overloaded("no file descriptors are left").response()
+        self.answers[refusal.status] += 1
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # what is not read now would make the end a reset
+            sock.recv(self.limits.head)
+        with contextlib.suppress(OSError):
+            sock.send(frame_response(refusal, self.date(), keep=False, bodiless=False))
+
+    # What connections ask for (`owner.Owner`).
 
     def joined(self, connection: Connection) -> int:
         self._connections.add(connection)
+        if len(self._connections) > self.limits.connections:
+            self.make_room()
         return len(self._connections)
 
     def left(self, connection: Connection) -> None:
+        self.idle.pop(connection, None)
         self._connections.discard(connection)
         if self._changed is not None:
             self._notify()
 
-    @property
-    def crowded(self) -> bool:
-        return len(self._connections) > self.limits.connections - self.limits.reserved
+    def has_room(self) -> bool:
+        usual = self.limits.connections - self.limits.reserved
+        while len(self._connections) > usual and self.make_room():
+            pass
+        return len(self._connections) <= usual
 
-    def launch(self, connection: Connection, request: Request, admission: Admission) -> None:
+    def launch(
+        self, connection: Connection, request: Request, admission: Admission, counted: int
+    ) -> None:
         self._requests += 1
         coroutine = self._carry_out(connection, request, admission.route.handler)
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        if counted:
+            task.add_done_callback(lambda _: self._release_body(counted))
 
     async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
         answer: Response | Stream
@@ -191,6 +227,9 @@ class HTTPServer:
             self._notify()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._logger.error("a request's task failed", exc_info=error)
+
+    def _release_body(self, counted: int) -> None:
+        self.body_bytes -= counted
 
     def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
         if isinstance(error, HTTPError):

@@ -1,0 +1,144 @@
+"""Accepting connections, also when no file descriptor is left.
+
+asyncio's own server does not stop at an `accept` that fails for want of descriptors: it goes on
+for as many times as its backlog has places, and each time it reports the failure and arms a timer
+that starts it all again. That is tens of thousands of log lines in a few seconds, from a loop that
+has no time left to close what would free a descriptor.
+
+Here, at that limit, an idle connection is closed for each new one. If there is none, a descriptor
+that is kept for this case is closed for a moment, so that the newcomer can be told and does not
+wait for nothing. If even that fails, accepting pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import os
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from crushlite.clock import Clock, Timer
+
+__all__ = ["Acceptor", "House"]
+
+_BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
+_BATCH = 16  # per tick of the loop: what makes room for them happens between the ticks
+_PAUSE = 0.5  # seconds
+_SILENCE = 10.0  # seconds between two log lines about the same trouble
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+
+log = logging.getLogger(__name__)
+
+
+class House(Protocol):
+    """Where the connections are."""
+
+    def make_room(self) -> bool:
+        """Close an idle connection; False if there is none. Its descriptor is free by the next
+        tick of the loop."""
+
+    def turn_away(self, sock: socket.socket) -> None:
+        """Tell a peer, without waiting, that there is no room for it."""
+
+
+class Acceptor:
+    """Accepts on one bound socket, from its making to `close`, which closes the socket."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        factory: Callable[[], asyncio.Protocol],
+        house: House,
+        clock: Clock,
+    ) -> None:
+        self._sock = sock
+        self._factory = factory
+        self._house = house
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._arriving: set[asyncio.Task[object]] = set()  # accepted, not yet connected
+        self._spare: int | None = None
+        self._timer: Timer | None = None
+        self._told = -math.inf
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        self._start()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+        self._give_spare()
+
+    def _start(self) -> None:
+        self._timer = None
+        self._take_spare()
+        self._loop.add_reader(self._sock, self._ready)
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._timer = self._clock.call_later(_PAUSE, self._start)
+
+    def _ready(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._tell(error)
+                out_of_files = error.errno in _OUT_OF_FILES
+                if not out_of_files or not (self._house.make_room() or self._use_spare()):
+                    self._pause()
+                return
+            self._welcome(sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        arrival = self._loop.connect_accepted_socket(self._factory, sock)
+        task = self._loop.create_task(arrival)
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    def _use_spare(self) -> bool:
+        """Accept one, only to send it away; False if the spare descriptor was or is gone."""
+        if self._spare is None:
+            return False
+        self._give_spare()
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            pass  # it has left, or another thread was faster: then there is no spare now
+        else:
+            with sock:
+                self._house.turn_away(sock)
+        return self._take_spare()
+
+    def _take_spare(self) -> bool:
+        if self._spare is None:
+            try:
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return False
+        return True
+
+    def _give_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def _tell(self, error: OSError) -> None:
+        now = self._clock.time()
+        if now - self._told >= _SILENCE:
+            self._told = now
+            log.error(
+                "cannot accept connections: %s. Idle ones are closed and new ones refused; "
+                "if this lasts, raise the limit of open files (ulimit -n)",
+                error.strerror,
+            )

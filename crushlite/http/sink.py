@@ -1,0 +1,59 @@
+"""What a stream writes to: the server's side of `messages.Sink`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["StreamSink"]
+
+
+class _Connection(Protocol):
+    @property
+    def rest_size(self) -> int: ...
+
+    def write_long(self, data: bytes) -> None: ...
+
+    def close_gracefully(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class StreamSink:
+    """The hottest object of the server: one `write` per event and client.
+
+    `writable` and `most` (what may go to the transport in one piece) are plain attributes kept by
+    the connection. The check of `is_closing` is needed on each write because a failed send closes
+    the transport before anyone is told.
+    """
+
+    __slots__ = ("_connection", "_is_closing", "_size", "_write", "most", "writable")
+
+    def __init__(self, connection: _Connection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._write = transport.write
+        self._is_closing = transport.is_closing
+        self._size = transport.get_write_buffer_size
+        self.most = 0
+        self.writable = True
+
+    def write(self, data: bytes) -> None:
+        if not self._is_closing():
+            if len(data) <= self.most:
+                self._write(data)
+            else:
+                self._connection.write_long(data)
+
+    @property
+    def buffered(self) -> int:
+        return self._size() + self._connection.rest_size
+
+    def close(self) -> None:
+        self.writable = False
+        self._connection.close_gracefully()
+
+    def abort(self) -> None:
+        self.writable = False
+        self._connection.abort()
