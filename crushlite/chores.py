@@ -152,7 +152,11 @@ class Chores:
                 lambda conn: run_rows.is_first_prompt(conn, scope, session_id, run_id)
             ):
                 return
-            title = await agent.title(text)
+            try:
+                title = await agent.title(text)
+            except asyncio.CancelledError:
+                await self._title_plainly(session_id, text)
+                raise
             usage = title.usage
             counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
             if usage.estimated:
@@ -165,9 +169,6 @@ class Chores:
             )
             if session is not None:
                 services.hub.publish("updated", session)
-        except asyncio.CancelledError:
-            await self._title_plainly(session_id, text)
-            raise
         except CrushliteError as error:
             log.warning("session %s could not be titled: %s", session_id, error)
         except Exception:

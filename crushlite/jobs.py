@@ -63,7 +63,10 @@ def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
         raise BadRequest("max_steps must be at least 1")
     if prompt.max_cost is not None and prompt.max_cost < 0:
         raise BadRequest("max_cost must not be negative")
-    default = "queue" if prompt.run_id else "steer"
+    # Approval is for one run: it is neither given to the turn of another nor to what joins its own.
+    default = "queue" if prompt.run_id or prompt.auto_approve else "steer"
+    if prompt.auto_approve and prompt.when_busy == WhenBusy.STEER.value:
+        raise BadRequest("auto_approve needs a turn of its own: use another when_busy than steer")
     try:
         when_busy = WhenBusy(prompt.when_busy or default)
     except ValueError:
@@ -86,6 +89,7 @@ def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
 def digest_of(order: Order) -> str:
     """What makes two prompts with one run_id the same prompt."""
     value = [order.session_id, order.prompt, encode(list(order.attachments))]
+    value += [True] * order.auto_approve
     return hashlib.sha256(dumps(value)).hexdigest()
 
 

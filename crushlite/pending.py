@@ -328,7 +328,7 @@ class Questions:
         unattended: float | None = None,
     ) -> None:
         self._publish = publish
-        self._used_ids: set[str] = set()
+        self._used_ids: dict[str, None] = {}  # the latest, oldest first
         self._desk: _Desk[QuestionBatch, list[QuestionResponse] | None] = _Desk(
             self._opened, self._closed, _Attendance(clock, interactive, unattended), None
         )
@@ -350,7 +350,9 @@ class Questions:
         """The agent's own id, the first time. Clients find a batch by these, so one that comes
         again must not draw a late answer to an earlier batch."""
         fresh = given if given and given not in self._used_ids else str(uuid.uuid4())
-        self._used_ids.add(fresh)
+        self._used_ids[fresh] = None
+        if len(self._used_ids) > REMEMBERED:
+            del self._used_ids[next(iter(self._used_ids))]
         return fresh
 
     def listed(self) -> list[QuestionBatch]:

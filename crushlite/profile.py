@@ -155,20 +155,23 @@ class Profile:
         if not wanted.provider_id:
             raise BadRequest("provider_id must not be empty")
         ident = wanted.provider_id.replace(".", r"\.")
-        token, values = _credentials(wanted)
+        values = _credentials(wanted)
+        file = self.places.file(0)
 
         def edit(document: dict[str, Any]) -> None:
             for name, value in values.items():
                 put(document, f"providers.{ident}.{name}", value)
 
         def arrives(config: Config) -> None:
-            provider = config.providers.get(wanted.provider_id)
-            if provider is not None and provider.api_key != token:
+            known = wanted.provider_id in config.providers
+            if known and config.origin(f"providers.{ident}.api_key") != file:
                 raise _OutOfReach
 
         if wanted.scope == 0:
             try:
-                return self._change(0, edit, arrives)
+                changed = self._change(0, edit, arrives)
+                arrives(self.places.load())  # what stood there already may not arrive either
+                return changed
             except _OutOfReach:
                 # A provider that the project brought gets nothing from the user's file, so that no
                 # project can draw a key to itself. Here a person gave it one: it goes to its file.
@@ -206,17 +209,17 @@ def _own_data_dir(workspace: Path) -> Path:
     return real
 
 
-def _credentials(wanted: ProviderKey) -> tuple[str, dict[str, Any]]:
-    """The key itself, and what is written."""
+def _credentials(wanted: ProviderKey) -> dict[str, Any]:
+    """What is written."""
     key = wanted.api_key
     if wanted.kind == "string":
         if not isinstance(key, str):
             raise BadRequest("decode api key: a string was expected")
-        return key, {"api_key": key}
+        return {"api_key": key}
     if wanted.kind == "oauth":
         if not isinstance(key, dict) or not isinstance(key.get("access_token"), str):
             raise BadRequest("decode api key: an object with an access_token was expected")
-        return key["access_token"], {"api_key": key["access_token"], "oauth": key}
+        return {"api_key": key["access_token"], "oauth": key}
     raise BadRequest(f'unsupported api key kind "{wanted.kind}": use string or oauth')
 
 

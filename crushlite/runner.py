@@ -229,23 +229,26 @@ class Runner:
     def cancel(self, session_id: str) -> Hit:
         """Cancel all that a session has accepted so far."""
         self.chores.kill_shells(session_id)
-        return self._canceled(lambda: self._runs.cancel(session_id))
+        return self._canceled(self._runs.cancel(session_id))
 
     async def cancel_run(self, run_id: str) -> Hit:
         """Cancel one run, and nobody behind it. One that has ended is left alone."""
-        run = self._runs.find(run_id)
-        if run is None:
+        run, job = self._runs.find(run_id), self._jobs.get(run_id)
+        if run is not None:
+            return self._canceled(self._runs.cancel_run(run))
+        if job is None:
             await self.run_info(run_id)  # raises if there is no such run
-            return CancelReceipt([]), []
-        return self._canceled(lambda: self._runs.cancel_run(run))
+        return CancelReceipt([]), [job.published] if job is not None else []
 
-    def _canceled(self, cancel: Callable[[], Canceled]) -> Hit:
-        was = {run_id: self._describe(job) for run_id, job in self._jobs.items()}
-        canceled = cancel()
-        endings = [self._jobs[run.run_id].published for run, _ in canceled.receipt]
+    def _canceled(self, canceled: Canceled) -> Hit:
+        jobs = [(self._jobs[run.run_id], was) for run, was in canceled.receipt]
         self._perform(canceled.effects)
-        hit = [CanceledRun(run.run_id, was[run.run_id]) for run, _ in canceled.receipt]
-        return CancelReceipt(hit), endings
+        # What the machine has started may still wait for the ending before it to be written.
+        hit = [
+            CanceledRun(job.run.run_id, was if was != "active" or job.started_at else "accepted")
+            for job, was in jobs
+        ]
+        return CancelReceipt(hit), [job.published for job, _ in jobs]
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:
         jobs = [self._jobs[run.run_id] for run in self._runs.queued(session_id)]
@@ -269,9 +272,7 @@ class Runner:
 
     def busy(self, session_id: str | None = None) -> bool:
         """Accepted counts, and so does an ending that is not published yet."""
-        if session_id is None:
-            return bool(self._jobs)
-        return any(job.run.session_id == session_id for job in self._jobs.values())
+        return any(session_id in (None, job.run.session_id) for job in self._jobs.values())
 
     # The hold ------------------------------------------------------------------------------------
 
@@ -411,7 +412,8 @@ class Runner:
 
     async def _fold(self, job: Job) -> list[Message]:
         """Store the prompts that were typed to steer this turn, then hand them to the agent."""
-        effects = self._runs.fold(job.run)
+        # Who joins a turn must be asked as in one of their own.
+        effects = [] if job.order.auto_approve else self._runs.fold(job.run)
         riders = [self._jobs[r.run_id] for e in effects if isinstance(e, Fold) for r in e.riders]
         for rider in riders:
             rider.carrier = job

@@ -315,11 +315,13 @@ class Runs:
         return self._cancel(session_id, self._lines.get(session_id, []))
 
     def cancel_run(self, run: Run) -> Canceled:
-        """Doom one run, and those that ride with it, and nobody behind it."""
+        """Doom one run, and those that ride with it, and nobody behind it. One that waits in line
+        is forgotten, as by `remove`: it ends now, not when its turn comes."""
         if run.carrier is not None:
-            carrier = run.carrier.run_id
-            raise NotQueued(f"run {run.run_id} is part of the turn of run {carrier}: cancel that")
+            raise NotQueued(f"run {run.run_id} is in the turn of {run.carrier.run_id}: cancel that")
         self._require(run, run.live, "cancel_run")
+        if self.describe(run) == "queued":
+            return Canceled(((run, "queued"),), self._clear(run.session_id, [run]))
         return self._cancel(run.session_id, [run])
 
     def clear(self, session_id: str) -> list[Effect]:

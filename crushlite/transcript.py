@@ -23,6 +23,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
+from crushlite.errors import SessionNotFound
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import FinishPart, ReasoningPart, TextPart, ToolCallPart
 from crushlite.store import listing, messages as message_rows
@@ -384,6 +385,9 @@ class Transcript:
             if self._worked(live, done):
                 self._wrote(live, version)
                 self._retry()
+                return
+            if not done.cancelled() and isinstance(done.exception(), SessionNotFound):
+                self._discard(live)  # deleted under it: there is nothing to try again
                 return
             live.submitted = live.written
             if not live.finished and not live.deleted:  # else its turn's ending writes it

@@ -174,11 +174,11 @@ class Workspace:
     async def _delete_session(self, session_id: str) -> None:
         session: Session = await self._read(session_rows.get_session, session_id)
         family = [session_id, *await self._read(session_rows.child_ids, session_id)]
-        for member in family:
-            await self.runs.drop(member)
-            await self.runs.chores.end_shells(member)
-            await self.jobs.kill_session(member)
         try:
+            for member in family:
+                await self.runs.drop(member)
+                await self.runs.chores.end_shells(member)
+                await self.jobs.kill_session(member)
             gone = await self._write(session_rows.delete_session, session_id, promise=True)
         finally:
             for member in family:  # if it is gone, the store refuses its prompts from now on
@@ -252,7 +252,7 @@ class Workspace:
         lose the last words or write to a closed database."""
         await self.runs.close()
         if self._errands:  # what a request has begun is carried out, whoever leaves meanwhile
-            carried_out = asyncio.ensure_future(asyncio.wait(self._errands))
+            carried_out = asyncio.ensure_future(asyncio.wait(set(self._errands)))
             if not await within(self.clock, carried_out, self._drain):
                 log.error("workspace %s: a request was not carried out in time", self.home.path)
                 carried_out.cancel()

@@ -69,6 +69,14 @@ class DaemonTests(DaemonCase):
         answer = json.loads(printed)
         self.assertEqual((code, answer["stopped"], answer["pid"]), (0, False, 0))
 
+    async def test_of_several_at_once_none_fails(self) -> None:
+        for _ in range(2):
+            daemon = await self.serve(self.socket)
+            answers = await asyncio.gather(*(self.call("stop") for _ in range(4)))
+            self.assertEqual([code for code, _, _ in answers], [0] * 4, answers)
+            self.assertIn("stopped\n", [printed for _, printed, _ in answers])
+            await daemon.end()
+
     async def test_stop_says_what_keeps_it_and_force_ends_that_in_order(self) -> None:
         daemon = await self.serve(self.socket)
         worker = await self.start("run", "/slow 600")

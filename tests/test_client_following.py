@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import unittest
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from crushlite.claims import Graces
 from crushlite.client import Client, ConnectionFailed, Follower, Lost, Recovered
@@ -290,25 +289,22 @@ class AskTests(RunCase):
             self.assertTrue(scripted.canceled)
             self.assertEqual(len(await self.workspace.runs(session.id)), 2)
 
-    async def test_a_prompt_that_begins_while_it_is_taken_back_is_canceled(self) -> None:
-        """And nothing else is: the race is lost between our looking and the daemon's."""
+    async def test_a_cancel_of_a_run_that_was_folded_ends_the_turn_it_is_in_and_no_other(
+        self,
+    ) -> None:
         session = await self.workspace.create_session()
         async with (
-            self.workspace.start("first", session.id) as first,
-            self.workspace.start("second", session.id) as second,
+            self.workspace.start("carrier", session.id) as carrier,
+            self.workspace.start("rider", session.id, when_busy="steer") as rider,
+            self.workspace.start("behind", session.id) as behind,
         ):
-            earlier = await self.daemon.entered(1)
-            remove = self.workspace.remove
-
-            async def late(session_id: str, run_id: str) -> None:
-                earlier.release()
-                await self.daemon.entered(2)
-                await remove(session_id, run_id)
-
-            with mock.patch.object(self.workspace, "remove", late):
-                await second.cancel()
-            self.assertTrue((await second.end()).cancelled)
-            self.assertFalse((await first.end()).cancelled)
+            scripted = await self.daemon.entered(1)
+            await scripted.do(lambda turn: turn.followups())
+            await rider.cancel()
+            for run in (carrier, rider):
+                self.assertTrue((await run.end()).cancelled)
+            (await self.daemon.entered(2)).release()
+            self.assertFalse((await behind.end()).cancelled)
 
     async def test_a_cancel_of_what_has_ended_unseen_does_not_hit_the_next(self) -> None:
         """Its end is on its way to us, and another client's prompt is at work already."""

@@ -1061,8 +1061,10 @@ class ProjectVariableTests(ConfigCase):
         self.assertEqual(self.expand("$GITHUB_TOKEN")[1], {""})
 
     def test_a_server_on_this_machine_gets_them_and_runs_no_command(self) -> None:
-        for host in ("127.0.0.1:8000", "localhost", "[::1]:1", "127.0.0.1.evil.example", "::1.x"):
-            local = not host.endswith((".example", ".x"))
+        here = ("127.0.0.1:8000", "localhost", "[::1]:1", "127.9.9.9")
+        elsewhere = ("127.0.0.1.evil.example", "evil.localhost", "localhost.", "127.0.0.1.")
+        for host in (*here, *elsewhere, "localhost.x", "[fe80::1]", "0.0.0.0"):
+            local = host in here
             own: JSONObject = {"base_url": f"http://{host}/v1", "api_key": "$LAB_KEY"}
             own |= {"models": [MODEL], "extra_headers": {"X-A": "Bearer $PLAIN"}}
             self.write("project", {"providers": {"own": own}})

@@ -375,6 +375,14 @@ class KeyTests(ConfiguredTestCase):
         self.assertEqual(lab, {"api_key": "acc-000000001", "oauth": tokens})
         self.assertNotIn("ref-0000", json.dumps(await self.shown()))
 
+    async def test_a_key_in_any_spelling_for_the_user_s_own_provider_stays_in_the_user_s_file(
+        self,
+    ) -> None:
+        for key in ("$LAB_KEY_OF_MINE", " pasted-key-4711\n"):
+            await self.set_key(key)
+            self.assertEqual(self.written(self.user_file)["providers"]["lab"]["api_key"], key)
+            self.assertFalse(self.own_file.exists(), "the project learns nothing of it")
+
     async def test_a_key_for_a_project_s_own_provider_goes_to_the_workspace_s_file(self) -> None:
         self.configure({})
         (self.project / "crush.json").write_text(

@@ -50,6 +50,25 @@ class TitleTests(PromptTestCase):
             ben = await daemon.join()
             self.assertEqual(await title_of(ben, session), "why is the sky blue " + "?" * 30)
 
+    async def test_a_teardown_costs_no_title_that_is_there(self) -> None:
+        agent = _Titling()
+        agent.let_go.set()
+        async with gated(agent, Settings(graces=Graces(detach=0))) as (daemon, _):
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "first", run_id="one")
+            await anna.events.wait_for("session", title="about first")
+            await anna.prompt(session, "later", run_id="two")
+            await anna.events.wait_for("run_complete", run_id="two")
+            (hosted,) = daemon.backend.everything()
+            chores, titling = hosted.workspace.runs.chores, hosted.workspace.agent
+            assert titling is not None
+            late = chores._spawn(chores._title(titling, "two", session, "later"))
+            await asyncio.sleep(0)
+            late.cancel()
+            await asyncio.wait([late])
+            self.assertEqual(await title_of(anna, session), "about first")
+
     async def test_the_first_text_is_the_title_also_behind_a_file_alone(self) -> None:
         agent = _Titling()
         agent.let_go.set()
@@ -118,6 +137,28 @@ class ApprovalTests(PromptTestCase):
             for run in (free, bound):
                 run.release()
 
+    async def test_an_approved_turn_neither_joins_nor_is_joined(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            ben = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "asks", run_id="asks")
+            asks = await daemon.entered(1)
+            await anna.prompt(session, "free", auto_approve=True)
+            await ben.prompt(session, "steers")
+            self.assertEqual(len(await asks.do(lambda turn: turn.followups())), 1, "only Ben's")
+            asks.release()
+            free = await daemon.entered(2)
+            await ben.prompt(session, "steers again")
+            self.assertEqual(await free.do(lambda turn: turn.followups()), [])
+            free.release()
+            self.assertEqual((await daemon.entered(3)).prompt, "steers again")
+            wrong = await anna.try_prompt(session, "x", auto_approve=True, when_busy="steer")
+            self.assertEqual(wrong.status, 400)
+            self.assertIn("turn of its own", wrong.json["message"])
+            other = await anna.try_prompt(session, "asks", run_id="asks", auto_approve=True)
+            self.assertEqual((other.status, other.json["code"]), (409, "run_id_reused"))
+
 
 class ReceiptTests(PromptTestCase):
     async def test_a_receipt_says_what_the_list_of_runs_says(self) -> None:
@@ -155,13 +196,14 @@ class OneRunTests(PromptTestCase):
                 await anna.prompt(session, text, run_id=text)
             await daemon.entered(1)
             for run_id, was in (("two", "queued"), ("one", "active")):
-                hit = await anna.call("POST", f"/runs/{run_id}/cancel")
+                hit = await anna.call("POST", f"/runs/{run_id}/cancel?wait=20")
                 self.assertEqual(hit.json, {"canceled": [{"run_id": run_id, "was": was}]})
+                self.assertNotEqual(await self.outcome(anna, run_id), "completed")
             third = await daemon.entered(2)
             self.assertEqual(third.prompt, "three")
             third.release()
             ended = [await self.outcome(anna, run_id) for run_id in ("one", "two", "three")]
-            self.assertEqual(ended, ["canceled", "canceled", "completed"])
+            self.assertEqual(ended, ["canceled", "cleared", "completed"])
             again = await anna.call("POST", "/runs/one/cancel?wait=20")
             self.assertEqual((again.status, again.json), (200, {"canceled": []}))
             unknown = await anna.call("POST", "/runs/nobody/cancel")

@@ -214,17 +214,19 @@ class QueueTest(unittest.TestCase):
         hit = self.runs.cancel_run(self.active)
         self.assertEqual(hit.receipt, ((self.active, "active"),))
         self.assertEqual(hit.effects, [Stop(self.active)])
-        self.assertEqual(self.runs.cancel_run(b).effects, [], "it ends when its turn comes")
+        taken_back = self.runs.cancel_run(b)
+        self.assertEqual(taken_back.receipt, ((b, "queued"),))
+        self.assertEqual(taken_back.effects, [End(b, CLEARED)], "not only when its turn comes")
         self.assertEqual(self.runs.queued(S), [c])
         ended = self.runs.finish(self.active, COMPLETED)
-        self.assertEqual(ended, [End(self.active, CANCELED), End(b, CANCELED), Start(c)])
+        self.assertEqual(ended, [End(self.active, CANCELED), Start(c)])
         with self.assertRaises(IllegalCall):
             self.runs.cancel_run(b)
 
     def test_a_cancel_of_one_run_takes_its_riders_along_but_not_the_other_way_round(self) -> None:
         rider = promised(self.runs, "b", WhenBusy.STEER)
         self.runs.fold(self.active)
-        with self.assertRaisesRegex(NotQueued, "part of the turn of run"):
+        with self.assertRaisesRegex(NotQueued, "in the turn of a: cancel that"):
             self.runs.cancel_run(rider)
         self.runs.cancel_run(self.active)
         ended = self.runs.finish(self.active, COMPLETED)

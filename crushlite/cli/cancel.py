@@ -16,13 +16,13 @@ from crushlite.cli.common import (
     show_json,
 )
 from crushlite.cli.lookup import SHORT, choose, is_here, running
-from crushlite.errors import CrushliteError, NotFound, NotQueued, RunNotFound, UsageError
-from crushlite.protocol.runs import CanceledRun
+from crushlite.errors import CrushliteError, RunNotFound, UsageError
 
 if TYPE_CHECKING:
     import argparse
 
     from crushlite.client import RemoteWorkspace
+    from crushlite.protocol.runs import CanceledRun
 
 __all__ = ["add_parser", "run"]
 
@@ -117,14 +117,8 @@ async def _session(workspace: RemoteWorkspace, session_id: str, wait: float | No
 async def _run(
     workspace: RemoteWorkspace, session_id: str, run_id: str, wait: float | None
 ) -> _Receipt:
-    """One that waits is taken out of the line; one at work is canceled. The others stay."""
-    receipt = _Receipt(workspace.info.path, session_id)
-    try:
-        await workspace.remove(session_id, run_id)
-        receipt.canceled.append(CanceledRun(run_id, "queued"))
-    except (NotQueued, NotFound):
-        receipt.canceled = (await workspace.cancel_run(run_id, wait)).canceled
-    return receipt
+    receipt = await workspace.cancel_run(run_id, wait)
+    return _Receipt(workspace.info.path, session_id, receipt.canceled)
 
 
 async def _cancel_busy(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
+ATTEMPTS = 5  # at a daemon that is about to leave: a connection may be lost to that
 GONE_SECONDS = 30.0  # for a daemon to end its runs and close its databases
 LOOK_SECONDS = 0.1
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -96,23 +97,31 @@ async def _stop(options: argparse.Namespace) -> int:
 
 async def _ask(options: argparse.Namespace) -> _Answer:
     answer = _Answer(address_of(options))
-    try:
-        async with reached(options) as client:
-            answer.pid = (await client.vitals()).pid
-            with _process(answer.address, answer.pid) as handle:
-                try:
-                    await client.control()
-                except ServerInUse:
-                    if not options.force:
-                        await _look(client, answer)
-                        return answer
-                    _terminate(handle)
-                await _until_gone(options, handle)
-                answer.stopped = True
-    except ConnectionFailed as error:
-        if error.reached:
-            raise
+    for attempt in range(ATTEMPTS):
+        try:
+            await _end(options, answer)
+            break
+        except ConnectionFailed as error:
+            if not error.reached:
+                answer.stopped = bool(answer.pid)  # it was there: somebody else asks it, too
+                break
+            if attempt == ATTEMPTS - 1:
+                raise
     return answer
+
+
+async def _end(options: argparse.Namespace, answer: _Answer) -> None:
+    async with reached(options) as client:
+        answer.pid = (await client.vitals()).pid
+        with _process(answer.address, answer.pid) as handle:
+            try:
+                await client.control()
+            except ServerInUse:
+                if not options.force:
+                    return await _look(client, answer)
+                _terminate(handle)
+            await _until_gone(options, handle)
+            answer.stopped = True
 
 
 async def _until_gone(options: argparse.Namespace, handle: int | None) -> None:
@@ -171,21 +180,27 @@ def _process(address: str, told: int) -> Iterator[int | None]:
     if not address.startswith("unix://") or not hasattr(signal, "pidfd_send_signal"):
         yield None
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(GONE_SECONDS)
-        sock.connect(address.removeprefix("unix://"))
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(credentials)
-        if pid != told or pid in (0, 1, os.getpid()) or uid != os.geteuid():
-            raise CrushliteError(f"process {pid} of user {uid} listens, not {told}: not ended")
-        handle = os.pidfd_open(pid)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.ExitStack() as held:
         try:
+            handle = _handle(sock, address.removeprefix("unix://"), told)
+            held.callback(os.close, handle)
             sock.sendall(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            if not sock.recv(1):
-                raise CrushliteError("the daemon is leaving already")
-            yield handle
-        finally:
-            os.close(handle)
+            leaving = not sock.recv(1)
+        except OSError as error:
+            raise ConnectionFailed(f"the daemon has left: {error}", reached=False) from error
+        if leaving:
+            raise ConnectionFailed("the daemon is leaving already", reached=False)
+        yield handle
+
+
+def _handle(sock: socket.socket, path: str, told: int) -> int:
+    sock.settimeout(GONE_SECONDS)
+    sock.connect(path)
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    if pid != told or pid in (0, 1, os.getpid()) or uid != os.geteuid():
+        raise CrushliteError(f"process {pid} of user {uid} listens, not {told}: not ended")
+    return os.pidfd_open(pid)
 
 
 def _terminate(handle: int | None) -> None:

@@ -217,15 +217,11 @@ class RunStream:
     async def cancel(self) -> None:
         """Cancel the run and no other of its session; its end comes as an event. A prompt that
         still waits in line is taken back."""
-        if not self._follower.begun:
-            try:
-                return await self.workspace.remove(self.session_id, self.run_id)
-            except (NotQueued, NotFound):
-                pass  # it is at work by now, or over
         try:
             await self.workspace.cancel_run(self.run_id)
-        except NotQueued:  # it was folded: its turn is that of the session
-            await self.workspace.cancel(self.session_id)
+        except NotQueued:  # it was folded into the turn of another
+            carrier = (await self.workspace.run(self.run_id)).folded_into
+            await self.workspace.cancel_run(carrier)
         except NotFound:
             pass  # gone, with its session
 

@@ -10,8 +10,11 @@ __all__ = ["ip_address", "is_local", "is_loopback"]
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL leads to this machine."""
-    return is_loopback(urlsplit(url).hostname or "")
+    """Whether a URL leads to this machine, whoever answers for names: of these only `localhost`
+    itself stands in a file of the machine."""
+    host = urlsplit(url).hostname or ""
+    address = ip_address(host)
+    return host == "localhost" or (address is not None and "%" not in host and is_loopback(host))
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,8 @@ In the files of a project
     It does not matter in which field, because a key goes to the project's host as surely as a
     part of its address. The user lifts this for one variable by naming it in
     `permissions.project_variables` of a file of his own. A key or header for a server on this
-    machine gets what it asks for: there the value does not leave.
+    machine gets what it asks for: there the value does not leave, unless whoever listens there
+    hands it on.
 """
 
 from __future__ import annotations
