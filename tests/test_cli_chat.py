@@ -359,6 +359,28 @@ class SessionTests(ChatCase):
         terminal.press("\r")
         self.assertEqual((await self.daemon.entered(1)).prompt, "one\n\ttwo")
 
+    async def test_the_escape_key_swallows_neither_a_paste_nor_a_letter(self) -> None:
+        terminal = await self.chat()
+        terminal.press("a\x1b")
+        await terminal.shows("> a")
+        terminal.press("\x1b[200~one\r\ntwo\x1b[201~\x1b")
+        await terminal.shows("> aone⏎two")
+        terminal.press("b")
+        await terminal.shows("> aone⏎twob")
+        terminal.press("\r")
+        self.assertEqual((await self.daemon.entered(1)).prompt, "aone\ntwob")
+
+    async def test_what_ctrl_c_threw_away_is_the_first_that_history_brings_back(self) -> None:
+        terminal = await self.chat()
+        for number, text in enumerate(("one", "two"), 1):
+            (await self.asked(terminal, text, number)).release()
+            await self.idle(terminal)
+        for _ in range(2):
+            terminal.press("\x1b[A")
+            await terminal.shows(lambda seen: seen.endswith("\n> two"))
+            terminal.press("\x03")
+            await terminal.shows(lambda seen: seen.endswith("\n>"))
+
 
 class ConnectionTests(ChatCase):
     async def test_after_a_cut_nothing_is_missing_and_nothing_is_there_twice(self) -> None:

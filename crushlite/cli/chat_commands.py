@@ -35,7 +35,7 @@ HELP = (
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [N|NAME]", "the models, or choose one for later prompts"),
     ("/summarize", "replace the conversation so far by a summary"),
-    ("/show [N]", "all of a tool call, of reasoning or of a command's output"),
+    ("/show [N]", "all of a tool call, reasoning or command output"),
     ("/skip", "leave a question without an answer"),
     ("/quit", "leave; Ctrl-D does the same"),
     ("!COMMAND", "run a command here; the model sees it later"),

@@ -51,7 +51,10 @@ class LineEditor:
     # Keys ---------------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[Pressed]:
-        text = self._pending + self._decoder.decode(data)
+        text = self._decoder.decode(data)
+        if self._pending == "\x1b" and not self._pasting and text[:1] not in ("[", "O"):
+            self._pending = ""  # the Escape key: it must not swallow what is typed or pasted next
+        text = self._pending + text
         self._pending = ""
         pressed: list[Pressed] = []
         while text:
@@ -101,8 +104,7 @@ class LineEditor:
             self._insert("\n")
             return []
         text = self.text
-        self.set("")
-        self._position = len(self._history)
+        self.drop()
         return [Pressed("submit", text)]
 
     def _sequence(self, sequence: str) -> None:
@@ -115,6 +117,11 @@ class LineEditor:
 
     def set(self, text: str) -> None:
         self.text, self.cursor = text, len(text)
+
+    def drop(self) -> None:
+        """Forget what is being typed, and where in the history that was."""
+        self.set("")
+        self._position = len(self._history)
 
     def _insert(self, text: str) -> None:
         text = "".join(c for c in text if c.isprintable() or c in "\n\t")

@@ -450,7 +450,7 @@ class Chat:
             self._canceling = True
             self.spawn(self.attempt(self.cancel()))
         elif self.editor.text and not self._canceling:
-            self.editor.set("")
+            self.editor.drop()
         elif self._canceling or self._warned:
             return self.leave(130)
         else:

@@ -310,6 +310,11 @@ export class Desk {
     if (session !== this.current) await this.go(session);
     this.draw();
     await this.look();
+    this.focus();
+  }
+
+  // Ready to type; not where that would make the keyboard of a telephone cover half of the page.
+  focus() {
     if (matchMedia("(min-width: 720px)").matches) byId("prompt").focus();
   }
 
@@ -429,7 +434,7 @@ export class Desk {
     byId("presence").hidden = others < 1;
     setText(byId("presence"), others === 1 ? "1 other here" : `${others} others here`);
     const todos = session.todos || [];
-    byId("todos").hidden = !session.is_busy || todos.length === 0;
+    byId("todos").hidden = !session.is_busy || todos.every((todo) => todo.status === "completed");
     byId("todos").replaceChildren(
       ...todos.map((todo) =>
         el("span", { class: "todo", "data-status": todo.status }, todo.content.slice(0, 200)),
@@ -438,6 +443,10 @@ export class Desk {
   }
 
   drawQueue() {
+    const queue = JSON.stringify(this.queue);
+    if (queue === this.drawnQueue) return; // a button that is about to be pressed stays
+    this.drawnQueue = queue;
+    const inside = byId("queue").contains(document.activeElement);
     byId("queue").hidden = this.queue.length === 0;
     byId("queue-list").replaceChildren(
       ...this.queue.map((waiting) => {
@@ -452,6 +461,7 @@ export class Desk {
         );
       }),
     );
+    if (inside) byId("prompt").focus();
   }
 
   drawAsked() {
@@ -460,7 +470,7 @@ export class Desk {
       [...list].sort((a, b) => (b.session_id === this.current) - (a.session_id === this.current));
     this.permissionAsk.show(here(this.permissions));
     this.questionAsk.show(here(this.questions));
-    this.transcript.setWaiting(this.permissions.map((each) => each.tool_call_id));
+    this.transcript.setWaiting([...this.permissions, ...this.questions].map((each) => each.tool_call_id));
     const now = this.permissionAsk.id || this.questionAsk.id;
     if (now && now !== before)
       this.announce(this.permissionAsk.id ? "A permission is asked for" : "The agent asks a question");

@@ -17,6 +17,7 @@ class Ask {
     this.answer = answer;
     this.elsewhere = elsewhere;
     this.id = null;
+    this.answered = false; // in this page: the button, now disabled, has let the focus go
   }
 
   // Show the first of the open requests, or nothing.
@@ -45,8 +46,10 @@ class Ask {
 
   close() {
     if (this.id === null) return;
-    const inside = this.dialog.contains(document.activeElement);
+    const adrift = this.answered && document.activeElement === document.body;
+    const inside = adrift || this.dialog.contains(document.activeElement);
     this.id = null;
+    this.answered = false;
     this.dialog.removeAttribute("open");
     this.dialog.replaceChildren();
     if (inside) document.getElementById("prompt").focus();
@@ -66,8 +69,12 @@ class Ask {
 
   send(request, body) {
     const buttons = [...this.dialog.querySelectorAll("button")];
+    this.answered = true;
     buttons.forEach((button) => (button.disabled = true));
-    this.answer(request, body).catch(() => buttons.forEach((button) => (button.disabled = false)));
+    this.answer(request, body).catch(() => {
+      this.answered = false;
+      buttons.forEach((button) => (button.disabled = false));
+    });
   }
 }
 
@@ -188,6 +195,15 @@ function field(question) {
     }),
     free,
   );
+  // An Answer pressed too early would be an answer. (Of many, none may be meant.)
+  const check = () => {
+    const missing = !free.value.trim() && !inputs.some((input) => input.checked);
+    free.setCustomValidity(missing ? "Give an answer, or dismiss the question." : "");
+  };
+  if (free && kind === "radio") {
+    check();
+    node.addEventListener("input", check);
+  }
   const read = () => {
     const chosen = inputs.filter((input) => input.checked).map((input) => input.value);
     if (type === "yes_no") return { request_id: id, yes: chosen[0] === "yes" };

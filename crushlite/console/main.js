@@ -27,6 +27,11 @@ async function api(method, path, body) {
     return await request(token(), method, path, body);
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) needToken();
+    // A daemon that was started again does not know the workspace until the stream is back.
+    if (error.status === 404 && patience !== null) {
+      line.hurry(token());
+      throw new ApiError(0, "", "The daemon is just back. Try again.");
+    }
     throw error;
   }
 }
@@ -52,7 +57,9 @@ function take(message) {
     clearTimeout(patience);
     patience = null;
     connection("live", "connected", "");
+    const arriving = byId("desk").hidden;
     show("desk");
+    if (arriving) desk.focus();
     desk.live(message.workspace, message.refetch);
   }
 }

@@ -57,6 +57,9 @@ export class Sessions {
       const item = button.parentNode;
       if (this.list.children[index] !== item) this.list.insertBefore(item, this.list.children[index] || null);
     });
+    if (current === this.shown) return;
+    this.shown = current;
+    this.buttons.get(current)?.scrollIntoView({ block: "nearest" });
   }
 
   make(id) {

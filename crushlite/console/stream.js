@@ -10,7 +10,7 @@
 
 import { ApiError, at, bearer, parsed, request, uuid } from "./api.js";
 
-const BACKOFF = { first: 250, most: 8000 }; // milliseconds
+const BACKOFF = { first: 250, most: 2000 }; // milliseconds; the daemon is on this machine
 const SILENCE = 40_000; // the daemon says something every 15 seconds
 
 export class Feed {

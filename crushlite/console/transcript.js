@@ -28,10 +28,15 @@ export class Transcript {
     this.dirty = new Set();
     this.sticky = true;
     this.scheduled = false;
+    this.top = 0; // where the last scroll ended
+    // Only going up lets go of the end: a dialog below that makes less room is no wish to stay.
     scroller.addEventListener("scroll", () => {
-      this.sticky = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+      const near = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+      if (near || scroller.scrollTop < this.top) this.sticky = near;
+      this.top = scroller.scrollTop;
       this.toEnd.hidden = this.sticky;
     });
+    new ResizeObserver(() => this.sticky && this.scrollToEnd()).observe(scroller);
     toEnd.addEventListener("click", () => this.scrollToEnd());
     document.addEventListener("visibilitychange", () => this.flush());
   }
