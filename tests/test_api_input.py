@@ -225,9 +225,11 @@ class Bodies(InputTestCase):
                     self.assertEqual(answer.status, 200 if route in OPTIONAL else 400)
 
     async def test_a_body_nobody_asked_for_is_not_looked_at(self) -> None:
+        run_id = (await self.anna.prompt(self.session)).json["run_id"]
+        await self.anna.events.wait_for("run_complete")
         for route in BODILESS:
             for body in (b"", b"{", b"\xff", b'{"session_id":1}'):
-                answer = await self.call(route[0], self.url(*route), body)
+                answer = await self.call(route[0], self.url(*route, run_id=run_id), body)
                 self.assertEqual(answer.status, 200, (route, body))
         for route in UNSUPPORTED:
             answer = await self.call(route[0], self.url(*route))

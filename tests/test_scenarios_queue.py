@@ -559,7 +559,7 @@ class NoSecondEndingTests(QueueTestCase):
         self.assertTrue((await self.complete("r"))["cancelled"])
         runs = self.daemon.backend.get(self.anna.workspace["id"]).runs
         self.assertEqual(runs.abandoned, 1)
-        with self.assertLogs("crushlite.runner", "WARNING") as logs:
+        with self.assertLogs("crushlite.jobs", "WARNING") as logs:
             let_go.set()
             await gone.wait()
             await self.anna.events.never("agent_event")

@@ -183,7 +183,8 @@ class OfflineAgent:
         if answers is None:
             await turn.tool_result(call, "The user dismissed the question.", is_error=True)
             return
-        chosen = [choice for answer in answers for choice in answer.selected_ids]
+        own = [answer.selected_ids or [answer.fill_in_text] for answer in answers]
+        chosen = [choice for choices in own for choice in choices if choice]
         await turn.tool_result(call, f"Q1: {text}\nUser selected: {json.dumps(chosen)}")
         await self._stream(turn, f"You chose {', '.join(chosen) or 'nothing'}.\n")
 
