@@ -546,6 +546,27 @@ class StreamTest(Case):
         subscriber.resumed()
         self.assertEqual([data.count(b"data: ") for data in sink.writes], [2, 2, 2])
 
+    async def test_a_stream_that_lagged_gets_a_large_frame_itself_and_no_copy(self) -> None:
+        for resume in (False, True):
+            self.new_hub()
+            waiting = self.hub.subscribe()
+            subscriber, sink = self.stream(paused=True, resume=resume)
+            for number, padding in enumerate((10, 300_000, 20)):
+                self.fact(number, padding)
+            frames = [event.frame for _ in range(3) if (event := waiting.get_nowait())]
+            sink.writable = True
+            subscriber.resumed()
+            self.assertTrue(any(data is frames[1] for data in sink.writes))
+            self.assertEqual(labels(sink.text)[-3:], ["0", "1", "2"])
+
+    async def test_a_sink_that_fails_before_a_large_frame_gets_no_more(self) -> None:
+        subscriber, sink = self.stream(sink=BrokenSink(paused=True))
+        self.fact(1, 300_000)
+        sink.writable = True
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        subscriber.resumed()
+        self.assertEqual((sink.ended, self.hub.failed), ("abort", 1))
+
     async def test_resumed_with_nothing_queued_or_after_the_end_is_harmless(self) -> None:
         subscriber, sink = self.stream()
         subscriber.resumed()

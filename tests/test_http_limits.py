@@ -15,14 +15,11 @@ import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock
-from crushlite.events import Hub
 from crushlite.http.accepting import Acceptor
 from crushlite.http.connection import Connection
 from crushlite.http.limits import Limits
 from crushlite.http.messages import HTTPError, Request, Response, Stream
 from crushlite.http.router import Route
-from crushlite.protocol.messages import Message, TextPart
 from crushlite.testing.memory import MemoryTransport
 from tests.helpers import LIMIT
 from tests.helpers_http import (
@@ -624,33 +621,3 @@ class SharedEvents(SocketTestCase):
             self.assertFalse(stream.sink.writable)
             stream.sink.abort()
         await self.within(self.until(lambda: server.statistics.connections == 0))
-
-    async def test_a_stream_that_lagged_gets_the_large_frame_itself(self) -> None:
-        class Pausing:
-            def __init__(self) -> None:
-                self.writes: list[bytes] = []
-                self.writable = False
-                self.buffered = 0
-
-            def write(self, data: bytes) -> None:
-                self.writes.append(data)
-
-            def close(self) -> None: ...
-
-            def abort(self) -> None: ...
-
-        for resume in (False, True):
-            hub = Hub(clock=FakeClock(), epoch="e")
-            consumer, lagging = hub.subscribe(), hub.subscribe(resume=resume)
-            sink = Pausing()
-            lagging.opened(sink)
-            for size in (10, 300_000, 20):
-                hub.publish("created", Message("m", "user", "s", [TextPart("x" * size)]))
-            events = [await self.within(anext(consumer)) for _ in range(3)]
-            sink.writable = True
-            lagging.resumed()
-            frames = [event.id_frame if resume else event.frame for event in events]
-            prime = b"id: e-0\n\n" if resume else b""
-            self.assertEqual(b"".join(sink.writes), prime + b"".join(frames))
-            self.assertTrue(any(data is events[1].frame for data in sink.writes), "not a copy")
-            hub.close()

@@ -701,6 +701,16 @@ class QuestionTest(QuestionDesk):
             assert answers is not None
             self.assertEqual(answers[0].request_id, "mine")
 
+    async def test_ids_are_remembered_for_so_long_only(self) -> None:
+        with mock.patch("crushlite.pending.REMEMBERED", 2):
+            shown = []
+            for ident in ("mine", "x", "mine", "y", "mine"):
+                task = await self.ask(batch(question("one", id=ident)))
+                shown.append(self.open().questions[0].id)
+                self.questions.cancel()
+                await soon(task)
+        self.assertEqual([ident == "mine" for ident in shown], [True, False, False, False, True])
+
     async def test_an_answer_without_a_batch_id_finds_its_batch_by_its_questions(self) -> None:
         task = await self.ask()
         behind = await self.ask()
