@@ -92,6 +92,7 @@ class RecordingStream(Stream):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.sink: Sink | None = None
+        self.on_resumed: Callable[[], None] = lambda: None
 
     def opened(self, sink: Sink) -> None:
         self.calls.append("opened")
@@ -99,6 +100,7 @@ class RecordingStream(Stream):
 
     def resumed(self) -> None:
         self.calls.append("resumed")
+        self.on_resumed()
 
     def closed(self) -> None:
         self.calls.append("closed")

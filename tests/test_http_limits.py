@@ -526,14 +526,9 @@ class LongWrites(HTTPTestCase):
         transport.lose()
 
     async def test_closing_flushes_the_rest(self) -> None:
-        def drain(transport: MemoryTransport) -> None:
-            task = asyncio.ensure_future(self.server.drain(5.0))
-            self.addCleanup(task.cancel)
-
         ends: dict[str, Callable[[MemoryTransport], None]] = {
             "by the stream": lambda _: self.sink.close(),
             "by the peer's half-close": lambda transport: transport.feed_eof(),
-            "by the server": drain,
         }
         for name, end in ends.items():
             self.stream = RecordingStream()
@@ -552,6 +547,23 @@ class LongWrites(HTTPTestCase):
                 self.assertEqual((transport.lost, transport.aborted), (True, False))
                 self.assertEqual(self.stream.calls, ["opened", "closed"])
                 self.assertEqual(self.clock.pending, 0)
+
+    async def test_at_the_server_s_end_a_stream_that_is_behind_gets_its_last_words(self) -> None:
+        """Nobody may be left without the end of a run because of one large event before it."""
+        transport = await self.open()
+        self.sink.write(self.LONG)
+        await self.read(transport, self.SLICE)
+        draining = asyncio.ensure_future(self.server.drain(5.0))
+        await self.settle()
+        self.stream.on_resumed = lambda: self.sink.write(b"last words")
+        await self.read(transport, len(self.LONG))
+        transport.drain()
+        await self.settle()
+        self.assertEqual(transport.written, self.LONG + b"last words")
+        self.assertEqual((transport.lost, transport.aborted), (True, False))
+        self.assertEqual(self.stream.calls, ["opened", "resumed", "closed"])
+        async with asyncio.timeout(5):
+            await draining
 
     async def test_a_closed_stream_with_a_rest_is_cut_off_when_nothing_moves(self) -> None:
         transport = await self.open()

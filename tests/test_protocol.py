@@ -781,6 +781,8 @@ class LoadsTests(unittest.TestCase):
 
     def test_too_many_values_are_refused_but_not_long_text_with_commas(self) -> None:
         self.refused(b"[" + b"1," * (MAX_VALUES + 1) + b"1]", "more than 200000 values")
+        members = b",".join(b'"%d":""' % number for number in range(2 * MAX_VALUES + 1))
+        self.refused(b"{" + members + b"}", "more than 200000 values")
         text = 'say \\"a, b\\", ' * 100_000
         self.assertEqual(loads(f'{{"prompt":"{text}"}}'.encode())["prompt"].count(","), 200_000)
 

@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
         "_eof",
         "_flushed",
         "_kind",
+        "_leaving",
         "_owner",
         "_parsed",
         "_peer",
@@ -120,6 +121,7 @@ class Connection(asyncio.Protocol):
         # The stream being answered with; both or none.
         self._stream: Stream | None = None
         self._sink: StreamSink | None = None
+        self._leaving = False  # to be closed when it has nothing more to write
 
         # Output: all bytes of answers, and how many of them the kernel had taken at the last look.
         self._answered_bytes = 0
@@ -396,7 +398,7 @@ class Connection(asyncio.Protocol):
             self._answered(keep)
 
     def _move_on(self, keep: bool) -> None:
-        self._answered(keep)
+        self._answered(keep and not self._owner.draining)
         self._advance()
 
     def _answered(self, keep: bool) -> None:
@@ -458,6 +460,8 @@ class Connection(asyncio.Protocol):
         sink.writable = True
         sink.most = 2 * self._owner.limits.stream_slice
         self._guarded(stream.resumed)
+        if self._leaving and sink.writable:
+            self.close_gracefully()
 
     def _guarded(self, callback: Callable[[], None]) -> None:
         """Run a stream's callback; its bug ends that stream and nothing else."""
@@ -568,8 +572,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def wind_down(self, *, streams: bool) -> None:
-        """The server is leaving: end what is idle, and streams when told so."""
-        if self.state is State.HEAD or (streams and self.state is State.STREAM):
+        """The server is leaving: end what is idle, and streams when told so. Behind a paused sink
+        the last events may wait, and a run's end is among them."""
+        if streams and self._sink is not None and not self._sink.writable:
+            self._leaving = True
+        elif self.state is State.HEAD or (streams and self.state is State.STREAM):
             self.close_gracefully()
 
     # Time.
