@@ -722,7 +722,7 @@ class Options(unittest.TestCase):
         with (
             mock.patch.dict(os.environ, env),
             mock.patch("crushlite.logs.configure"),
-            mock.patch("crushlite.cli.serve.Daemon") as daemon,
+            mock.patch("crushlite.daemon.Daemon") as daemon,
         ):
             self.assertEqual(cli.main(["serve", *flags]), 0)
         return dict(daemon.call_args.kwargs)

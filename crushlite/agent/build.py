@@ -9,9 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from crushlite.agent.base import Agent, FollowsConfig, agent_factory
-from crushlite.agent.discovery import Discovery
-from crushlite.agent.providers.build import provider_of
-from crushlite.agent.proxies import proxies_of
 from crushlite.config import scrubbed_environment
 from crushlite.errors import UsageError
 
@@ -35,6 +32,10 @@ def find_agent(name: str, clock: Clock, local: Sequence[LocalServer] = ()) -> Ag
     """The agent behind `--agent`: auto, coder, offline, or module:attr. `local` are the model
     servers that `auto` looks for on this machine if none is configured."""
     if name in ("auto", "coder"):
+        # Imported here, as everything that speaks to models: whoever runs an agent of their own
+        # does not pay for it with a slower start.
+        from crushlite.agent.discovery import Discovery
+
         discovery = Discovery(clock, local if name == "auto" else ())
         make = _chosen if name == "auto" else coder
         return FollowsConfig(
@@ -69,8 +70,8 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     """The coder with the configured models; None if there is none it could use."""
     if config.large is None or config.small is None:
         return None
-    # Imported here: whoever runs an agent of their own does not pay for this one.
     from crushlite.agent.coder import CoderAgent, Options
+    from crushlite.agent.proxies import proxies_of
     from crushlite.agent.tools.base import Desk
     from crushlite.agent.tools.registry import all_tools
 
@@ -93,6 +94,7 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
 
 def _brain(selected: Selected, clock: Clock, proxies: Proxies) -> Brain:
     from crushlite.agent.coder import Brain
+    from crushlite.agent.providers.build import provider_of
 
     provider = selected.provider
     model, choice = selected.model, selected.choice

@@ -10,23 +10,24 @@ import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from crushlite import logs
-from crushlite.agent.build import find_agent
-from crushlite.agent.discovery import LOCAL_SERVERS
 from crushlite.claims import Graces
 from crushlite.cli.common import seconds
 from crushlite.cli.helptext import DefaultsFormatter
 from crushlite.clock import SystemClock
-from crushlite.daemon import Daemon
 from crushlite.listen import default_socket
 from crushlite.settings import Settings
+from crushlite.store.directory import require_free
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from crushlite.daemon import Daemon
 
 
 __all__ = ["add_parser", "serve"]
@@ -161,6 +162,13 @@ def serve(options: argparse.Namespace) -> int:
         allow_config_commands=options.allow_config_commands,
         data_dir=os.path.abspath(options.data_dir) if options.data_dir else "",
     )
+    if settings.data_dir:
+        require_free(Path(settings.data_dir))
+    # Imported here: who finds the data directory in use learns it without waiting for all this.
+    from crushlite.agent.build import find_agent
+    from crushlite.agent.discovery import LOCAL_SERVERS
+    from crushlite.daemon import Daemon
+
     clock = SystemClock()
     daemon = Daemon(
         agents=find_agent(options.agent, clock, LOCAL_SERVERS),

@@ -31,6 +31,7 @@ __all__ = [
     "last_note",
     "make_directory",
     "refuse_links",
+    "require_free",
     "sync_directory",
     "this_boot",
 ]
@@ -126,6 +127,25 @@ def is_owned(directory: Path) -> bool:
     return False
 
 
+def require_free(directory: Path) -> None:
+    """Raise DataDirectoryInUse if some process owns the directory. A look before much is done:
+    only the lock decides, and only the opening says what else is wrong."""
+    try:
+        owned = is_owned(directory)
+        lines = (directory / "crushlite.lock").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return
+    if owned:
+        raise _in_use(directory, lines[0].strip() if lines else "")
+
+
+def _in_use(directory: Path, owner: str) -> DataDirectoryInUse:
+    return DataDirectoryInUse(
+        f"{directory} is in use by process {owner or 'unknown'}; "
+        "stop it, or choose another data directory"
+    )
+
+
 def last_note(directory: Path) -> Note:
     """What the last owner of a directory that nobody owns left behind."""
     try:
@@ -149,10 +169,7 @@ class DirectoryLock:
         except BlockingIOError:
             owner = self._owner()
             os.close(self._descriptor)
-            raise DataDirectoryInUse(
-                f"{directory} is in use by process {owner or 'unknown'}; "
-                "stop it, or choose another data directory"
-            ) from None
+            raise _in_use(directory, owner) from None
         except BaseException:
             os.close(self._descriptor)
             raise
