@@ -104,7 +104,7 @@ class Job:
         self.digest = digest
         self.detach = detach
         self.accepted_at = now
-        self.committed: asyncio.Future[RunRow | None] = loop.create_future()
+        self.inserted: asyncio.Future[RunRow | None] | None = None  # its row, if it has one
         # the turn
         self.user: Live | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None

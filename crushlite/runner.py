@@ -134,10 +134,11 @@ class Runner:
             if job.detach:
                 self._claim(run.run_id, True)
             row, scope = job.row(self._store.boot_id), self._scope
-            inserted = self._store.submit(
+            job.inserted = self._store.submit(
                 lambda conn: run_rows.insert_run(conn, scope, row), promise=True
             )
-            inserted.add_done_callback(lambda done: self._inserted(job, done))
+            # The first callback: whoever waits for the same future is told after it has run.
+            job.inserted.add_done_callback(lambda done: self._inserted(job, done))
             return job
         if known.digest != digest:
             raise RunIdReused(f"run_id {order.run_id!r} was used for another prompt")
@@ -154,8 +155,9 @@ class Runner:
             if known is None:
                 raise
             return known
-        known_row = await asyncio.shield(job.committed)
-        if known_row is not None:
+        assert job.inserted is not None  # a summary has no row, but its digest is no prompt's
+        await asyncio.shield(job.inserted)
+        if job.run.state is RunState.WITHDRAWN:
             return await self.run_info(job.run.run_id)
         return self._job_info(job)
 
@@ -177,9 +179,7 @@ class Runner:
         error = done.exception()
         row = done.result() if error is None else None
         if error is None and (row is None or self._ownerless(row)):
-            effects = self._runs.durable(job.run)
-            job.committed.set_result(None)
-            self._perform(effects)
+            self._perform(self._runs.durable(job.run))
             return
         # Not promised: the session is unknown, the store refused, or it is a repeat of a run that
         # has ended. Whoever waits for this commit learns the same.
@@ -187,11 +187,6 @@ class Runner:
         effects = self._runs.withdraw(job.run)
         if job.detach:
             self._claim(job.run.run_id, False)
-        if error is None:
-            job.committed.set_result(done.result())
-        else:
-            job.committed.set_exception(error)
-            job.committed.exception()  # the poster may be gone; then nobody else reads it
         settled(job.published)
         self._perform(effects)
 
@@ -215,7 +210,6 @@ class Runner:
         order = Order(str(uuid.uuid4()), session_id, "")
         run, _ = self._runs.accept(session_id, order.run_id, WhenBusy.REJECT, SUMMARIZE)
         job = Job(run, order, digest="", detach=False, now=self._clock.now())
-        job.committed.set_result(None)
         self._jobs[run.run_id] = job
         self._perform(self._runs.durable(run))
         await asyncio.shield(job.published)

@@ -47,6 +47,8 @@ class Headers:
 
     def get_all(self, name: str) -> list[str]:
         wanted = name.lower()
+        if wanted not in self._first:
+            return []
         return [value for field, value in self._pairs if field.lower() == wanted]
 
     def __contains__(self, name: object) -> bool:

@@ -7,7 +7,7 @@ parameter matches one non-empty segment.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from crushlite.http.messages import HTTPError, Request, RequestHead, Response, Stream
@@ -86,7 +86,7 @@ class Router:
         if self._guard is not None:
             self._guard(head)
         allowed: set[str] = set()
-        for node, values in _matches(self._root, head.segments, 0, ()):
+        for node, values in _matches(self._root, head.segments):
             found = node.routes.get(head.method)
             if found is None and head.method == "HEAD":
                 found = node.routes.get("GET")
@@ -100,21 +100,20 @@ class Router:
         raise HTTPError(405, "method_not_allowed", "method not allowed here", allow)
 
 
-def _matches(
-    node: _Node, segments: tuple[str, ...], at: int, values: tuple[str, ...]
-) -> Iterator[tuple[_Node, tuple[str, ...]]]:
+def _matches(root: _Node, segments: tuple[str, ...]) -> list[tuple[_Node, tuple[str, ...]]]:
     """Every place the path can mean, literals before parameters: an id may spell a literal, and
     then the method decides which of the two was meant."""
-    if at == len(segments):
-        if node.routes:
-            yield node, values
-        return
-    segment = segments[at]
-    literal = node.literals.get(segment)
-    if literal is not None:
-        yield from _matches(literal, segments, at + 1, values)
-    if node.parameter is not None and segment:
-        yield from _matches(node.parameter, segments, at + 1, (*values, segment))
+    places: list[tuple[_Node, tuple[str, ...]]] = [(root, ())]
+    for segment in segments:
+        deeper = []
+        for node, values in places:
+            literal = node.literals.get(segment)
+            if literal is not None:
+                deeper.append((literal, values))
+            if node.parameter is not None and segment:
+                deeper.append((node.parameter, (*values, segment)))
+        places = deeper
+    return places
 
 
 def _allow(methods: set[str]) -> str:

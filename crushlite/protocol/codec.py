@@ -16,6 +16,7 @@ import re
 import types
 import typing
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import MISSING, field
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
@@ -253,87 +254,131 @@ def decode(cls: type[T], value: JSON, where: str = "body") -> T:
     if not isinstance(value, dict):
         raise BadRequest(f"{where} must be an object, not {_kind(value)}")
     arguments: dict[str, JSON] = {}
-    for attribute, key, hint, tags, required in _decode_plan(cast("Any", cls)):
+    for attribute, key, read, required in _decode_plan(cast("Any", cls)):
         item = value.get(key)
-        if item is None:
-            if required:
-                raise BadRequest(f"{where}.{key} is required")
-            continue
-        place = f"{where}.{key}"
-        arguments[attribute] = _tagged(tags, item, place) if tags else _decode(hint, item, place)
+        if item is not None:
+            arguments[attribute] = read(item, where, key)
+        elif required:
+            raise BadRequest(f"{where}.{key} is required")
     return cls(**arguments)
 
 
+# Checks a value and returns it as Python wants it. The place is given in two parts, which are put
+# together only to complain.
+_Read = Callable[[JSON, str, "str | int"], JSON]
+
+
 @functools.cache
-def _decode_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, bool], ...]:
+def _decode_plan(cls: Any) -> tuple[tuple[str, str, _Read, bool], ...]:
     hints = typing.get_type_hints(cls)
     return tuple(
         (
             f.name,
             f.metadata.get("name") or f.name,
-            hints[f.name],
-            f.metadata.get("tags"),
+            _read_tagged(f.metadata["tags"]) if "tags" in f.metadata else _reader(hints[f.name]),
             f.default is MISSING and f.default_factory is MISSING,
         )
         for f in dataclasses.fields(cls)
     )
 
 
-def _tagged(registry: dict[str, type], value: JSON, where: str) -> list[object]:
-    if not isinstance(value, list):
-        raise BadRequest(f"{where} must be an array, not {_kind(value)}")
-    parts: list[object] = []
-    for index, item in enumerate(value):
-        place = f"{where}[{index}]"
-        tag = item.get("type") if isinstance(item, dict) else None
-        if not isinstance(tag, str) or tag not in registry:
-            raise BadRequest(f"{place}.type must be one of {', '.join(sorted(registry))}")
-        parts.append(decode(registry[tag], item.get("data"), f"{place}.data"))
-    return parts
-
-
-def _decode(hint: Any, value: JSON, where: str) -> JSON:
+def _reader(hint: Any) -> _Read:
+    """What reads a value of this type."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        inner = next(option for option in get_args(hint) if option is not type(None))
-        return _decode(inner, value, where)
+        return _reader(next(option for option in get_args(hint) if option is not type(None)))
     if origin is list:
-        if not isinstance(value, list):
-            raise BadRequest(f"{where} must be an array, not {_kind(value)}")
-        (inner,) = get_args(hint)
-        return [_decode(inner, item, f"{where}[{n}]") for n, item in enumerate(value)]
+        return _read_list(_reader(get_args(hint)[0]))
     if origin is dict:
-        if not isinstance(value, dict):
-            raise BadRequest(f"{where} must be an object, not {_kind(value)}")
-        inner = get_args(hint)[1]
-        return {key: _decode(inner, item, _under(where, key)) for key, item in value.items()}
+        return _read_dict(_reader(get_args(hint)[1]))
     if dataclasses.is_dataclass(hint):
-        return decode(cast("type", hint), value, where)
-    return _decode_scalar(hint, value, where)
+        return lambda value, where, key: decode(cast("type", hint), value, _place(where, key))
+    return _READ_SCALAR[hint]
 
 
-def _decode_scalar(hint: Any, value: JSON, where: str) -> JSON:
-    if hint is Any:
+def _read_list(read: _Read) -> _Read:
+    def read_list(value: JSON, where: str, key: str | int) -> JSON:
+        if not isinstance(value, list):
+            raise _mismatch("an array", value, where, key)
+        place = _place(where, key)
+        return [read(item, place, index) for index, item in enumerate(value)]
+
+    return read_list
+
+
+def _read_dict(read: _Read) -> _Read:
+    def read_dict(value: JSON, where: str, key: str | int) -> JSON:
+        if not isinstance(value, dict):
+            raise _mismatch("an object", value, where, key)
+        place = _place(where, key)
+        return {name: read(item, place, name) for name, item in value.items()}
+
+    return read_dict
+
+
+def _read_tagged(registry: dict[str, type]) -> _Read:
+    def read_part(value: JSON, where: str, key: str | int) -> JSON:
+        place = _place(where, key)
+        tag = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(tag, str) or tag not in registry:
+            raise BadRequest(f"{place}.type must be one of {', '.join(sorted(registry))}")
+        return decode(registry[tag], value.get("data"), f"{place}.data")
+
+    return _read_list(read_part)
+
+
+def _read_any(value: JSON, where: str, key: str | int) -> JSON:
+    return value
+
+
+def _read_string(value: JSON, where: str, key: str | int) -> JSON:
+    if isinstance(value, str):
         return value
-    if hint in (int, float) and isinstance(value, int) and not isinstance(value, bool):
-        if not _INT_MIN <= value <= _INT_MAX:  # float() of a huge one would overflow
-            raise BadRequest(f"{where} must fit in 64 bits")
-        return hint(value)
-    if hint is float and isinstance(value, float):
+    raise _mismatch("a string", value, where, key)
+
+
+def _read_bool(value: JSON, where: str, key: str | int) -> JSON:
+    if isinstance(value, bool):
         return value
-    if hint in (str, bool) and isinstance(value, hint):
+    raise _mismatch("true or false", value, where, key)
+
+
+def _read_int(value: JSON, where: str, key: str | int) -> JSON:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if _INT_MIN <= value <= _INT_MAX:
+            return value
+        raise BadRequest(f"{_place(where, key)} must fit in 64 bits")
+    raise _mismatch("an integer", value, where, key)
+
+
+def _read_float(value: JSON, where: str, key: str | int) -> JSON:
+    if isinstance(value, float):
         return value
-    expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
-    raise BadRequest(f"{where} must be {expected.get(hint, 'valid')}, not {_kind(value)}")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(_read_int(value, where, key))  # of a huge one float() would overflow
+    raise _mismatch("a number", value, where, key)
+
+
+_READ_SCALAR: dict[Any, _Read] = {
+    Any: _read_any,
+    str: _read_string,
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+}
+
+
+def _mismatch(expected: str, value: JSON, where: str, key: str | int) -> BadRequest:
+    return BadRequest(f"{_place(where, key)} must be {expected}, not {_kind(value)}")
+
+
+def _place(where: str, key: str | int) -> str:
+    return f"{where}[{key}]" if isinstance(key, int) else f"{where}.{_shown(key)}"
 
 
 def _kind(value: JSON) -> str:
     kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
     return "null" if value is None else kinds.get(type(value), "a number")
-
-
-def _under(where: str, key: str) -> str:
-    return f"{where}.{_shown(key)}"
 
 
 def _shown(text: str) -> str:

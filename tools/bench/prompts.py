@@ -2,12 +2,16 @@
 
     python tools/bench/prompts.py                      # 1 against 32 posters, and 100,000 messages
     python tools/bench/prompts.py --rounds 3 --messages 20000
+    python tools/bench/prompts.py --sync-ms 5          # as on a disk where a commit takes that long
 
 The daemon is a process of its own, with its database on disk (a 202 waits for fsync). Each poster
 has a session whose first turn never ends, so that every further prompt is stored, promised and
 queued, and nothing else runs: what is measured is the way from the socket to the commit and back.
 Company comes in two kinds: posters that send the next prompt as soon as the last is promised, which
-saturates a core, and as many that leave pauses of random length, as people and scripts do.
+saturates a core (then a prompt waits for the processor, not for the commit, and the ratio is about
+what a prompt costs in processor time, times the posters), and as many that leave pauses of random
+length, as people and scripts do. Beside the reader prompts are posted until it has read everything
+several times.
 Rounds are interleaved (alone, company, alone, reader, ...) and medians are printed with their
 spread; the figures that count are the ratios within a round.
 """
@@ -16,11 +20,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
 import random
+import socket
 import sqlite3
 import statistics
 import subprocess
@@ -28,8 +32,12 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -152,10 +160,17 @@ class Daemon:
                 await self.line.json("GET", f"{self.base}/runs/{prompt['run_id']}?wait=60")
 
 
-async def post(daemon: Daemon, session: str, count: int, pause: float = 0.0) -> list[float]:
+async def post(
+    daemon: Daemon,
+    session: str,
+    count: int,
+    pause: float = 0.0,
+    enough: Callable[[], bool] = lambda: True,
+) -> list[float]:
+    """Post `count` prompts, and go on until it is `enough`."""
     line = await Line.open(daemon.socket)
-    took = []
-    for _ in range(count):
+    took: list[float] = []
+    while len(took) < count or not enough():
         if pause:
             await asyncio.sleep(random.expovariate(1 / pause))
         body = {"session_id": session, "prompt": "a prompt of ordinary length", "run_id": ""}
@@ -183,29 +198,35 @@ async def company(
 
 
 async def beside_reader(
-    daemon: Daemon, sessions: list[str], count: int, big: str
-) -> tuple[list[float], int]:
-    reads = 0
-
-    async def read() -> None:
-        nonlocal reads
-        line = await Line.open(daemon.socket)
-        while True:
-            status, _ = await line.call("GET", f"{daemon.base}/sessions/{big}/messages")
-            assert status == 200
-            reads += 1
-
-    reader = asyncio.create_task(read())
-    try:
-        await asyncio.sleep(0.05)  # the read is under way
-        took = await post(daemon, sessions[0], count)
-    finally:
-        reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reader
-    await daemon.line.json("GET", f"{daemon.base}/sessions")  # after the read that was left
+    daemon: Daemon, sessions: list[str], count: int, big: str, wanted: int
+) -> list[float]:
+    """The reader is a process of its own: taking megabytes would keep the poster from its clock."""
+    target = f"{daemon.base}/sessions/{big}/messages"
+    command = [sys.executable, __file__, "--read", str(daemon.socket), target, str(wanted)]
+    reader = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert reader.stdout is not None
+    await reader.stdout.readline()  # it has asked
+    reading = asyncio.create_task(reader.wait())
+    took = await post(daemon, sessions[0], count, enough=reading.done)
+    assert await reading == 0, "the reader failed"
     await daemon.clear(sessions[:1])
-    return took, reads
+    return took
+
+
+def read(path: str, target: str, times: int) -> None:
+    with socket.socket(socket.AF_UNIX) as line, line.makefile("rb") as answers:
+        line.connect(path)
+        for number in range(times):
+            line.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            if number == 0:
+                print(flush=True)
+            assert answers.readline().startswith(b"HTTP/1.1 200"), "the answer is not a 200"
+            length = 0
+            while (field := answers.readline()) != b"\r\n":
+                name, _, value = field.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            while length > 0:
+                length -= len(answers.read1(min(length, 1 << 20)))
 
 
 def fill(database: Path, session: str, messages: int) -> None:
@@ -250,9 +271,10 @@ def ratio_of(name: str, over: list[float]) -> str:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    names = ("alone", "company", "paced", "reader")
-    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    reads = 0
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    full = f"{options.posters} at full speed"
+    paced = {f"{options.posters}, {rate}/s in all": rate for rate in options.rates}
+    beside = f"one, beside {options.reads} reads"
     with tempfile.TemporaryDirectory(prefix="crushlite-bench-", dir=options.folder) as folder:
         async with Daemon(Path(folder), options.sync_ms) as daemon:
             sessions = [await daemon.busy_session() for _ in range(options.posters)]
@@ -260,28 +282,26 @@ async def measure(options: argparse.Namespace) -> None:
             big = (await daemon.line.json("POST", f"{daemon.base}/sessions", title))["id"]
             fill(daemon.project / ".crushlite" / "crushlite.db", big, options.messages)
             await alone(daemon, sessions, 50)  # warm
+            per_poster = max(10, options.count // 8)
             for _ in range(options.rounds):
-                rows["alone"].append(figures(await alone(daemon, sessions, options.count)))
-                per_poster = max(10, options.count // 8)
-                rows["company"].append(figures(await company(daemon, sessions, per_poster)))
-                pause = options.posters / options.rate
-                paced = await company(daemon, sessions, per_poster // 2, pause)
-                rows["paced"].append(figures(paced))
-                took, seen = await beside_reader(daemon, sessions, options.count, big)
-                rows["reader"].append(figures(took))
-                reads += seen
+                rows["one poster"].append(figures(await alone(daemon, sessions, options.count)))
+                rows[full].append(figures(await company(daemon, sessions, per_poster)))
+                for name, rate in paced.items():
+                    pause = options.posters / rate
+                    took = await company(daemon, sessions, per_poster, pause)
+                    rows[name].append(figures(took))
+                took = await beside_reader(daemon, sessions, options.count, big, options.reads)
+                rows[beside].append(figures(took))
     print(f"{platform.python_version()}, {os.cpu_count()} cores, {options.rounds} rounds")
-    print(line_of("one poster", rows["alone"]))
-    print(line_of(f"{options.posters} at full speed", rows["company"]))
-    print(line_of(f"{options.posters}, {options.rate}/s in all", rows["paced"]))
-    print(line_of(f"one, beside {reads} reads", rows["reader"]))
-    one = rows["alone"]
-    for text, name, which in (
-        (f"p50 of {options.posters} at full speed / of one", "company", 0),
-        (f"p50 of {options.posters} at {options.rate}/s / of one", "paced", 0),
-        (f"p99 beside a reader of {options.messages} / alone", "reader", 1),
-    ):
-        print(ratio_of(text, [m[which] / a[which] for a, m in zip(one, rows[name], strict=True)]))
+    one = rows["one poster"]
+    for name, values in rows.items():
+        print(line_of(name, values))
+    print(f"\nagainst one poster in the same round ({options.messages} messages are read)")
+    for name in (full, *paced):
+        over = [them[0] / alone[0] for alone, them in zip(one, rows[name], strict=True)]
+        print(ratio_of(f"p50 of {name}", over))
+    over = [them[1] / alone[1] for alone, them in zip(one, rows[beside], strict=True)]
+    print(ratio_of(f"p99 of {beside}", over))
 
 
 def main() -> None:
@@ -289,15 +309,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--posters", type=int, default=32)
-    parser.add_argument("--rate", type=int, default=500, help="prompts a second, of all together")
+    parser.add_argument(
+        "--rates",
+        type=lambda text: [int(rate) for rate in text.split(",")],
+        default=[500, 1000, 2000],
+        help="prompts a second, of all together: several, with commas",
+    )
+    parser.add_argument("--reads", type=int, default=3, help="of all messages, beside the prompts")
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--count", type=int, default=400, help="prompts per measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where the database is put (default: the system's)")
     parser.add_argument("--sync-ms", type=float, default=0.0, help="as on a disk that slow")
     parser.add_argument("--serve", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
+    if options.read:
+        path, target, times = options.read
+        read(path, target, int(times))
+    elif options.serve:
         asyncio.run(serve(options.serve, options.sync_ms))
     else:
         asyncio.run(measure(options))
