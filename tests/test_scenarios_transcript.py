@@ -285,6 +285,14 @@ class StructureTests(Bench):
         (row,) = await self.rows()
         self.assertEqual(row.parts, [TextPart("first"), FinishPart("canceled")])
 
+    async def test_a_message_of_a_session_that_was_deleted_meanwhile_is_given_up(self) -> None:
+        await self.store.submit(lambda conn: sessions.delete_session(conn, SCOPE, SESSION))
+        with self.assertLogs("crushlite.transcript"):
+            self.transcript.create(draft("user", (TextPart("too late"), FinishPart("stop"))))
+            await self.clock.settle()
+        self.assertEqual(await self.transcript.messages(SESSION), [])
+        self.assertEqual(self.clock.pending, 0)  # nothing is going to try again
+
     async def test_196_tool_call_add_and_finish_flush(self) -> None:
         """A new tool call, and the end of its input, are told and written; its growth waits."""
         live = self.begin()
