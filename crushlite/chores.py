@@ -1,7 +1,8 @@
-"""Work that belongs to a workspace and is no run of its own: summaries, titles, shell commands.
+"""Work beside the turns of prompts: writing a summary, titles, shell commands.
 
 None of it is bound to the request that asked for it. A title is canceled only by teardown; a shell
-command by a cancel of its session as well; a summary with the run it is part of.
+command by a cancel of its session as well; a summary with the run it is part of, which is that of a
+prompt or, if a client asked for one, a run of the kind `summarize`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a workspace keeps about one run beyond its state, and the lanes effects are performed in."""
+"""What the runner keeps about one run beyond its state, and the lanes effects are performed in."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def digest_of(order: Order) -> str:
 
 
 class Job:
-    """From acceptance until its `run_complete` is out. Only the workspace writes these."""
+    """From acceptance until its `run_complete` is out. Only the Runner writes these."""
 
     def __init__(self, run: Run, order: Order, *, digest: str, detach: bool, now: float) -> None:
         loop = asyncio.get_running_loop()
@@ -187,7 +187,7 @@ def row_info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
 
 
 def _info_of_row(row: RunRow, text: str) -> RunInfo:
-    """An ended run, as its row tells it."""
+    """A run that no Job tells about: it has ended, or its row has no owner yet."""
     return RunInfo(
         run_id=row.run_id,
         session_id=row.session_id,

@@ -2,7 +2,7 @@
 
 Two rules keep this file auditable. Nothing in it awaits, sleeps, stores or publishes: a call
 mutates the machine, returns what must now be done as data, and is over. And nothing outside it
-decides about the state of a run: workspace.py performs what is returned here, in order.
+decides about the state of a run: runner.py performs what is returned here, in order.
 
 Theory of operation
 -------------------
@@ -32,9 +32,9 @@ doomed one ends and an undoomed one starts, unless the machine is held. So a lin
 standing, however a turn ended.
 
 Who may call what: accept, durable, withdraw by the acceptance of a prompt; cancel, cancel_run,
-clear, remove, drop by requests; fold and finish by the turn of the active run; close by teardown;
-hold and release by whoever keeps the endings, and postpone, while held, by the lane that would have
-begun the turn.
+clear, remove by requests; drop by the deletion of a session, and readmit when that is over; fold
+and finish by the turn of the active run; close by teardown; hold and release by whoever keeps the
+endings, and postpone, while held, by the lane that would have begun the turn.
 
 Effects and their order
 -----------------------
@@ -467,7 +467,7 @@ class Runs:
             del self._lines[run.session_id]
 
     def _move(self, run: Run, event: str) -> None:
-        run.state = TRANSITIONS[run.state][event]
+        run.state = TRANSITIONS[run.state][event]  # every caller has checked that there is one
 
     def _require(self, run: Run, legal: bool, event: str) -> None:
         if not legal or self._by_id.get(run.run_id) is not run:

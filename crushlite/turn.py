@@ -1,9 +1,10 @@
 """What an agent's calls do: the transcript they grow, the people they ask, the fence behind them.
 
-A LiveTurn is made by the workspace for one run and handed to the agent. The agent can only add to
-the turn; how it ends is written by `close`, which the workspace calls once, after the agent is
-gone or was given up. From `fence` on every call raises TurnOver and publishes nothing, so an agent
-that was abandoned cannot reach back into a turn that clients have seen end.
+A LiveTurn is made by the runner for one run (or by chores.py for one summary) and handed to the
+agent. The agent can only add to the turn; how it ends is written by `close`, which its maker calls
+once, after the agent is gone or was given up. From `fence` on every call raises TurnOver and
+publishes nothing, so an agent that was abandoned cannot reach back into a turn that clients have
+seen end.
 
 Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
 """
@@ -153,7 +154,7 @@ class LiveTurn:
         self._said = 0
         self._breathed = services.clock.time()
 
-    # For the workspace ---------------------------------------------------------------------------
+    # For its maker -------------------------------------------------------------------------------
 
     @property
     def lives(self) -> list[Live]:
@@ -171,7 +172,7 @@ class LiveTurn:
         return self._step is not None and bool(self._step.fold().text)
 
     def adopt(self, live: Live) -> None:
-        """A message the workspace wrote for this turn."""
+        """A message the runner wrote for this turn."""
         self._lives.append(live)
 
     def fence(self) -> None:

@@ -10,6 +10,7 @@ are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(
     migrations   bringing a file up to date        health           whether writes work
     schema       the tables                        walfile          commits lost from a log
     recovery     what a dead daemon left open      salvage          saving what damage has left
+    listing      long lists, as JSON from SQLite   backup, sizes    a copy; the room a file takes
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.

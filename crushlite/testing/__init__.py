@@ -4,8 +4,9 @@ LocalDaemon     an in-process daemon on a real socket, with a scripted agent
 Participant     one client of it: requests and an event stream
 EventReader     an event stream with `wait_for` and `never`
 ScriptedAgent   an agent whose every move the test decides
+FakeModel       a model server that answers what the test decides, over HTTP
 FakeClock       time that moves when the test says so
-inline_stores   a store that runs in the calling thread
+InlineExecutor  for `Stores(executor=...)`: a store that runs in the calling thread
 MemoryTransport, connect_pair   HTTP without sockets
 """
 
