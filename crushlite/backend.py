@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import FollowsConfig
 from crushlite.claims import Arm, Claims, Disarm, Shutdown, Teardown
+from crushlite.clock import within
 from crushlite.config import ConfigError, Roots
 from crushlite.endings import Endings
 from crushlite.errors import (
@@ -28,7 +29,6 @@ from crushlite.errors import (
     SessionBusy,
     WorkspaceNotFound,
 )
-from crushlite.jobs import within
 from crushlite.profile import Places, Profile
 from crushlite.protocol.config import AgentInfo
 from crushlite.protocol.events import ConfigChanged

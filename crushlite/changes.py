@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from crushlite.clock import settled
 from crushlite.errors import CrushliteError, SessionNotFound
 from crushlite.store.files import Change, record_change, record_gap
 from crushlite.worktree.snapshot import Difference, Snapshot, Snapshots, differences
@@ -171,8 +172,7 @@ class Noting:
 
     def let_go(self) -> None:
         """The command goes on, but from now on it is nobody's."""
-        if not self._let_go.done():
-            self._let_go.set_result(None)
+        settled(self._let_go)
 
     async def _note(self) -> None:
         await asyncio.wait([self._done, self._let_go], return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
 """Injected time: every timer, deadline and timestamp of the package comes from a Clock.
 
 `time()` is monotonic and drives timers; `now()` is wall-clock seconds for records. Nothing is
-ever ordered by `now()`: clocks jump, sequence numbers do not.
+ever ordered by `now()`: clocks jump, sequence numbers do not. `within` waits for something, but not
+for ever.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import asyncio
 import heapq
 import itertools
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Clock", "FakeClock", "SystemClock", "Timer"]
+__all__ = ["Clock", "FakeClock", "SystemClock", "Timer", "settled", "within"]
 
 
 class Timer(Protocol):
@@ -48,6 +49,27 @@ class SystemClock:
 
     async def sleep(self, delay: float) -> None:
         await asyncio.sleep(delay)
+
+
+def settled(future: asyncio.Future[None]) -> None:
+    """Resolve a future that may be resolved already."""
+    if not future.done():
+        future.set_result(None)
+
+
+async def within(clock: Clock, future: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for a future without owning it; False when the time was up first."""
+    if future.done():
+        return True
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_later(seconds, lambda: settled(waiter))
+    future.add_done_callback(_wake := lambda _: settled(waiter))
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        future.remove_done_callback(_wake)
+    return future.done()
 
 
 class _FakeTimer:
@@ -88,13 +110,8 @@ class FakeClock:
         if delay <= 0:  # as on the real clock: only a turn for the others, no timer
             await asyncio.sleep(0)
             return
-        woken = asyncio.get_running_loop().create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        timer = self.call_later(delay, wake)
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self.call_later(delay, lambda: settled(woken))
         try:
             await woken
         finally:

@@ -9,6 +9,7 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from crushlite.clock import settled
 from crushlite.errors import BadRequest, CrushliteError
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
@@ -21,7 +22,7 @@ from crushlite.turn import Failure, Order
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from crushlite.clock import Clock, Timer
+    from crushlite.clock import Timer
     from crushlite.protocol.messages import Prompt
     from crushlite.runs import Run
     from crushlite.store import Connection
@@ -38,8 +39,6 @@ __all__ = [
     "nothing",
     "read_prompt",
     "row_info",
-    "settled",
-    "within",
     "words",
 ]
 
@@ -264,12 +263,6 @@ class Lanes:
             await asyncio.shield(self._idle)
 
 
-def settled(future: asyncio.Future[None]) -> None:
-    """Resolve a future that may be resolved already."""
-    if not future.done():
-        future.set_result(None)
-
-
 async def nothing() -> None:
     """Pushed to a lane to learn when everything before it is done."""
 
@@ -283,18 +276,3 @@ def log_late(done: asyncio.Future[None]) -> None:
 def log_crash(done: asyncio.Future[None]) -> None:
     if not done.cancelled() and done.exception() is not None:
         log.error("an effect could not be performed", exc_info=done.exception())
-
-
-async def within(clock: Clock, future: asyncio.Future[Any], seconds: float) -> bool:
-    """Wait for a future without owning it; False when the time was up first."""
-    if future.done():
-        return True
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = clock.call_later(seconds, lambda: settled(waiter))
-    future.add_done_callback(_wake := lambda _: settled(waiter))
-    try:
-        await waiter
-    finally:
-        timer.cancel()
-        future.remove_done_callback(_wake)
-    return future.done()

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.blocking import run_blocking
 from crushlite.chores import Chores, write_summary
+from crushlite.clock import settled, within
 from crushlite.endings import TROUBLE, Ending, announcement, completion, record
 from crushlite.errors import (
     BadRequest,
@@ -49,8 +50,6 @@ from crushlite.jobs import (
     nothing,
     read_prompt,
     row_info,
-    settled,
-    within,
     words,
 )
 from crushlite.protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from crushlite.background import Jobs
 from crushlite.changes import Changes
+from crushlite.clock import within
 from crushlite.errors import BadRequest, SessionBusy
 from crushlite.events import Bounds, Hub
-from crushlite.jobs import within
 from crushlite.pending import Permissions, Questions
 from crushlite.protocol.sessions import Session
 from crushlite.runner import Runner

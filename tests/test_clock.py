@@ -7,7 +7,7 @@ import time
 import unittest
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock, SystemClock
+from crushlite.clock import FakeClock, SystemClock, settled, within
 
 if TYPE_CHECKING:
     from crushlite.clock import Clock, Timer
@@ -214,3 +214,41 @@ class SystemClockTests(unittest.IsolatedAsyncioTestCase):
     async def test_both_clocks_are_clocks(self) -> None:
         clocks: list[Clock] = [SystemClock(), FakeClock()]  # the type checker is the test
         self.assertEqual(len(clocks), 2)
+
+
+class WithinTests(unittest.IsolatedAsyncioTestCase):
+    def setUp(self) -> None:
+        self.clock = FakeClock()
+
+    async def start(self, seconds: float) -> tuple[asyncio.Future[None], asyncio.Task[bool]]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(within(self.clock, future, seconds))
+        await self.clock.settle()
+        return future, waiting
+
+    async def test_it_is_true_as_soon_as_the_future_is_done(self) -> None:
+        future, waiting = await self.start(5)
+        settled(future)
+        await self.clock.settle()
+        self.assertTrue(waiting.done() and waiting.result())
+        self.assertEqual(self.clock.pending, 0)
+        self.assertTrue(await within(self.clock, future, 5))
+
+    async def test_it_is_false_when_the_time_is_up_and_leaves_the_future_alone(self) -> None:
+        future, waiting = await self.start(5)
+        await self.clock.advance(5)
+        self.assertTrue(waiting.done() and not waiting.result())
+        self.assertFalse(future.done())
+
+    async def test_a_cancelled_wait_leaves_neither_a_timer_nor_a_cancelled_future(self) -> None:
+        future, waiting = await self.start(5)
+        waiting.cancel()
+        await self.clock.settle()
+        self.assertTrue(waiting.cancelled())
+        self.assertEqual((future.done(), self.clock.pending), (False, 0))
+
+    async def test_settling_twice_is_harmless(self) -> None:
+        future, waiting = await self.start(5)
+        settled(future)
+        settled(future)
+        self.assertTrue(await waiting)

@@ -14,8 +14,8 @@ from crushlite.api.context import (
     optional_client,
     seconds,
 )
+from crushlite.clock import within
 from crushlite.errors import BadRequest, NotFound
-from crushlite.jobs import within
 from crushlite.protocol.config import AgentInit, SelectedModel
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.runs import Accepted

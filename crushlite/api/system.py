@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from crushlite.api.context import EMPTY, answer, body, canonical_client
 from crushlite.api.vitals import Process
+from crushlite.clock import within
 from crushlite.errors import BadRequest, ServerInUse
-from crushlite.jobs import within
 from crushlite.protocol.health import Check, Health
 from crushlite.protocol.workspaces import Control, VersionInfo
 from crushlite.version import __version__

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import h11
 
+from crushlite.clock import settled
 from crushlite.http.messages import Headers
 from crushlite.http.peercred import peer_uid
 
@@ -286,8 +287,7 @@ class _Connection(asyncio.Protocol):
         self._exchange = self._transport = None
         self.stop_idling()
         self._forget(self)
-        if not self.gone.done():
-            self.gone.set_result(None)
+        settled(self.gone)
 
     @property
     def connected(self) -> bool:

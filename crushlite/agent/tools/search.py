@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.tools.arguments import flag, number, schema, text, texts
 from crushlite.agent.tools.base import Outcome, denied
+from crushlite.clock import within
 from crushlite.errors import BadRequest
-from crushlite.jobs import within
 from crushlite.worktree import walk
 from crushlite.worktree.paths import locate
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from crushlite.agent.tools.arguments import flag, number, schema, text
 from crushlite.agent.tools.base import Outcome, denied, failure
 from crushlite.agent.tools.safe import environment, is_harmless
+from crushlite.clock import within
 from crushlite.errors import BadRequest, Conflict
-from crushlite.jobs import within
 from crushlite.worktree.paths import locate
 
 if TYPE_CHECKING:
