@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from crushlite.clock import Clock, Timer
     from crushlite.process import Command, Exit
 
-__all__ = ["JobOutput", "Jobs"]
+__all__ = ["Background", "JobOutput"]
 
 
 class JobOutput(NamedTuple):
@@ -36,7 +36,7 @@ class _Job:
         self.doomed = False  # killed before it had started
 
 
-class Jobs:
+class Background:
     """The background commands of a workspace. They belong to a session, not to a run.
 
     A job that has ended stays until its output was read, for an hour, or until too many newer

@@ -42,7 +42,7 @@ from crushlite.worktree.states import FileState, mode_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from crushlite.background import JobOutput, Jobs
+    from crushlite.background import Background, JobOutput
     from crushlite.changes import Changes
     from crushlite.clock import Clock
     from crushlite.events import Hub
@@ -81,7 +81,7 @@ class Services:
     questions: Questions
     interactive: Callable[[], bool]
     coalesce: float
-    jobs: Jobs
+    background: Background
     changes: Changes
 
 
@@ -411,7 +411,7 @@ class LiveTurn:
 
     def keep(self, command: Command) -> str:
         self._check()
-        job_id = self._services.jobs.adopt(self.session_id, command)
+        job_id = self._services.background.adopt(self.session_id, command)
         self._commands.discard(command)
         if command in self._noting:
             self._noting[command].let_go()
@@ -419,11 +419,11 @@ class LiveTurn:
 
     def job_output(self, job_id: str) -> JobOutput:
         self._check()
-        return self._services.jobs.output(job_id, self.session_id)
+        return self._services.background.output(job_id, self.session_id)
 
     async def kill_job(self, job_id: str) -> Exit | None:
         self._check()
-        return await self._services.jobs.kill(job_id, self.session_id)
+        return await self._services.background.kill(job_id, self.session_id)
 
     async def summarize(self) -> None:
         self._check()

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from crushlite.background import Jobs
+from crushlite.background import Background
 from crushlite.changes import Changes
 from crushlite.clock import within
 from crushlite.errors import BadRequest, SessionBusy
@@ -115,10 +115,10 @@ class Workspace:
             questions=self.questions,
             interactive=ties.interactive,
             coalesce=settings.coalesce,
-            jobs=Jobs(clock),
+            background=Background(clock),
             changes=Changes(home.path, home.store, home.scope, self.hub, clock),
         )
-        self.jobs = services.jobs
+        self.background = services.background
         self._undoing = Undoing(services.changes, home.store, home.scope)
         self.runs = Runner(services, agent, settings, ties.claim, home.endings)
         self.clock = clock
@@ -178,7 +178,7 @@ class Workspace:
             for member in family:
                 await self.runs.drop(member)
                 await self.runs.chores.end_shells(member)
-                await self.jobs.kill_session(member)
+                await self.background.kill_session(member)
             gone = await self._write(session_rows.delete_session, session_id, promise=True)
         finally:
             for member in family:  # if it is gone, the store refuses its prompts from now on
@@ -257,7 +257,7 @@ class Workspace:
                 log.error("workspace %s: a request was not carried out in time", self.home.path)
                 carried_out.cancel()
         await self.runs.chores.close()
-        await self.jobs.close()
+        await self.background.close()
         self.transcript.flush_all()
         self.hub.close()
         await self.runs.aclose()

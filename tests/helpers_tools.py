@@ -18,7 +18,7 @@ from crushlite import process
 from crushlite.agent.base import Verdict
 from crushlite.agent.tools.base import Call, Desk, Outcome, failure
 from crushlite.agent.tools.registry import all_tools
-from crushlite.background import JobOutput, Jobs
+from crushlite.background import Background, JobOutput
 from crushlite.clock import SystemClock
 from crushlite.errors import CrushliteError
 from crushlite.pending import check_questions
@@ -73,7 +73,7 @@ class FakeTurn:
         self.shown: list[tuple[str, str]] = []
         self.started = asyncio.Event()  # a command runs, and the tool has gone on
         self.said = asyncio.Event()  # it has put something out
-        self.jobs = Jobs(SystemClock())
+        self.jobs = Background(SystemClock())
 
     async def permission(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.background import Jobs
+from crushlite.background import Background
 from crushlite.changes import Changes
 from crushlite.clock import FakeClock
 from crushlite.events import Hub
@@ -88,7 +88,7 @@ class Bench(BoundedTestCase):
             questions=Questions(self.hub.publish, clock=self.clock),
             interactive=lambda: True,
             coalesce=self.coalesce,
-            jobs=Jobs(self.clock),
+            background=Background(self.clock),
             changes=Changes(self.path, self.store, SCOPE, self.hub, self.clock),
         )
 

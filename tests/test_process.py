@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import process
-from crushlite.background import Jobs
+from crushlite.background import Background
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound
 from crushlite.process import Command, Exit, Output, start
@@ -666,7 +666,7 @@ class JobTests(ProcessTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.fake = FakeClock()
-        self.jobs = Jobs(self.fake, live=3, kept=2)
+        self.jobs = Background(self.fake, live=3, kept=2)
 
     async def asyncTearDown(self) -> None:
         await self.jobs.close()

@@ -28,7 +28,7 @@ class TurnTests(Bench):
             self.services, path=self.path, clock=SystemClock(), permissions=self.permissions
         )
         self.action = "deny"
-        self.addAsyncCleanup(self.services.jobs.close)
+        self.addAsyncCleanup(self.services.background.close)
         self.live = self.turn()
         self.desk = Desk(self.path, {"PATH": os.environ["PATH"]})
         self.tools = {tool.name: tool for tool in all_tools()}
