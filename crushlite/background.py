@@ -8,12 +8,8 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from crushlite.errors import Conflict, NotFound
-from crushlite.process import start
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-
     from crushlite.clock import Clock, Timer
     from crushlite.process import Command, Exit
 
@@ -27,13 +23,11 @@ class JobOutput(NamedTuple):
 
 
 class _Job:
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, command: Command) -> None:
         self.session_id = session_id
-        self.starting: asyncio.Future[None] | None = None
-        self.command: Command | None = None
+        self.command = command
         self.exit: Exit | None = None
         self.expiry: Timer | None = None
-        self.doomed = False  # killed before it had started
 
 
 class Background:
@@ -59,49 +53,27 @@ class Background:
     def live(self) -> int:
         return len(self._jobs) - len(self._ended)
 
-    async def start(
-        self,
-        session_id: str,
-        command: str | Sequence[str],
-        *,
-        cwd: str | os.PathLike[str],
-        env: Mapping[str, str],
-        on_output: Callable[[bytes], None] | None = None,
-    ) -> str:
-        """Start a command in the background; returns its job id."""
-        job_id, job = self._enter(session_id)
-
-        async def launch() -> None:  # one step from "it runs" to "it can be found and killed"
-            clock = self._clock
-            started = await start(command, cwd=cwd, env=env, clock=clock, on_output=on_output)
-            self._run(job_id, job, started)
-
-        job.starting = asyncio.ensure_future(launch())
-        try:
-            await job.starting
-        except BaseException:
-            if job.command is not None:  # nobody will ever know its id
-                job.command.kill()
-                await job.command.wait()
-            self._forget(job_id)
-            if job.doomed:
-                raise Conflict("the job was killed before it had started") from None
-            raise
-        return job_id
-
     def adopt(self, session_id: str, command: Command) -> str:
-        """Make a job of a command that already runs."""
-        job_id, job = self._enter(session_id)
-        self._run(job_id, job, command)
+        """Make a job of a command that already runs; returns the job's id."""
+        if self._closed:
+            raise Conflict("the workspace is closing: no new jobs")
+        if self.live >= self._max_live:
+            raise Conflict(
+                f"{self._max_live} background jobs are running, which is the most there may be: "
+                "kill one first"
+            )
+        self._count += 1
+        job_id = str(self._count)
+        self._jobs[job_id] = _Job(session_id, command)
+        command.done.add_done_callback(lambda done: self._end(job_id, done.result()))
         return job_id
 
     def output(self, job_id: str, session_id: str) -> JobOutput:
         """What a session's job has said so far. One that has ended is forgotten after this."""
         job = self._find(job_id, session_id)
-        text = job.command.output.text() if job.command is not None else ""
         if job.exit is not None:
             self._forget(job_id)
-        return JobOutput(text, job.exit is not None, job.exit)
+        return JobOutput(job.command.output.text(), job.exit is not None, job.exit)
 
     async def kill(self, job_id: str, session_id: str) -> Exit | None:
         """End a session's job; returns when it is dead. Its output stays readable."""
@@ -123,18 +95,6 @@ class Background:
         for job_id in ids:
             self._forget(job_id)
 
-    def _enter(self, session_id: str) -> tuple[str, _Job]:
-        if self._closed:
-            raise Conflict("the workspace is closing: no new jobs")
-        if self.live >= self._max_live:
-            raise Conflict(
-                f"{self._max_live} background jobs are running, which is the most there may be: "
-                "kill one first"
-            )
-        self._count += 1
-        job = self._jobs[str(self._count)] = _Job(session_id)
-        return str(self._count), job
-
     def _find(self, job_id: str, session_id: str) -> _Job:
         job = self._jobs.get(job_id)
         if job is None or job.session_id != session_id:
@@ -142,10 +102,6 @@ class Background:
                 f"no job {job_id}: there was none, or it has ended and its output was read"
             )
         return job
-
-    def _run(self, job_id: str, job: _Job, command: Command) -> None:
-        job.command = command
-        command.done.add_done_callback(lambda done: self._end(job_id, done.result()))
 
     def _end(self, job_id: str, result: Exit) -> None:
         job = self._jobs.get(job_id)
@@ -164,14 +120,7 @@ class Background:
             job.expiry.cancel()
 
     async def _kill(self, jobs: list[_Job]) -> None:
-        """Returns when all of them are dead, and those that were starting have not started."""
-        waits: list[asyncio.Future[None] | asyncio.Future[Exit]] = []
+        """Returns when all of them are dead."""
         for job in jobs:
-            if job.command is not None:
-                job.command.kill()
-                waits.append(job.command.done)
-            elif job.starting is not None:
-                job.doomed = True
-                job.starting.cancel()
-                waits.append(job.starting)
-        await asyncio.gather(*waits, return_exceptions=True)
+            job.command.kill()
+        await asyncio.gather(*(job.command.done for job in jobs), return_exceptions=True)
