@@ -91,8 +91,8 @@ class Live:
     def finished(self) -> bool:
         return self.message.finish is not None
 
-    def fold(self) -> Message:
-        """Join the tails and return the message itself."""
+    def joined(self) -> Message:
+        """The message itself, with the tails joined to it."""
         if self.text_tail:
             part = next(part for part in self.message.parts if isinstance(part, TextPart))
             part.text += "".join(self.text_tail)
@@ -105,9 +105,7 @@ class Live:
 
     def snapshot(self) -> Message:
         """A copy that later changes do not touch."""
-        message = copy.copy(self.fold())
-        message.parts = [copy.copy(part) for part in message.parts]
-        return message
+        return _copy(self.joined())
 
 
 class Transcript:
@@ -126,14 +124,15 @@ class Transcript:
     # Writing -------------------------------------------------------------------------------------
 
     def create(self, message: Message, insert: Callable[[Connection], None] | None = None) -> Live:
-        """Begin a message: published at once, its row submitted."""
-        live = self._begin(message, insert)
+        """Begin a message: published at once, its row submitted. `insert` makes that row."""
+        first, scope = _copy(message), self._scope
+        live = Live(message, insert or (lambda c: message_rows.insert_message(c, scope, first)))
+        self._live[message.id] = live
+        live.earlier = self._latest.get(message.session_id)
+        self._latest[message.session_id] = live
+        self._hub.publish("created", live.snapshot())
         self._write(live)
         return live
-
-    def begin(self, message: Message, insert: Callable[[Connection], None] | None = None) -> Live:
-        """Begin a message whose row the caller's own transaction will write (see `unsaved`)."""
-        return self._begin(message, insert)
 
     def say(self, live: Live, text: str) -> None:
         self._close_reasoning(live)
@@ -173,7 +172,7 @@ class Transcript:
         self._close_reasoning(live, flush=False)
         parts = [part for part in live.message.parts if not isinstance(part, FinishPart)]
         live.message.parts = [*parts, finish]
-        live.fold()
+        live.joined()
         self.changed(live, write=write)
 
     def erase(self, live: Live) -> None:
@@ -296,17 +295,6 @@ class Transcript:
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _begin(self, message: Message, insert: Callable[[Connection], None] | None) -> Live:
-        first = copy.copy(message)
-        first.parts = [copy.copy(part) for part in message.parts]
-        scope = self._scope
-        live = Live(message, insert or (lambda c: message_rows.insert_message(c, scope, first)))
-        self._live[message.id] = live
-        live.earlier = self._latest.get(message.session_id)
-        self._latest[message.session_id] = live
-        self._hub.publish("created", live.snapshot())
-        return live
-
     def _grew(self, live: Live, amount: int) -> None:
         if live.deleted:
             return  # its timers would run for ever, as nothing of it is published
@@ -348,7 +336,7 @@ class Transcript:
     def _close_reasoning(self, live: Live, *, flush: bool = True) -> None:
         part = next((p for p in live.message.parts if isinstance(p, ReasoningPart)), None)
         if part is not None and not part.finished_at:
-            live.fold()
+            live.joined()
             part.finished_at = int(self._clock.now())
             if flush:
                 self.changed(live)
@@ -409,7 +397,10 @@ class Transcript:
 
     def _worked(self, live: Live, done: asyncio.Future[None]) -> bool:
         """Whether a write succeeded; one that failed is remembered for `_retry`."""
-        if _log_failure(done):
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            log.warning("a message could not be written yet: %s", error)
+        if error is None and not done.cancelled():
             self._failed.pop(live, None)
             return True
         self._failed[live] = None
@@ -452,16 +443,6 @@ class Transcript:
         live.timer = live.row_timer = None
 
 
-def _log_failure(done: asyncio.Future[None]) -> bool:
-    """Whether a write succeeded; a failed one is retried by the transaction that ends the turn."""
-    if done.cancelled():
-        return False
-    error = done.exception()
-    if error is not None:
-        log.warning("a message could not be written yet: %s", error)
-    return error is None
-
-
 def _overlaid(rows: list[Message], seen: dict[str, Live]) -> list[Message]:
     """Rows, oldest first, with what streams have seen of them instead, and the newer ones."""
     answer = []
@@ -472,6 +453,12 @@ def _overlaid(rows: list[Message], seen: dict[str, Live]) -> list[Message]:
         elif not live.deleted:
             answer.append(live.snapshot())
     return answer + [live.snapshot() for live in seen.values() if not live.deleted]
+
+
+def _copy(message: Message) -> Message:
+    copied = copy.copy(message)
+    copied.parts = [copy.copy(part) for part in message.parts]
+    return copied
 
 
 def _text(message: Message) -> bytes:

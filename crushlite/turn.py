@@ -169,7 +169,7 @@ class LiveTurn:
     @property
     def wrote(self) -> bool:
         """Whether the agent said anything at all."""
-        return self._step is not None and bool(self._step.fold().text)
+        return self._step is not None and bool(self._step.joined().text)
 
     def adopt(self, live: Live) -> None:
         """A message the runner wrote for this turn."""

@@ -41,6 +41,11 @@ class CoalescingTests(Bench):
         self.hub.log.clear()
         return live
 
+    def unwritten(self, message: Message) -> Live:
+        """A message that has begun and whose row is not submitted yet."""
+        with mock.patch.object(self.transcript, "_write"):
+            return self.transcript.create(message)
+
     async def test_194_five_deltas_two_events(self) -> None:
         """Of five deltas within a window the first goes out at once, the others as one event."""
         live = self.begin()
@@ -152,7 +157,7 @@ class CoalescingTests(Bench):
         self.transcript.create(draft("user", (TextPart("one"), finish)))
         self.transcript.create(draft("user", (TextPart("two"), finish)))
         await self.clock.settle()
-        self.transcript.begin(draft("user", (TextPart("three"), finish)))
+        self.unwritten(draft("user", (TextPart("three"), finish)))
         self.transcript.create(draft())
         for session in (SESSION, None):
             found = json.loads(
@@ -171,7 +176,7 @@ class CoalescingTests(Bench):
 
         async def read_late(work: Any) -> Any:
             if texts:
-                live = self.transcript.begin(draft("user", (TextPart(texts.pop(0)), finish)))
+                live = self.unwritten(draft("user", (TextPart(texts.pop(0)), finish)))
                 await self.store.submit(self.transcript.unsaved([live]))
             return await read(work)
 
@@ -190,7 +195,7 @@ class CoalescingTests(Bench):
         async def read_late(work: Any) -> Any:
             nonlocal reads
             reads += 1
-            live = self.transcript.begin(draft("user", (TextPart(str(reads)), finish)))
+            live = self.unwritten(draft("user", (TextPart(str(reads)), finish)))
             await self.store.submit(self.transcript.unsaved([live]))
             return await read(work)
 
@@ -213,7 +218,7 @@ class CoalescingTests(Bench):
             reads += 1
             message = draft("user", (TextPart(str(reads)), finish))
             message.session_id = SESSION if reads == 1 else "other"
-            live = self.transcript.begin(message)
+            live = self.unwritten(message)
             if reads > 1:  # the first one is still waiting for its row
                 await self.store.submit(self.transcript.unsaved([live]))
             return await read(work)
