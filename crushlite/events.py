@@ -108,8 +108,8 @@ class Event:
     action: str
     kind: str
     payload: object
-    frame: bytes
-    id_line: bytes
+    frame: bytes  # what every stream gets; nothing of a tool output, which is for those with ids
+    id_line: bytes  # what streams with ids get before the frame: of a tool output all there is
     key: str | None  # the message this is growth of
     supersedes: str | None  # the message whose queued growth this makes obsolete
     size: int
@@ -135,6 +135,7 @@ class HubStatistics:
     encoded_bytes: int  # their frames, each counted once
     subscribers: int  # open streams and in-process consumers
     waiting: int  # those of them that are read from a queue
+    queued_bytes: int  # not yet taken by any of them: in their queues and in their transports
     ring_entries: int
     ring_bytes: int
     conflated: int  # growth skipped, summed over all subscribers
@@ -191,9 +192,6 @@ class Subscriber(asyncio.Queue[Event | None]):
     `slow` or `failed`. `when_closed` is called once after that, from the event loop, never from
     inside `publish`; set late, it is called when the connection next reports.
     """
-
-    status = 200
-    headers = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
 
     def __init__(
         self, hub: Hub, *, tagged: bool, prime: bytes = b"", opening: Sequence[Event] = ()
@@ -396,7 +394,7 @@ class Subscriber(asyncio.Queue[Event | None]):
     def _comment(self) -> None:
         """Tell an idle client (and whatever is in between) that the stream lives."""
         keepalive = self._hub.bounds.keepalive
-        silent = self._hub.clock.time() - self._hub.active
+        silent = self._hub.clock.time() - self._hub.published_at
         if silent < keepalive - _EARLY:
             self._arm(keepalive - silent, self._comment)
             return
@@ -441,9 +439,9 @@ class Hub:
         self.clock = clock
         self.bounds = bounds
         self.epoch = secrets.token_hex(8) if epoch is None else epoch
-        self.current = 0  # the newest number
+        self.current = 0  # the newest number,
+        self.published_at = clock.time()  # and when it was given out
         self.floor = 0  # the newest number evicted for space: older ids cannot be resumed
-        self.active = clock.time()  # when it was given out
         self.closed = False
         # The lanes, as ordered sets.
         self.base: dict[Subscriber, None] = {}
@@ -474,7 +472,7 @@ class Hub:
             return 0
         event = self._event(action, payload, self.current + 1, growth=growth)
         self.current = event.seq
-        self.active = self.clock.time()
+        self.published_at = self.clock.time()
         self._encoded_bytes += len(event.frame)
         self._remember(event)
         for subscriber in tuple(self.waiting):
@@ -619,15 +617,21 @@ class Hub:
         """End every stream after what is queued for it. Later subscribers get a closed one."""
         self.flush()
         self.closed = True
-        for subscriber in (*self.base, *self.tagged, *self.waiting):
+        for subscriber in self._subscribers():
             subscriber.end("hub")
 
+    def _subscribers(self) -> list[Subscriber]:
+        return [*self.base, *self.tagged, *self.waiting]
+
     def statistics(self) -> HubStatistics:
+        subscribers = self._subscribers()
+        each = [subscriber.statistics() for subscriber in subscribers]
         return HubStatistics(
             published=self.current,
             encoded_bytes=self._encoded_bytes,
-            subscribers=len(self.base) + len(self.tagged) + len(self.waiting),
+            subscribers=len(subscribers),
             waiting=len(self.waiting),
+            queued_bytes=sum(one.bytes + one.buffered for one in each),
             ring_entries=len(self._ring.entries),
             ring_bytes=self._ring.bytes,
             conflated=self.conflated,

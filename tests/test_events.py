@@ -436,12 +436,6 @@ class ConsumerTest(Case):
 
 
 class StreamTest(Case):
-    async def test_a_stream_answers_as_an_event_stream(self) -> None:
-        subscriber = self.hub.subscribe()
-        self.assertEqual(subscriber.status, 200)
-        self.assertIn(("Content-Type", "text/event-stream"), subscriber.headers)
-        self.assertIn(("Cache-Control", "no-cache"), subscriber.headers)
-
     async def test_what_is_published_between_subscribe_and_opened_is_not_lost(self) -> None:
         subscriber = self.hub.subscribe()
         self.fact(1)

@@ -121,10 +121,8 @@ def _of_runs(backend: Backend) -> Iterator[Family]:
 
 def _of_events(backend: Backend) -> Iterator[Family]:
     totals = backend.totals()
-    hubs = [hosted.workspace.hub for hosted in backend.everything()]
-    readers = [one for hub in hubs for one in (*hub.base, *hub.tagged, *hub.waiting)]
-    held = [reader.statistics() for reader in readers]
-    queued = sum(one.bytes + one.buffered for one in held)
+    hubs = [hosted.workspace.hub.statistics() for hosted in backend.everything()]
+    queued = sum(hub.queued_bytes for hub in hubs)
     closed = {"slow": totals["closed_slow"], "failed": totals["closed_failed"]}
     yield Family("crushlite_events_published_total", "Events published.", totals["published"])
     yield Family(

@@ -14,7 +14,7 @@ from crushlite.protocol.workspaces import CreateWorkspace
 if TYPE_CHECKING:
     from crushlite.api.context import Context
     from crushlite.events import Subscriber
-    from crushlite.http.messages import Request, Response, Sink
+    from crushlite.http.messages import Pairs, Request, Response, Sink
 
 __all__ = [
     "compact",
@@ -79,9 +79,9 @@ async def events(context: Context, request: Request) -> Stream:
 class _EventStream(Stream):
     """A subscriber as an HTTP answer: the two were made for each other, hence no logic here."""
 
+    headers: Pairs = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
+
     def __init__(self, subscriber: Subscriber) -> None:
-        self.status = subscriber.status
-        self.headers = subscriber.headers
         self._subscriber = subscriber
 
     def opened(self, sink: Sink) -> None:
