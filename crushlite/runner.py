@@ -357,7 +357,7 @@ class Runner:
         return Outcome.FAILED
 
     def _turn(self, job: Job, agent: Agent) -> LiveTurn:
-        async def summarize(turn: LiveTurn) -> None:
+        async def summarize() -> None:
             if agent.summarizes:
                 await write_summary(self._services, job.order, agent)
 
@@ -620,8 +620,8 @@ class Runner:
             log.error("workspace %s: not saved are %s", self._services.path, list(self._unsaved))
         self._endings.leave(self)
 
-    async def aclose(self) -> None:
-        """Let go of the agent and of whatever it left running."""
+    async def let_agents_go(self) -> None:
+        """Close them, and cancel whatever they left running."""
         closing = self._spawn(self.staff.close())
         if not await within(self._clock, closing, self._settings.drain):
             log.error("workspace %s: the agent did not close", self._services.path)

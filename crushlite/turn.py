@@ -120,7 +120,7 @@ class LiveTurn:
         order: Order,
         selected: SelectedModel,
         fold: Callable[[], Awaitable[list[Message]]],
-        summarize: Callable[[LiveTurn], Awaitable[None]] | None = None,
+        summarize: Callable[[], Awaitable[None]] | None = None,
         *,
         is_summary: bool = False,
     ) -> None:
@@ -302,8 +302,7 @@ class LiveTurn:
 
     async def step(self) -> None:
         self._check()
-        if self._order.max_steps is not None and self._steps >= self._order.max_steps:
-            raise LimitReached(f"stopped at max_steps = {self._order.max_steps}")
+        self._check_steps()
         self._end_step()
         self._new_step = True
         await self._breathe()
@@ -430,7 +429,7 @@ class LiveTurn:
         if self._summarize is not None:
             self._end_step()
             self._new_step = True
-            await self._summarize(self)
+            await self._summarize()
 
     # For the agent: bookkeeping ------------------------------------------------------------------
 
@@ -485,6 +484,11 @@ class LiveTurn:
         if self._over:
             raise TurnOver(f"the turn of run {self.run_id} has ended")
 
+    def _check_steps(self) -> None:
+        limit = self._order.max_steps  # not what the agent may have made of its own copy
+        if limit is not None and self._steps >= limit:
+            raise LimitReached(f"stopped at max_steps = {limit}")
+
     async def _noted(self) -> None:
         """Wait until what commands that have ended changed is on record: what comes next must not
         be taken for theirs."""
@@ -502,9 +506,7 @@ class LiveTurn:
 
     def _current(self) -> Live:
         if self._new_step:
-            limit = self._order.max_steps
-            if limit is not None and self._steps >= limit:
-                raise LimitReached(f"stopped at max_steps = {limit}")
+            self._check_steps()
             self._end_step()
             self._create_step()
         return self.last

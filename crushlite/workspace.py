@@ -260,7 +260,7 @@ class Workspace:
         await self.background.close()
         self.transcript.flush_all()
         self.hub.close()
-        await self.runs.aclose()
+        await self.runs.let_agents_go()
 
     async def _errand(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(work)

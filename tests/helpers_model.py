@@ -287,7 +287,7 @@ class CoderBench(Bench):
         async def nobody() -> list[Message]:
             return []
 
-        async def summarize(turn: LiveTurn) -> None:
+        async def summarize() -> None:
             await write_summary(self.services, asked, Agent(agent))
 
         selected = SelectedModel(model="m", provider="p")
