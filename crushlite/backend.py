@@ -131,8 +131,7 @@ class Backend:
         except BaseException:
             self._perform(self.claims.failed())
             raise
-        if request.env:
-            hosted.envs[request.client_id] = list(request.env)
+        self._remember_env(hosted, request)
         answer = self.describe(hosted, request.client_id)
         if request.version not in ("", __version__, f"crushlite-{__version__}"):
             answer.warning = (
@@ -140,6 +139,14 @@ class Backend:
                 "if something misbehaves, restart the older of the two"
             )
         return answer
+
+    def _remember_env(self, hosted: Hosted, request: CreateWorkspace) -> None:
+        """For as long as the client has a claim: it may hold secrets, and clients come and go."""
+        if request.env:
+            hosted.envs[request.client_id] = list(request.env)
+        here = {client for client, _, _ in self.claims.clients(hosted.workspace.id)}
+        for client in hosted.envs.keys() - here:
+            del hosted.envs[client]
 
     async def _join(self, request: CreateWorkspace) -> Hosted:
         """Find or open, then claim, without a gap between the two in which it could go away."""
@@ -250,6 +257,7 @@ class Backend:
         finally:
             endings = self._endings.get(store.data_dir)
             if endings is not None and endings.idle:
+                endings.close()
                 del self._endings[store.data_dir]
 
     async def compact(self, hosted: Hosted) -> tuple[int, int]:

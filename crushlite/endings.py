@@ -111,6 +111,10 @@ class Endings:
         """Nobody uses this, and nothing would be lost with it."""
         return not self._waiting and not self._holders
 
+    def close(self) -> None:
+        """Let go of the store, which may live on: a daemon keeps its shared one open."""
+        self._store.off_healed(self._wake)
+
     def require_none(self) -> None:
         """Refuse what would be written behind an ending that waits."""
         if self._waiting:

@@ -385,6 +385,16 @@ class JoinTests(BackendTestCase):
         # It is no whole environment, so it adds to the daemon's own.
         self.assertEqual(dict(hosted.workspace.home.env), {**os.environ, "TOKEN": "anna"})
 
+    async def test_an_environment_is_forgotten_when_its_client_has_left(self) -> None:
+        stays = await self.create(env=["TOKEN=anna"])
+        for leave in (self.backend.retire, lambda ben: self.backend.release(stays.id, ben)):
+            ben = str(uuid.uuid4())
+            await self.create(env=["TOKEN=ben"], client_id=ben)
+            leave(ben)
+        await self.create()
+        (hosted,) = self.backend.everything()
+        self.assertEqual(list(hosted.envs.values()), [["TOKEN=anna"]])
+
     async def test_a_whole_environment_stands_for_itself(self) -> None:
         await self.create(env=["TOKEN=anna", "PATH=/bin"])
         (hosted,) = self.backend.everything()
@@ -505,6 +515,15 @@ class SharedDirectoryTests(WorkspaceTestCase):
         again = await self.daemon.join()
         self.assertNotEqual(again.workspace["id"], first.workspace["id"])
         self.assertEqual(await self.titles(again), ["kept"])
+
+    async def test_a_workspace_that_is_gone_leaves_nothing_on_the_shared_store(self) -> None:
+        store = self.daemon.daemon._shared_store
+        assert store is not None
+        before = len(store._health._watchers)
+        for _ in range(3):
+            await (await self.daemon.create()).retire()
+            await until(lambda: not self.daemon.backend._closing, "the teardown is over")
+        self.assertEqual(len(store._health._watchers), before)
 
     async def test_a_relative_shared_directory_is_relative_to_the_daemon(self) -> None:
         elsewhere = self.shared.parent / "elsewhere"
