@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import unittest
 
-from crushlite.http.sse import SSEEvent, SSEParser, SSETooLong
+from crushlite.api.routes import TABLE
+from crushlite.http.sse import LINE_LIMIT, SSEEvent, SSEParser, SSETooLong
+from crushlite.protocol.codec import dumps
 
 # (stream, the events it holds, the last id after it)
 CASES: list[tuple[bytes, list[SSEEvent], str | None]] = [
@@ -67,6 +69,13 @@ class Parser(unittest.TestCase):
         self.assertEqual(parser.feed(b"data: x\r\n\r"), [SSEEvent("x")])
         self.assertEqual(parser.feed(b"\n"), [])
         self.assertEqual(parser.feed(b"data: y\r\r"), [SSEEvent("y")])
+
+    def test_whatever_a_prompt_may_hold_can_be_read_back(self) -> None:
+        growth = max(
+            len(dumps(char)[1:-1]) / len(char.encode()) for char in "\u0416\u20ac\U0001f600"
+        )
+        largest = max(entry.body_limit for entry in TABLE)
+        self.assertGreater(LINE_LIMIT, growth * largest + 2**20)
 
     def test_a_line_is_bounded(self) -> None:
         line = b"data: " + b"x" * 94
