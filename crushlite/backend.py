@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 from crushlite.agent.base import FollowsConfig
 from crushlite.claims import Arm, Claims, Disarm, Shutdown, Teardown
 from crushlite.clock import within
-from crushlite.config import ConfigError, Roots
+from crushlite.config import Roots
 from crushlite.endings import Endings
 from crushlite.errors import (
     BadRequest,
     ChannelMismatch,
+    ConfigError,
     SessionBusy,
     WorkspaceNotFound,
 )

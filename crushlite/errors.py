@@ -5,6 +5,7 @@ functions never translate anything and a client can branch on `code` without rea
 
     CrushliteError                     500 internal
     ├── BadRequest                     400 bad_request      the caller must change the request
+    │   ├── ConfigError                400 bad_config       a configuration file cannot be used
     │   └── NoAgent                    400 no_agent
     ├── NotFound                       404 not_found
     │   ├── WorkspaceNotFound          404 workspace_not_found   clients re-register on this one
@@ -48,6 +49,7 @@ __all__ = [
     "BadRequest",
     "ChannelMismatch",
     "ClientRetired",
+    "ConfigError",
     "Conflict",
     "CorruptDatabase",
     "CrushliteError",
@@ -100,6 +102,13 @@ class CrushliteError(Exception):
 class BadRequest(CrushliteError):
     status = 400
     code = "bad_request"
+
+
+class ConfigError(BadRequest):
+    """A configuration file cannot be used; the message names the file and the place in it, and
+    never a value: values may be keys."""
+
+    code = "bad_config"
 
 
 class NoAgent(BadRequest):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.config import (
     Config,
-    ConfigError,
     change,
     data_directory,
     global_file,
@@ -25,7 +24,7 @@ from crushlite.config import (
     put,
     take,
 )
-from crushlite.errors import BadRequest, StoreUnusable
+from crushlite.errors import BadRequest, ConfigError, StoreUnusable
 from crushlite.protocol.codec import encode
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from unittest import mock
 from crushlite.config import (
     CONTEXT_FILES,
     Config,
-    ConfigError,
     Roots,
     data_directory,
     expand,
@@ -32,7 +31,7 @@ from crushlite.config import (
     set_value,
 )
 from crushlite.config.catalogue import CATALOGUE
-from crushlite.errors import BadRequest
+from crushlite.errors import BadRequest, ConfigError
 from crushlite.protocol.codec import dumps
 from crushlite.protocol.config import AgentInfo, Model, SelectedModel
 

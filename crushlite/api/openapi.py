@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from crushlite import errors
 from crushlite.api.context import answer
-from crushlite.config import ConfigError
 from crushlite.protocol.events import Envelope
 from crushlite.protocol.schema import Schemas
 from crushlite.version import __version__
@@ -195,7 +194,7 @@ def _codes() -> dict[int, list[str]]:
     """Every code that can be the answer to a request, by status."""
     tree = [getattr(errors, name) for name in errors.__all__]
     codes = {status: set(listed) for status, listed in AT_THE_DOOR.items()}
-    for error in [*tree, ConfigError]:
+    for error in tree:
         if error not in UNANSWERED:
             codes.setdefault(error.status, set()).add(error.code)
     return {status: sorted(codes[status]) for status in sorted(codes)}

@@ -27,7 +27,7 @@ Synchronous: call it in a thread.
 
 from __future__ import annotations
 
-from crushlite.config.files import ConfigError, Roots, global_file
+from crushlite.config.files import Roots, global_file
 from crushlite.config.loading import data_directory, load
 from crushlite.config.providers import Provider, Selected
 from crushlite.config.secrets import redact, scrubbed_environment
@@ -38,7 +38,6 @@ __all__ = [
     "CONTEXT_FILES",
     "Choice",
     "Config",
-    "ConfigError",
     "Options",
     "Provider",
     "Roots",

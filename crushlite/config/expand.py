@@ -26,8 +26,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config.files import ConfigError
 from crushlite.config.secrets import is_secret_name, looks_like_token, looks_secret
+from crushlite.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

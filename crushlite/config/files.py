@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from crushlite.errors import BadRequest
+from crushlite.errors import BadRequest, ConfigError
 from crushlite.protocol.codec import loads
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_FILE",
     "NAME",
-    "ConfigError",
     "Roots",
     "Source",
     "find",
@@ -42,13 +41,6 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIGITS = re.compile(r"the integer \S+ does")
 
 Kind = Literal["machine", "project", "data"]
-
-
-class ConfigError(BadRequest):
-    """A configuration file cannot be used; the message names the file and the place in it, and
-    never a value: values may be keys."""
-
-    code = "bad_config"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import copy
 import re
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config.files import ConfigError
+from crushlite.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,9 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config.files import MAX_FILE, ConfigError, Source, parse, read
+from crushlite.config.files import MAX_FILE, Source, parse, read
 from crushlite.config.merge import check, kind_of, spell, split_key
+from crushlite.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
