@@ -38,7 +38,6 @@ from crushlite.protocol.config import (
     RemoveValue,
     SelectedModel,
     SetValue,
-    wire_config,
 )
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
 from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
@@ -489,15 +488,6 @@ class DetailTests(unittest.TestCase):
         self.assertIsNone(decode(CreateWorkspace, {}).env)
         self.assertEqual(decode(CreateWorkspace, {"env": []}).env, [])
         self.assertEqual(encode(CreateWorkspace(env=[]))["env"], [])
-
-    def test_the_synthetic_config_has_all_the_client_dereferences(self) -> None:
-        config = wire_config("/d", Model(id="m"), SelectedModel("m", "own"))
-        self.assertEqual(config["options"]["tui"], {})
-        self.assertEqual(config["options"]["data_directory"], "/d")
-        self.assertIs(config["options"]["disable_metrics"], True)
-        self.assertEqual([p.get("disable") for p in config["providers"].values()], [None])
-        self.assertEqual(config["providers"]["own"]["models"][0]["id"], "m")
-        self.assertEqual(config["models"]["large"], {"model": "m", "provider": "own"})
 
     def test_the_vocabularies_are_those_of_the_base_protocol(self) -> None:
         self.assertEqual(permissions.ACTIONS, ("allow", "allow_session", "deny"))

@@ -24,7 +24,7 @@ from crushlite.config.secrets import (
     worth_hiding,
 )
 from crushlite.protocol.codec import decode, encode
-from crushlite.protocol.config import Model, SelectedModel, wire_config
+from crushlite.protocol.config import Model, SelectedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -247,25 +247,35 @@ class Config:
     # The wire ------------------------------------------------------------------------------------
 
     def wire(self, data_dir: Path | str, agent: AgentInfo | None = None) -> dict[str, Any]:
-        """The configuration for clients. An agent that needs no provider (offline, or one's own)
-        is shown as a provider of its own: the Crush client does not start without one."""
-        model, selected = (agent.model, agent.model_cfg) if agent else (None, None)
-        answer = wire_config(str(data_dir), model, selected)
+        """The configuration for clients. The Crush client reads `options`, `options.tui` and
+        `providers` without a check, so these are always there. An agent that needs no provider
+        (offline, or one's own) is shown as one: that client does not start without any."""
         given = self._merged.get("options") or {}
-        answer["options"] |= {key: given[key] for key in _SHOWN_OPTIONS if key in given}
-        answer["options"] |= {
+        options = {
+            "data_directory": str(data_dir),
+            "disable_default_providers": True,
+            **{key: given[key] for key in _SHOWN_OPTIONS if key in given},
             "context_paths": list(self.options.context_paths),
             "disable_metrics": self.options.disable_metrics,
             "initialize_as": self.options.initialize_as,
             "tui": dict(self.options.tui),
         }
         if agent is None:
-            answer["providers"] = {p.id: _wire_provider(p) for p in self.providers.values()}
+            providers = {p.id: _wire_provider(p) for p in self.providers.values()}
             chosen = {"large": self.large, "small": self.small}
-            answer["models"] = {role: encode(s.choice) for role, s in chosen.items() if s}
-        answer["mcp"] = {name: _wire_server(server) for name, server in self.mcp.items()}
-        answer["lsp"] = {name: _wire_server(server) for name, server in self.lsp.items()}
-        answer["permissions"] = {"allowed_tools": list(self.allowed_tools)}
+            models = {role: encode(s.choice) for role, s in chosen.items() if s}
+        else:
+            own = agent.model_cfg.provider
+            providers = {own: _own_provider(agent)}
+            models = dict.fromkeys(("large", "small"), encode(agent.model_cfg))
+        answer = {
+            "options": options,
+            "models": models,
+            "providers": providers,
+            "mcp": {name: _wire_server(server) for name, server in self.mcp.items()},
+            "lsp": {name: _wire_server(server) for name, server in self.lsp.items()},
+            "permissions": {"allowed_tools": list(self.allowed_tools)},
+        }
         for section in ("recent_models", "tools"):
             if value := self._merged.get(section):
                 answer[section] = value
@@ -285,6 +295,11 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 def _pair(choice: SelectedModel) -> tuple[str, str]:
     return choice.provider, choice.model
+
+
+def _own_provider(agent: AgentInfo) -> dict[str, Any]:
+    name = agent.model_cfg.provider
+    return {"id": name, "name": name, "type": "openai-compat", "models": [encode(agent.model)]}
 
 
 def _wire_provider(provider: Provider) -> dict[str, Any]:

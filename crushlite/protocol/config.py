@@ -1,15 +1,11 @@
-"""The wire configuration of a workspace, and what an agent says about itself.
-
-The Crush client dereferences `options`, `options.tui` and `providers` without a check, so these
-are objects in every answer, whatever the configuration holds.
-"""
+"""Models, what an agent says about itself, and changes of the configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from crushlite.protocol.codec import encode, omitted, omitted_dict, omitted_list
+from crushlite.protocol.codec import omitted, omitted_dict, omitted_list
 
 __all__ = [
     "AgentInfo",
@@ -22,7 +18,6 @@ __all__ = [
     "RemoveValue",
     "SelectedModel",
     "SetValue",
-    "wire_config",
 ]
 
 
@@ -120,36 +115,3 @@ class ProviderKey:
 class OAuthRefresh:
     provider_id: str
     scope: int = 0
-
-
-def wire_config(
-    data_dir: str, model: Model | None, selected: SelectedModel | None
-) -> dict[str, Any]:
-    """The config object for an agent that needs no provider: one synthetic, enabled provider
-    stands for it, because the Crush client refuses to start without one. Without an agent there is
-    none, and that client says so to its user."""
-    providers: dict[str, Any] = {}
-    models: dict[str, Any] = {}
-    if model is not None and selected is not None:
-        models = {"large": encode(selected), "small": encode(selected)}
-        providers[selected.provider] = {
-            "id": selected.provider,
-            "name": selected.provider,
-            "type": "openai-compat",
-            "models": [encode(model)],
-        }
-    return {
-        "options": {
-            "data_directory": data_dir,
-            "tui": {},
-            "disable_metrics": True,
-            "disable_default_providers": True,
-            "context_paths": [],
-            "initialize_as": "AGENTS.md",
-        },
-        "models": models,
-        "providers": providers,
-        "mcp": {},
-        "lsp": {},
-        "permissions": {"allowed_tools": []},
-    }
