@@ -18,7 +18,7 @@ from crushlite.clock import within
 from crushlite.errors import BadRequest, NotFound
 from crushlite.protocol.config import AgentInit, SelectedModel
 from crushlite.protocol.messages import Prompt
-from crushlite.protocol.runs import Accepted
+from crushlite.protocol.runs import RUN_STATES, Accepted
 from crushlite.protocol.sessions import AgentSession, ShellCommand
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ __all__ = [
     "summarize",
     "update",
 ]
-
-RUN_STATES = ("accepted", "queued", "active", "folded", "ended")
 
 
 async def info(context: Context, request: Request) -> Response:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from crushlite.api.vitals import Process
 from crushlite.http.messages import Response
+from crushlite.protocol.runs import LIVE_STATES
 from crushlite.runs import Outcome
 from crushlite.version import __version__
 
@@ -28,8 +29,6 @@ __all__ = ["TEXT_FORMAT", "Family", "metrics", "write"]
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 CLASSES = (2, 3, 4, 5)  # of statuses: there from the start, so that a rate sees the first one
-
-LIVE = ("accepted", "queued", "active", "folded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def _of_runs(backend: Backend) -> Iterator[Family]:
     totals = backend.totals()
     outcomes = {outcome.value: totals[outcome.value] for outcome in Outcome}
     yield Family(
-        "crushlite_runs", "Runs that live.", {state: live[state] for state in LIVE}, "state"
+        "crushlite_runs", "Runs that live.", {state: live[state] for state in LIVE_STATES}, "state"
     )
     yield Family("crushlite_runs_ended_total", "Runs that have ended.", outcomes, "outcome")
     yield Family(

@@ -46,7 +46,7 @@ from crushlite.protocol.permissions import (
     Resolution,
 )
 from crushlite.protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
-from crushlite.protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
+from crushlite.protocol.runs import RUN_STATES, Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from crushlite.protocol.sessions import (
     AgentSession,
     CurrentSession,
@@ -93,7 +93,7 @@ LAST_ID = Param(
 )
 WAIT = Param("wait", f"Seconds to wait for the end, at most {MAX_WAIT:.0f}.", float)
 IN_SESSION = Param("session_id", "Only those of this session.")
-IN_STATE = Param("state", "Only those in this state.", choices=agent.RUN_STATES)
+IN_STATE = Param("state", "Only those in this state.", choices=RUN_STATES)
 OF_SESSION = Param("session_id", "The session that read it.", required=True)
 OF_PATH = Param("path", "What it read.", required=True)
 PROVIDER = Param("provider_id", "The provider of the large model.", required=True)
@@ -139,6 +139,7 @@ TABLE: tuple[Entry, ...] = (
         takes=CurrentSession,
         params=(CLIENT,),
     ),
+    Entry("POST", W + "/compact", workspaces.compact, gives=Space),
     # Configuration.
     Entry("GET", "/v1/config", config.daemon, gives=dict[str, Any]),
     Entry("GET", W + "/config", config.get, gives=WireConfig),
@@ -205,7 +206,6 @@ TABLE: tuple[Entry, ...] = (
         urgent=True,
     ),
     # What runs did to files.
-    Entry("POST", W + "/compact", workspaces.compact, gives=Space),
     Entry("GET", W + "/changes", files.changed_runs, gives=list[ChangedRun]),
     Entry("GET", W + "/runs/{run_id}/changes", files.run_changes, gives=RunChanges),
     Entry(

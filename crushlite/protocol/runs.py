@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from crushlite.protocol.codec import omitted
 
 __all__ = [
+    "LIVE_STATES",
+    "RUN_STATES",
     "Accepted",
     "AgentEvent",
     "CancelReceipt",
@@ -15,6 +17,9 @@ __all__ = [
     "RunComplete",
     "RunInfo",
 ]
+
+LIVE_STATES = ("accepted", "queued", "active", "folded")
+RUN_STATES = (*LIVE_STATES, "ended")
 
 
 @dataclass(slots=True)
@@ -28,7 +33,7 @@ class Accepted:
 
 @dataclass(slots=True)
 class RunInfo:
-    """`state` is accepted, queued, active, folded or ended; `outcome` is empty until ended."""
+    """`state` is one of RUN_STATES; `outcome` is empty until the run has ended."""
 
     run_id: str = ""
     session_id: str = ""
