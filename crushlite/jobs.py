@@ -15,7 +15,7 @@ from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
 from crushlite.protocol.runs import RunInfo
 from crushlite.runs import WhenBusy
-from crushlite.store import messages as message_rows
+from crushlite.store import messages as message_rows, runs as run_rows
 from crushlite.store.runs import RunRow
 from crushlite.turn import Failure, Order
 
@@ -39,6 +39,7 @@ __all__ = [
     "nothing",
     "read_prompt",
     "row_info",
+    "row_infos",
     "words",
 ]
 
@@ -183,6 +184,20 @@ def row_info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
     if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
         text = message_rows.get_message(conn, scope, row.message_id).text
     return _info_of_row(row, text)
+
+
+def row_infos(
+    conn: Connection, scope: str, session_id: str | None, state: str | None, unsure: list[str]
+) -> list[RunInfo]:
+    """Runs as their rows tell them, oldest first. What has ended may be most of what was ever
+    asked: it is read only if it is wanted, apart from the `unsure`, whose prompt is not promised
+    yet and may repeat a run that has ended."""
+    if state in (None, "ended"):
+        rows = run_rows.list_runs(conn, scope, session_id, None)
+    else:
+        rows = run_rows.list_runs(conn, scope, session_id, False)
+        rows += run_rows.ended_among(conn, scope, unsure)
+    return [row_info(conn, scope, row) for row in rows]
 
 
 def _info_of_row(row: RunRow, text: str) -> RunInfo:

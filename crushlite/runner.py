@@ -50,6 +50,7 @@ from crushlite.jobs import (
     nothing,
     read_prompt,
     row_info,
+    row_infos,
     words,
 )
 from crushlite.protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt
@@ -553,14 +554,11 @@ class Runner:
         """Runs, oldest first. References are taken before the read, as in the transcript: a run
         that ends meanwhile is then told by its job, not by a row that was not written yet."""
         jobs = self._unsaved | self._jobs
-        scope = self._scope
-
-        def read(conn: Connection) -> list[RunInfo]:
-            rows = run_rows.list_runs(conn, scope, session_id, None)
-            return [row_info(conn, scope, row) for row in rows]
-
+        scope, unsure = self._scope, [key for key, job in jobs.items() if not job.run.durable]
         infos = []
-        for info in await self._store.read(read):
+        for info in await self._store.read(
+            lambda conn: row_infos(conn, scope, session_id, state, unsure)
+        ):
             job = jobs.pop(info.run_id, None)
             infos.append(self._job_info(job) if job is not None and job.run.durable else info)
         infos += [

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 from urllib.parse import quote
 
 from crushlite.agent.base import Usage
+from crushlite.jobs import row_info
 from crushlite.protocol.sessions import Todo
 from crushlite.testing import Answer, LocalDaemon, Participant, ScriptedRun, Seen
 from tests.helpers import BoundedTestCase
@@ -296,6 +298,9 @@ class RunViewTests(RunnerTestCase):
         ):
             self.assertEqual(await ids(f"{mine}&state={state}"), expected, state)
         self.assertEqual(await ids("?state=active"), ["two", "five"])
+        with mock.patch("crushlite.jobs.row_info", wraps=row_info) as read:
+            await ids("?state=queued")
+        self.assertEqual(read.call_count, 4, "what has ended may be most of what there is")
         self.assertEqual(await ids("?session_id=nowhere"), [])
         answer = await self.anna.call("GET", "/runs?state=running")
         await self.refused(answer, 400, "bad_request")

@@ -192,6 +192,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("runs.start_run", "", "r", message("rm", "s1"), 1.0),
     ("runs.get_run", "", "r"),
     *(("runs.list_runs", "", sid, ended) for sid in ("s1", None) for ended in (True, False, None)),
+    ("runs.ended_among", "", ["r", "nobody"]),
     ("runs.is_first_prompt", "", "s1", "r"),
     ("messages.insert_message", "", message("open", "s2", "assistant", open_=True)),
     ("recovery.recover", "new", 1.0),

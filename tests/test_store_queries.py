@@ -41,7 +41,14 @@ from crushlite.store.messages import (
     save_message,
 )
 from crushlite.store.migrations import migrate
-from crushlite.store.runs import end_run, get_run, insert_run, list_runs, start_run
+from crushlite.store.runs import (
+    end_run,
+    ended_among,
+    get_run,
+    insert_run,
+    list_runs,
+    start_run,
+)
 from crushlite.store.sessions import (
     child_ids,
     delete_session,
@@ -402,6 +409,8 @@ class RunTests(QueryCase):
         self.assertEqual((found(None, None), found("s", None)), ("zyxw", "zxw"))
         self.assertEqual((found("s", True), found("s", False)), ("x", "zw"))
         self.assertEqual((found(None, False), found("nobody", None)), ("zyw", ""))
+        named = ended_among(self.conn, "", ["w", "x", "nobody"])
+        self.assertEqual([row.run_id for row in named], ["x"])
 
 
 class FileTests(QueryCase):

@@ -25,6 +25,7 @@ __all__ = [
     "RUN_COLUMNS",
     "RunRow",
     "end_run",
+    "ended_among",
     "get_run",
     "insert_run",
     "is_first_prompt",
@@ -152,6 +153,12 @@ def list_runs(
         {"scope": scope, "session_id": session_id},
     )
     return [run_from_row(row) for row in rows]
+
+
+def ended_among(conn: sqlite3.Connection, scope: str, run_ids: list[str]) -> list[RunRow]:
+    """Those of the named runs that have ended."""
+    found = (_find(conn, scope, run_id) for run_id in run_ids)
+    return [row for row in found if row is not None and row.outcome is not None]
 
 
 def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str) -> bool:
