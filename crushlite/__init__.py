@@ -12,20 +12,34 @@ from typing import TYPE_CHECKING, Any
 from crushlite.version import __version__
 
 if TYPE_CHECKING:
-    from crushlite.agent.base import Agent, Turn
+    from crushlite.agent.base import Agent, Info, Title, Turn, Usage
     from crushlite.client import Client
     from crushlite.daemon import Daemon
     from crushlite.launch import open_workspace
     from crushlite.settings import Settings
 
-__all__ = ["Agent", "Client", "Daemon", "Settings", "Turn", "__version__", "open_workspace"]
+__all__ = [
+    "Agent",
+    "Client",
+    "Daemon",
+    "Info",
+    "Settings",
+    "Title",
+    "Turn",
+    "Usage",
+    "__version__",
+    "open_workspace",
+]
 
 _HOMES = {
     "Agent": "crushlite.agent.base",
     "Client": "crushlite.client",
     "Daemon": "crushlite.daemon",
+    "Info": "crushlite.agent.base",
     "Settings": "crushlite.settings",
+    "Title": "crushlite.agent.base",
     "Turn": "crushlite.agent.base",
+    "Usage": "crushlite.agent.base",
     "open_workspace": "crushlite.launch",
 }
 

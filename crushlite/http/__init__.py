@@ -11,6 +11,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from crushlite.http.client import (
+        ClientError,
+        ClientResponse,
+        ConnectFailed,
+        ConnectionLost,
+        HTTPClient,
+        PeerMismatch,
+        ProtocolError,
+        ResponseTimeout,
+        StreamResponse,
+        TCPConnector,
+        UnixConnector,
+    )
     from crushlite.http.limits import Limits
     from crushlite.http.messages import (
         Headers,
@@ -24,36 +37,51 @@ if TYPE_CHECKING:
     )
     from crushlite.http.router import Admission, Route, Router
     from crushlite.http.server import HTTPServer, Statistics
+    from crushlite.http.sse import SSEEvent, SSEParser, SSETooLong
 
 __all__ = [
     "Admission",
+    "ClientError",
+    "ClientResponse",
+    "ConnectFailed",
+    "ConnectionLost",
+    "HTTPClient",
     "HTTPError",
     "HTTPServer",
     "Headers",
     "Limits",
     "Peer",
+    "PeerMismatch",
+    "ProtocolError",
     "Request",
     "RequestHead",
     "Response",
+    "ResponseTimeout",
     "Route",
     "Router",
+    "SSEEvent",
+    "SSEParser",
+    "SSETooLong",
     "Sink",
     "Statistics",
     "Stream",
+    "StreamResponse",
+    "TCPConnector",
+    "UnixConnector",
 ]
 
 _HOMES = {
+    **dict.fromkeys(("Headers", "HTTPError", "Peer", "Request", "RequestHead"), "messages"),
+    **dict.fromkeys(("Response", "Sink", "Stream"), "messages"),
+    **dict.fromkeys(("Admission", "Route", "Router"), "router"),
+    **dict.fromkeys(("HTTPServer", "Statistics"), "server"),
+    **dict.fromkeys(("SSEEvent", "SSEParser", "SSETooLong"), "sse"),
     "Limits": "limits",
-    "Admission": "router",
-    "Route": "router",
-    "Router": "router",
-    "HTTPServer": "server",
-    "Statistics": "server",
-}
+}  # the others are the client's
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'messages')}")
+    home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'client')}")
     return getattr(home, name)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 import h11
 
 from crushlite.clock import settled
-from crushlite.http.messages import Headers
+from crushlite.http.messages import Headers, Pairs
 from crushlite.http.peercred import peer_uid
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ __all__ = [
     "TCPConnector",
     "UnixConnector",
 ]
-
-Pairs = tuple[tuple[str, str], ...]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
