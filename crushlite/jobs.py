@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from crushlite.turn import LiveTurn
 
 __all__ = [
+    "SUMMARIZE",
     "Job",
     "Lanes",
     "digest_of",
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SUMMARIZE = "summarize"  # the kind of run that is not a prompt
 RUN_ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
 
 

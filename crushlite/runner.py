@@ -1,15 +1,11 @@
-"""Performs what runs.py decides, around agents that may do anything.
+"""Performs what runs.py decides.
 
     accept -> insert run row (COMMIT) -> durable -> 202
            -> Start: user message -> agent.run(turn) -> close the turn -> COMMIT -> run_complete
 
-A run has two tasks. The *agent task* runs the agent and nothing else; it is the only thing a
-cancel touches. The *turn task*, which nobody cancels, waits for the agent task or for the cancel
-grace, and calls `finish`. So an ending is never written by code that may itself be cancelled: a
-task that is cancelled before its first step runs neither its body nor its `finally`.
-
-Effects are performed in one ordered *lane* per session, except Stop, which acts at once. An ending
-in a lane is awaited to its commit before the next effect begins.
+The turn itself, with its two tasks, is in turns.py. Effects are performed in one ordered *lane* per
+session, except Stop, which acts at once. An ending in a lane is awaited to its commit before the
+next effect begins.
 
 Inside, a run ends in `Runs.finish`. For outsiders it ends when its `run_complete` goes out, after
 the commit: until then the Runner keeps its Job, and busy, W/runs and waiting go by that. If the
@@ -27,8 +23,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from crushlite.blocking import run_blocking
-from crushlite.chores import Chores, write_summary
+from crushlite.chores import Chores
 from crushlite.clock import settled, within
 from crushlite.endings import TROUBLE, Ending, announcement, completion, record
 from crushlite.errors import (
@@ -41,23 +36,22 @@ from crushlite.errors import (
     SessionBusy,
 )
 from crushlite.jobs import (
+    SUMMARIZE,
     Job,
     Lanes,
     digest_of,
-    explain,
     log_crash,
-    log_late,
     nothing,
     read_prompt,
     row_info,
     row_infos,
-    words,
 )
 from crushlite.protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt
 from crushlite.runs import Drained, End, Fold, Outcome, Runs, RunState, Start, Stop, WhenBusy
 from crushlite.staff import Staff
 from crushlite.store import runs as run_rows, sessions as session_rows
-from crushlite.turn import Failure, LiveTurn, Order, Services
+from crushlite.turn import Order, Services
+from crushlite.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -79,8 +73,6 @@ __all__ = ["Runner"]
 
 log = logging.getLogger(__name__)
 
-SUMMARIZE = "summarize"  # the kind of run that is not a prompt
-
 
 class Runner:
     """The runs of one workspace. `claim(run_id, began)` tells the owner about detached runs, each
@@ -96,8 +88,15 @@ class Runner:
     ) -> None:
         self.staff = Staff(agent)
         self.chores = Chores(services, endings.require_none)
-        self.abandoned = 0  # agents that did not return within the cancel grace
         self.ended = dict.fromkeys(Outcome, 0)  # how many runs were told to have ended so
+        self.turns = Turns(
+            services,
+            self.staff,
+            self.chores,
+            settings.cancel_grace,
+            fold=self._fold,
+            own=self._own,
+        )
         self._services = services
         self._settings = settings
         self._claim = claim
@@ -281,7 +280,7 @@ class Runner:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Stop):
-                self._stop(self._jobs[effect.run.run_id])
+                self.turns.stop(self._jobs[effect.run.run_id])
             elif isinstance(effect, Start):
                 self._push(self._start, self._jobs[effect.run.run_id])
             elif isinstance(effect, End):
@@ -297,14 +296,6 @@ class Runner:
         if session_id in self._drained:
             settled(self._drained[session_id])
 
-    def _stop(self, job: Job) -> None:
-        """Cancel the agent; if Start is still waiting in its lane, it will make no agent task."""
-        if job.agent_task is not None:
-            job.agent_task.cancel()
-            job.grace = self._clock.call_later(
-                self._settings.cancel_grace, lambda: settled(job.over)
-            )
-
     async def _start(self, job: Job) -> None:
         if self._runs.held and job.run.doom is None:
             # Decided before it was known that the ending ahead of it cannot be written.
@@ -313,96 +304,9 @@ class Runner:
             self._spawn(self._take_turn(job))
 
     async def _take_turn(self, job: Job) -> None:
-        """The turn task: nobody cancels it, and every way out of it leads through `finish`."""
-        outcome = Outcome.FAILED
-        try:
-            outcome = await self._converse(job)
-        except Exception as error:
-            log.exception("run %s: the turn broke", job.run.run_id)
-            job.failure = Failure("Internal error", f"{type(error).__name__}: {words(error)}")
-        self._close_requests(job)
-        if job.turn is not None:
-            await job.turn.end_commands()
+        """The turn task: every way out of a turn leads through `finish`."""
+        outcome = await self.turns.take(job)
         self._perform(self._runs.finish(job.run, outcome))
-
-    async def _converse(self, job: Job) -> Outcome:
-        agent = self.staff.serving()
-        job.started_at = self._clock.now()
-        if job.run.kind == SUMMARIZE:
-            work = self._summary(agent, job.order)
-        else:
-            turn = job.turn = self._turn(job, agent)
-            self._user_message(job, turn)
-            work = self._call_agent(agent, turn)
-        if job.run.doom is not None:
-            work.close()
-            return Outcome.CANCELED
-        task = job.agent_task = asyncio.create_task(work)
-        self._own(task)
-        task.add_done_callback(lambda _: settled(job.over))
-        await job.over
-        if job.grace is not None:
-            job.grace.cancel()
-        if not task.done():
-            self.abandoned += 1
-            log.error("run %s: the agent ignored its cancellation; abandoned", job.run.run_id)
-            task.add_done_callback(log_late)
-            return Outcome.CANCELED
-        if task.cancelled():
-            return Outcome.CANCELED
-        # Prompts that could not be stored were never answered, whatever the agent made of that.
-        job.cause = task.exception() or job.cause
-        if job.cause is None:
-            return Outcome.COMPLETED
-        job.failure = explain(job.cause)
-        return Outcome.FAILED
-
-    def _turn(self, job: Job, agent: Agent) -> LiveTurn:
-        async def summarize() -> None:
-            if agent.summarizes:
-                await write_summary(self._services, job.order, agent)
-
-        selected = agent.info().selected
-        return LiveTurn(self._services, job.order, selected, lambda: self._fold(job), summarize)
-
-    async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
-        """The agent task. An agent that tries to exit the process only fails its own turn."""
-        try:
-            await self.staff.ready(agent)
-            if agent.is_async:
-                await agent.run(turn)
-            else:
-                await run_blocking(agent.run, turn)
-        except (SystemExit, KeyboardInterrupt) as error:
-            raise RuntimeError(f"the agent raised {type(error).__name__}") from error
-        finally:
-            turn.fence()
-
-    async def _summary(self, agent: Agent, order: Order) -> None:
-        await self.staff.ready(agent)
-        await write_summary(self._services, order, agent)
-
-    def _close_requests(self, job: Job) -> None:
-        if job.turn is not None:
-            job.turn.fence()
-        self._services.permissions.close_run(job.run.run_id)
-        self._services.questions.close_run(job.run.run_id)
-
-    # Messages of a run ---------------------------------------------------------------------------
-
-    def _user_message(self, job: Job, turn: LiveTurn | None, carrier: str = "") -> Live:
-        """Put a run's prompt into the transcript; the row follows in start_run's transaction."""
-        scope, run_id, started_at = self._scope, job.run.run_id, job.started_at
-        message = job.user_message(self._clock.now())
-        live = self._transcript.create(
-            message,
-            lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
-        )
-        job.user = live
-        if turn is not None:
-            turn.adopt(live)
-        self.chores.title(self.staff.serving(), run_id, job.run.session_id, job.order.prompt)
-        return live
 
     async def _fold(self, job: Job) -> list[Message]:
         """Store the prompts that were typed to steer this turn, then hand them to the agent."""
@@ -419,7 +323,7 @@ class Runner:
 
     async def _store_riders(self, job: Job, riders: list[Job]) -> list[Message]:
         """If this fails the turn fails, and its ending stores what is missing."""
-        lives = [self._user_message(rider, None, job.run.run_id) for rider in riders]
+        lives = [self.turns.user_message(rider, job.run.run_id) for rider in riders]
         try:
             await self._store.submit(self._transcript.unsaved(lives), promise=True)
         except Exception as error:
@@ -490,14 +394,12 @@ class Runner:
         if job.carrier is not None:
             job.message_id, job.text = job.carrier.message_id, job.carrier.text
             job.failure = job.carrier.failure
-            return [job.user or self._user_message(job, None, job.carrier.run.run_id)]
-        if job.turn is None:
-            # Canceled before it could start: what a person typed is never lost.
-            job.turn = self._turn(job, self.staff.serving())
-            self._user_message(job, job.turn)
-        job.turn.close(outcome, job.failure)
-        job.message_id, job.text = job.turn.last.message.id, job.turn.last.message.text
-        return job.turn.lives
+            return [job.user or self.turns.user_message(job, job.carrier.run.run_id)]
+        # Canceled before it could start, it begins now: what a person typed is never lost.
+        turn = job.turn or self.turns.begin(job)
+        turn.close(outcome, job.failure)
+        job.message_id, job.text = turn.last.message.id, turn.last.message.text
+        return turn.lives
 
     def _publish_ending(self, ending: list[Job], outcome: Outcome, session: Session | None) -> None:
         publish = self._services.hub.publish

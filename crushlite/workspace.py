@@ -241,7 +241,7 @@ class Workspace:
             conflated=hub.conflated,
             closed_slow=hub.closed_slow,
             closed_failed=hub.failed,
-            abandoned=self.runs.abandoned,
+            abandoned=self.runs.turns.abandoned,
             **{outcome.value: number for outcome, number in self.runs.ended.items()},
         )
 

@@ -680,7 +680,7 @@ class StubbornAgentTests(unittest.IsolatedAsyncioTestCase):
         self.assertFalse(anna.events.ended.is_set())
         await self.clock.advance(0.1)
         await self.ended(daemon, anna, session)
-        self.assertEqual(workspace.runs.abandoned, 1)
+        self.assertEqual(workspace.runs.turns.abandoned, 1)
 
     async def test_a_drain_shorter_than_the_cancel_grace_still_ends_the_run(self) -> None:
         daemon, anna, session = await self.enter(cancel_grace=50.0, drain=2.0)

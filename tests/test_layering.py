@@ -49,6 +49,7 @@ ROWS = (
     "jobs",
     "endings",
     "staff",
+    "turns",
     "runner",
     "workspace",
     "profile",

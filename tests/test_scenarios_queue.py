@@ -558,7 +558,7 @@ class NoSecondEndingTests(QueueTestCase):
         await self.anna.cancel(self.session)
         self.assertTrue((await self.complete("r"))["cancelled"])
         runs = self.daemon.backend.get(self.anna.workspace["id"]).runs
-        self.assertEqual(runs.abandoned, 1)
+        self.assertEqual(runs.turns.abandoned, 1)
         with self.assertLogs("crushlite.jobs", "WARNING") as logs:
             let_go.set()
             await gone.wait()
