@@ -155,7 +155,7 @@ class Chores:
                 return
             try:
                 title = await agent.title(text)
-            except asyncio.CancelledError:
+            except BaseException:  # no later prompt is the first one
                 await self._title_plainly(session_id, text)
                 raise
             usage = title.usage
@@ -176,18 +176,21 @@ class Chores:
             log.exception("session %s could not be titled", session_id)
 
     async def _title_plainly(self, session_id: str, text: str) -> None:
-        """Titling was given up by a teardown, and no later prompt is the first one: the prompt's
-        own words are better than a placeholder for ever."""
+        """The agent made no title, or a teardown did not wait for it: the prompt's own words are
+        better than a placeholder for ever."""
         services, words = self._services, " ".join(text.split())[:PLAIN_TITLE_CHARS]
         now = services.clock.now()
         try:
-            await services.store.submit(
+            session = await services.store.submit(
                 lambda conn: session_rows.set_title(
                     conn, services.scope, session_id, words, now, 0, 0, 0.0
                 )
             )
         except CrushliteError as error:
             log.warning("session %s could not be titled: %s", session_id, error)
+        else:
+            if session is not None:
+                services.hub.publish("updated", session)
 
     # Shell commands ------------------------------------------------------------------------------
 

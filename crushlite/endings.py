@@ -191,13 +191,14 @@ class Endings:
             self._over(ending)
 
     async def _try(self, ending: Ending) -> None:
-        ending.error = None
+        error: Exception | None = None
         try:
             ending.session = await self._store.submit(ending.work, promise=True)
         except SessionNotFound:
             log.info("%s ended after their session was deleted", ending.run_ids)
-        except Exception as error:  # noqa: BLE001 - told by whoever asked for the try
-            ending.error = error
+        except Exception as failure:  # noqa: BLE001 - told by whoever asked for the try
+            error = failure
+        ending.error = error  # only now: who comes meanwhile goes by what is known
 
     def _keep(self, ending: Ending) -> None:
         self._reason = str(ending.error)

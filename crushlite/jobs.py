@@ -75,7 +75,7 @@ def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
         known = ", ".join(mode.value for mode in WhenBusy)
         raise BadRequest(f"when_busy {prompt.when_busy!r}: use one of {known}") from None
     for file in prompt.attachments:
-        file.decoded()
+        file.check()
     order = Order(
         run_id=prompt.run_id or str(uuid.uuid4()),
         session_id=prompt.session_id,

@@ -369,7 +369,12 @@ class LiveTurn:
 
     async def followups(self) -> list[Message]:
         self._check()
-        return await self._fold()
+        if self._calls.keys() - self._results:
+            return []  # between a call and its result nothing may stand: no provider takes that
+        folded = await self._fold()
+        # What is said from here on answers them, and stands behind them.
+        self._new_step = self._new_step or bool(folded)
+        return folded
 
     # For the agent: commands ---------------------------------------------------------------------
 

@@ -935,8 +935,11 @@ class SessionTests(CoderTestCase):
 
     async def test_245_title_usage_added_not_overwritten(self) -> None:
         """What a title cost is added to the session, and its counters stay those of the turn."""
-        await self.start(titles=lambda _: [Say("Frogs"), End(usage=(1_000_000, 500_000))])
+        await self.start(titles=None)
         await self.exchange("draw", "here")
+        title = await self.titles.call(1)
+        await title.text("Frogs")
+        await title.finish(usage=(1_000_000, 500_000))
         await self.until_titled("Frogs")
         self.assertEqual((await self.row())["cost"], 1.5)
 

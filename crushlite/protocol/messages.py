@@ -197,6 +197,12 @@ class Attachment:
             name = self.file_name or self.file_path
             raise BadRequest(f"attachment {name!r}: content is not valid base64") from None
 
+    def check(self) -> None:
+        for name in (self.file_path, self.file_name):
+            if "\0" in name:
+                raise BadRequest(f"attachment {name!r}: a name must not contain NUL")
+        self.decoded()
+
 
 @dataclass(slots=True)
 class Prompt:

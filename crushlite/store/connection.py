@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import sqlite3
 from sqlite3 import Connection  # so that others can name what their work is given
 from typing import TYPE_CHECKING, Protocol
@@ -71,7 +72,8 @@ def configure(conn: sqlite3.Connection) -> None:
 def check_row(what: str, row: Sequence[object], kinds: Sequence[type | UnionType]) -> None:
     """SQLite stores any kind of value in any column, so a flipped bit can change the kind. Noticed
     here it is damage with a name; noticed when it is encoded it would look like a bug."""
-    if not all(map(isinstance, row, kinds)):
+    finite = all(math.isfinite(value) for value in row if isinstance(value, float))
+    if not finite or not all(map(isinstance, row, kinds)):
         raise CorruptDatabase(f"{what} {row[0]!r} is damaged and cannot be read")
 
 

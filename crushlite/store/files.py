@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crushlite.errors import RunNotFound
+from crushlite.errors import CorruptDatabase, RunNotFound
 from crushlite.protocol.changes import ChangedRun
 from crushlite.protocol.sessions import File
 from crushlite.store.connection import check_row
@@ -37,6 +37,8 @@ __all__ = [
     "record_gap",
     "run_history",
 ]
+
+_YEAR_9999 = 253_370_764_800  # seconds: no date is behind it
 
 _COLUMNS = "id, session_id, path, content, version, created_at, updated_at"
 _KINDS = (str, str, str, str, int, int, int)
@@ -156,7 +158,9 @@ def changed_runs(conn: sqlite3.Connection, scope: str) -> list[ChangedRun]:
         "WHERE scope = ? AND run_id <> '' ORDER BY run_id, seq",
         (scope,),
     )
-    for run_id, seq, session_id, path, undoes, at in rows:
+    for row in rows:
+        check_row("the change of a file by run", row, (str, int, str, str, str, int))
+        run_id, seq, session_id, path, undoes, at = row
         paths.setdefault(run_id, set()).add(path)
         changed = ChangedRun(run_id, session_id, undoes, len(paths[run_id]), at)
         found[run_id] = (seq, changed)
@@ -170,11 +174,13 @@ def changed_runs(conn: sqlite3.Connection, scope: str) -> list[ChangedRun]:
 def run_history(conn: sqlite3.Connection, scope: str, run_id: str) -> RunHistory:
     spans: dict[str, tuple[int, int]] = {}  # versions by path, the first and the last of this run
     session_id = undoes = ""
-    for session_id, path, version, undoes in conn.execute(  # noqa: B007 - used after the loop
+    for row in conn.execute(
         "SELECT session_id, path, version, undoes FROM files "
         "WHERE scope = ? AND run_id = ? AND run_id <> '' ORDER BY seq",
         (scope, run_id),
     ):
+        check_row("the change of a file in session", row, (str, str, int, str))
+        session_id, path, version, undoes = row
         first, _ = spans.get(path, (version, version))
         spans[path] = first, version
     gaps = conn.execute(
@@ -237,7 +243,11 @@ def list_read(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
     rows = conn.execute(
         "SELECT path FROM reads WHERE scope = ? AND session_id = ? ORDER BY seq DESC", (scope, sid)
     )
-    return [path for (path,) in rows]
+    paths = []
+    for row in rows:
+        check_row("the read mark", row, (str,))
+        paths.append(row[0])
+    return paths
 
 
 def last_read(conn: sqlite3.Connection, scope: str, sid: str, path: str) -> float | None:
@@ -249,6 +259,8 @@ def last_read(conn: sqlite3.Connection, scope: str, sid: str, path: str) -> floa
     if row is None:
         return None
     check_row(f"the read mark of {path}", row, (float,))
+    if not 0 <= row[0] < _YEAR_9999:
+        raise CorruptDatabase(f"the read mark of {path} is damaged and cannot be read")
     return float(row[0])
 
 

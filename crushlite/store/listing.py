@@ -89,6 +89,6 @@ def _joined(conn: sqlite3.Connection, of_these: str, bounds: Any) -> Iterator[by
         while piece := b",".join(text for (text,) in islice(texts, PIECE)):
             yield piece
     except sqlite3.OperationalError as error:
-        if "malformed JSON" not in str(error):
+        if "JSON" not in str(error):  # malformed, or "cannot hold BLOB values"
             raise
         raise CorruptDatabase("a message is damaged and cannot be read: see `doctor`") from None

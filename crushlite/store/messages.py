@@ -93,7 +93,10 @@ def position_of(conn: sqlite3.Connection, scope: str, mid: str) -> int | None:
     row = conn.execute(
         "SELECT position FROM messages WHERE scope = ? AND id = ?", (scope, mid)
     ).fetchone()
-    return None if row is None else int(row[0])
+    if row is None:
+        return None
+    check_row("the position of a message", row, (int,))
+    return int(row[0])
 
 
 def list_messages(conn: sqlite3.Connection, scope: str, sid: str) -> list[Message]:

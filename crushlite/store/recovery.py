@@ -126,7 +126,7 @@ def _last_time(conn: sqlite3.Connection, scope: str, sid: str) -> int:
 def _binaries(attachments: str | None) -> list[Part]:
     try:
         files = [decode(Attachment, item) for item in json.loads(attachments or "[]")]
-    except (BadRequest, ValueError):
+    except (BadRequest, ValueError, TypeError):
         return []  # unreadable: better the prompt alone than a store that cannot be opened
     return [
         BinaryPart(file.file_path or file.file_name, file.mime_type, file.content) for file in files
@@ -189,7 +189,18 @@ def _mend(conn: sqlite3.Connection, scope: str, turn: list[_Placed], now: float)
         result = ToolResultPart(call.id, call.name, INTERRUPTED, is_error=True)
         answer = _message(place.message.session_id, "tool", int(now))
         answer.parts = [result, FinishPart("stop")]
-        insert_message(conn, scope, answer, place.position)
+        insert_message(conn, scope, answer, _last_answer(turn, place).position)
+    return last
+
+
+def _last_answer(turn: list[_Placed], step: _Placed) -> _Placed:
+    """Behind what was answered already: then the times of the list go up here, too."""
+    last, inside = step, False
+    for place in turn:
+        if inside and place.message.role != "tool":
+            break
+        inside = inside or place is step
+        last = place if inside else last
     return last
 
 

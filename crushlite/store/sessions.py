@@ -41,6 +41,8 @@ _KINDS = (str, str, str, int, int, int, str, float | int, str, int, int)
 _NEXT_TOUCH = "(SELECT coalesce(max(touched), 0) + 1 FROM sessions WHERE scope = :scope)"
 _TOUCH = f"updated_at = max(updated_at, :now), touched = {_NEXT_TOUCH}"
 _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
+# Past the largest number SQLite has infinity, which no JSON can hold.
+_ADD_COST = "cost = min(cost + :cost, 1e300)"
 _DESCENDANTS = """
     WITH RECURSIVE family (id, level) AS (
         SELECT :id, 0
@@ -137,8 +139,7 @@ def set_title(  # noqa: PLR0913 - the counters are three and belong to the title
             sid,
             "title = CASE WHEN title_by_user OR :title = '' THEN title ELSE :title END, "
             f"prompt_tokens = min(prompt_tokens + :prompt_tokens, {_MAX}), "
-            f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), "
-            "cost = cost + :cost",
+            f"completion_tokens = min(completion_tokens + :completion_tokens, {_MAX}), {_ADD_COST}",
             now=now,
             title=title,
             prompt_tokens=prompt_tokens,
@@ -165,8 +166,7 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
         conn,
         scope,
         sid,
-        "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, "
-        "cost = cost + :cost",
+        "prompt_tokens = :prompt_tokens, completion_tokens = :completion_tokens, " + _ADD_COST,
         now=now,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -253,5 +253,5 @@ def _check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> Non
     # A fraction would be stored as one, and a client that reads an integer refuses the session.
     counts = (prompt_tokens, completion_tokens)
     whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
-    if not whole or not math.isfinite(cost):
-        raise BadRequest("token counts must be whole, 64-bit and not negative, and a cost finite")
+    if not whole or not 0 <= cost < math.inf:
+        raise BadRequest("token counts must be whole and 64-bit, a cost finite, none negative")

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from crushlite.errors import (
+    BadRequest,
     CorruptDatabase,
     CrushliteError,
     IllegalCall,
+    NotFound,
     StoreBusy,
     StoreFailed,
     StoreUnusable,
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
 __all__ = ["Store", "Stores"]
 
 T = TypeVar("T")
+
+# What recovery meets in rows that make no sense: whatever it looks for was promised to be there.
+_NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, OverflowError)
 
 
 def _real_path(path: Path) -> Path:
@@ -145,7 +150,7 @@ class Store:
             await self._reader.close()
             # The connection that closes last merges the log into the file: this one can.
             await self._writer.close()
-            if self._writer.left_clean:
+            if self._writer.left_clean and self.path.exists():  # or it was removed in use
                 self._lock.closed(self.path)
         finally:
             self._lock.release()
@@ -218,7 +223,10 @@ class Stores:
         except (StoreBusy, StoreFailed) as error:
             # Whoever named the place must do something about it: trying again is of no use.
             cause = error.__cause__ or error
-            raise StoreUnusable(f"{data_dir} cannot be a data directory: {cause}") from cause
+            advice = "; end the program that uses it" if isinstance(error, StoreBusy) else ""
+            raise StoreUnusable(
+                f"{data_dir} cannot be a data directory: {cause}{advice}"
+            ) from cause
 
     async def _open_file(self, path: Path) -> Store:
         executor = self._executor("crushlite-writer")
@@ -286,8 +294,8 @@ class Stores:
                 recovered = recover(conn, self._boot_id, self._clock.now())
         except BaseException as error:
             conn.close()
-            if isinstance(error, CorruptDatabase):  # a row that makes no sense
-                raise damaged(path, error.message) from error
+            if isinstance(error, _NONSENSE):
+                raise damaged(path, str(error)) from error
             raise
         return _Opened(conn, lock, recovered)
 
