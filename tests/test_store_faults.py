@@ -194,7 +194,7 @@ class HealthTests(StoreCase):
 class BrokenDiskTests(StoreCase):
     async def test_after_an_input_output_error_the_connection_is_replaced(self) -> None:
         for name, code in IO_ERRORS.items():
-            for statement in ("BEGIN IMMEDIATE", "SAVEPOINT", "INSERT", "COMMIT"):
+            for statement in ("BEGIN IMMEDIATE", "INSERT", "COMMIT"):
                 with self.subTest(error=name, at=statement):
                     self.directory = self.directory.with_name(f"{name}-{statement}")
                     await self.break_and_heal(statement, code)
@@ -225,6 +225,12 @@ class BrokenDiskTests(StoreCase):
                     await store.submit(add("lost"))
             self.assertEqual(await store.submit(add("a")), "a")
             self.assertEqual(await store.read(ids), ["a"])
+
+    async def test_a_batch_that_cannot_be_kept_apart_is_done_call_by_call(self) -> None:
+        async with self.opened(self.faulty) as store:
+            self.faults.fail("SAVEPOINT", sqlite3.SQLITE_IOERR_WRITE)
+            self.assertEqual(await self.batch(store, *map(add, "abc")), ["a", "b", "c"])
+            self.assertEqual(await store.read(ids), ["a", "b", "c"])
 
     async def test_a_batch_hit_by_an_error_loses_only_what_fails_again(self) -> None:
         async with self.opened(self.faulty) as store:

@@ -1,11 +1,11 @@
 """The writer: the only connection that changes the database, and group commit.
 
-It takes all calls that wait and runs each under a savepoint in one transaction: a commit costs a
-disk flush, however many calls share it. A call that fails is rolled back alone. But SQLite may drop
-the whole transaction (a full disk, an I/O error), and what ran next would then run outside any; so
-`in_transaction` is checked after every exception, and a lost batch is repeated call by call, each
-in its own transaction. Hence work may run twice, and must touch nothing but its connection and
-return plain data.
+It takes all calls that wait and runs them in one transaction, each under a savepoint if there are
+several: a commit costs a disk flush, however many calls share it. A call that fails is rolled back
+alone. But SQLite may drop the whole transaction (a full disk, an I/O error), and what ran next
+would then run outside any; so `in_transaction` is checked after every exception, and a lost batch
+is repeated call by call, each in its own transaction. Hence work may run twice, and must touch
+nothing but its connection and return plain data.
 
 Nothing is committed to a file that is no longer there, and nothing is written any more to one that
 turns out to be damaged: what it still holds must not get worse.
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class _Dropped(Exception):
-    """SQLite has dropped the transaction; the cause says why."""
+    """The transaction is gone, or nothing in it is worth keeping; the cause says why."""
 
 
 class Writer(Lane):
@@ -117,7 +117,7 @@ class Writer(Lane):
             return
         try:
             for call in batch:
-                self._perform(call)
+                self._perform(call, alone=len(batch) == 1)
             self._conn.execute("COMMIT")
         except (sqlite3.Error, _Dropped) as lost:
             self._rollback()
@@ -135,19 +135,22 @@ class Writer(Lane):
             self._synchronous = synchronous
         self._conn.execute("BEGIN IMMEDIATE")
 
-    def _perform(self, call: Call) -> None:
+    def _perform(self, call: Call, *, alone: bool) -> None:
+        """Run a call. One that is alone needs no savepoint: the transaction is its own."""
         conn = self._conn
         call.error = None
         changes = conn.total_changes
-        conn.execute("SAVEPOINT call")
+        if not alone:
+            conn.execute("SAVEPOINT call")
         try:
             call.value = call.work(conn)
             if not conn.in_transaction:
                 raise StoreFailed(f"{self._path}: SQLite has dropped the transaction")
-            conn.execute("RELEASE call")
+            if not alone:
+                conn.execute("RELEASE call")
             call.wrote = conn.total_changes != changes
         except BaseException as error:
-            if not conn.in_transaction:
+            if alone or not conn.in_transaction:
                 raise _Dropped from error
             self._fail(call, error)
             conn.execute("ROLLBACK TO call")
