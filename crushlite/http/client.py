@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -156,7 +155,7 @@ class _Exchange:
         self.head: h11.Response | None = None
         self.received = 0  # bytes of any kind: zero means that a retry cannot show twice
         self.complete = False
-        self._chunks: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
         self._unread = 0
         self._paused = False
         self._error: ClientError | None = None
@@ -216,14 +215,18 @@ class _Exchange:
         return self.head
 
     async def next_chunk(self) -> bytes:
-        """The next bytes of the body; empty at its end. What came before a failure comes first."""
+        """All bytes of the body that are here; empty at its end. What came before a failure comes
+        first."""
         while not self._chunks:
             if self.complete:
                 return b""
             await self._more()
-        chunk = self._chunks.popleft()
-        self._unread -= len(chunk)
-        if self._paused and self._unread <= _UNREAD_LIMIT // 2:
+        # Together: a server that streams sends each word as a chunk of its own, and whoever lags
+        # would pay for every one of them.
+        chunk = b"".join(self._chunks)
+        self._chunks.clear()
+        self._unread = 0
+        if self._paused:
             self._paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
