@@ -133,6 +133,7 @@ class Chores:
         self._services = services
         self._admit = admit
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._asked: set[str] = set()  # sessions in which no later prompt can be the first
         self._shells: dict[_Shell, asyncio.Task[ShellAnswer]] = {}  # until they are on record
 
     @property
@@ -143,7 +144,8 @@ class Chores:
 
     def title(self, agent: Agent, run_id: str, session_id: str, text: str) -> None:
         """Give a session a title after its first prompt, whatever becomes of that prompt."""
-        if agent.titles and text.strip():
+        if agent.titles and text.strip() and session_id not in self._asked:
+            self._asked.add(session_id)
             self._spawn(self._title(agent, run_id, session_id, text))
 
     async def _title(self, agent: Agent, run_id: str, session_id: str, text: str) -> None:

@@ -130,11 +130,13 @@ class CoderAgent:
         for step in range(limit):
             await turn.step()
             # Also before the first step: a conversation of plain answers grows as well.
-            if self._is_full(await turn.session()):
+            session = await turn.session()
+            if self._is_full(session):
                 await turn.summarize()
+                session = await turn.session()
                 again = await self._asked(turn, whole=step == 0)
             await turn.followups()
-            request = await self._request(turn, system, again)
+            request = await self._request(turn, session, system, again)
             answer = await self._ask(turn, request, used)
             if not answer.calls:
                 await turn.finish(answer.stop)
@@ -167,10 +169,9 @@ class CoderAgent:
         return found[0] if found else ChatMessage("user", turn.prompt)
 
     async def _request(
-        self, turn: Turn, system: str, again: ChatMessage | None = None
+        self, turn: Turn, session: Session, system: str, again: ChatMessage | None = None
     ) -> ModelRequest:
         brain = self._large
-        session = await turn.session()
         messages = chat_messages(
             await turn.history(),
             summary_id=session.summary_message_id,

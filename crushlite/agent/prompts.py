@@ -6,6 +6,7 @@ the newest user or tool message and the text of a user stays exactly as typed.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from typing import TYPE_CHECKING
@@ -66,6 +67,8 @@ def context_files(path: Path, names: Sequence[str]) -> list[tuple[str, str]]:
     leads out of the project is not one of them: a repository must not choose what is read there."""
     found: dict[Path, tuple[str, str]] = {}
     for name in names:
+        if not os.path.lexists(os.path.join(path, os.path.expanduser(name))):
+            continue  # as most of them: following every link on the way there costs a hundred times
         try:
             place = locate(path, name)
             if place.inside and place.path not in found:
