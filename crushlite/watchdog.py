@@ -1,14 +1,17 @@
 """Names whoever blocks the event loop.
 
 An agent that computes for seconds without awaiting stops every client of the daemon. Nothing can
-prevent that inside one process, but it can be named: a thread notices that the loop's heartbeat is
-late and logs where the loop's thread stands, once per stall.
+prevent that inside one process, but it can be named: a thread asks the loop for a sign of life, and
+if none comes it logs where the loop's thread stands, once per stall.
+
+A loop that waits for events is not asked: it is not late, and an idle daemon shall stay asleep.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import selectors
 import sys
 import threading
 import time
@@ -18,55 +21,69 @@ __all__ = ["Watchdog"]
 
 log = logging.getLogger(__name__)
 
-BEAT = 0.25  # seconds between heartbeats
+BEAT = 0.25  # seconds between two looks at a loop that is busy,
+LONGEST = 2.0  # doubled each time up to this while it is idle: a look wakes the whole process
+_WAITING = selectors.DefaultSelector.select.__code__
 
 
 class Watchdog:
     def __init__(self, *, limit: float = 1.0) -> None:
         self.stalls = 0  # how often the loop was late since the start
-        self.worst = 0.0  # seconds a heartbeat was late, at most
+        self.worst = 0.0  # seconds an answer was late, at most
         self._limit = limit
-        self._last = time.monotonic()
-        self._late = 0.0  # seconds the last heartbeat was late
+        self._asked: float | None = None  # when, while there is no answer
+        self._late = 0.0  # seconds the last answer took
         self._stop = threading.Event()
         self._loop_thread = 0
-        self._handle: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
         """Call on the loop to be watched."""
+        self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._last = time.monotonic()
-        self._beat()
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
-        if self._handle is not None:
-            self._handle.cancel()
         if self._thread.is_alive():
             self._thread.join()
 
     @property
     def lag(self) -> float:
-        """Seconds by which the loop is late now, or was at its last heartbeat."""
-        return max(self._late, time.monotonic() - self._last - BEAT)
+        """Seconds by which the loop is late now, or was when it was last asked."""
+        asked = self._asked
+        return self._late if asked is None else max(self._late, time.monotonic() - asked)
 
-    def _beat(self) -> None:
-        now = time.monotonic()
-        self._late = max(0.0, now - self._last - BEAT)
-        self.worst = max(self.worst, self._late)
-        self._last = now
-        self._handle = asyncio.get_running_loop().call_later(BEAT, self._beat)
+    def _answer(self) -> None:
+        if self._asked is not None:
+            self._late = max(0.0, time.monotonic() - self._asked)
+            self.worst = max(self.worst, self._late)
+            self._asked = None
 
     def _watch(self) -> None:
-        reported = 0.0
-        while not self._stop.wait(BEAT):
-            late = time.monotonic() - self._last - BEAT
-            if late >= self._limit and reported != self._last:
-                reported = self._last
+        reported = False
+        pause = BEAT
+        while not self._stop.wait(pause):
+            if self._asked is None:
+                reported = False
+                pause = min(2 * pause, LONGEST) if self._is_waiting() else BEAT
+            elif not reported and (late := time.monotonic() - self._asked) >= self._limit:
+                reported = True
                 self.stalls += 1
                 log.warning("the event loop is blocked for %.1f s:\n%s", late, self._where())
+
+    def _is_waiting(self) -> bool:
+        """Whether the loop has nothing to do; if it has, it is asked."""
+        frame = sys._current_frames().get(self._loop_thread)
+        if frame is not None and frame.f_code is _WAITING:
+            self._late = 0.0
+            return True
+        self._asked = time.monotonic()
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is left to wait for it
+        return False
 
     def _where(self) -> str:
         frame = sys._current_frames().get(self._loop_thread)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import threading
+import time
 import unittest
 import unittest.mock
 import uuid
@@ -24,8 +25,8 @@ from crushlite.settings import Settings
 from crushlite.store import ThreadExecutor
 from crushlite.testing import LocalDaemon, Stores
 from crushlite.version import __version__
-from crushlite.watchdog import BEAT, Watchdog
-from tests.helpers import BoundedTestCase
+from crushlite.watchdog import Watchdog
+from tests.helpers import LIMIT, BoundedTestCase
 from tests.helpers_disk import Disk
 from tests.helpers_prompts import until
 
@@ -398,41 +399,36 @@ def wait_for(gate: threading.Event) -> None:
 # The event loop ---------------------------------------------------------------------------------
 
 
-class Moments:
-    """A clock that stands still; tells when the event loop has looked at it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.looked = asyncio.Event()
-        self._thread = threading.get_ident()
-
-    def monotonic(self) -> float:
-        if threading.get_ident() == self._thread:
-            self.looked.set()
-        return self.now
-
-
 class LagTests(BoundedTestCase):
-    async def test_the_lag_is_how_late_the_heartbeat_is_and_then_was(self) -> None:
-        moments = Moments()
-        self.enterContext(unittest.mock.patch("crushlite.watchdog.time", moments))
-        watchdog = Watchdog()
-        moments.now += 50  # before the start: that was nobody's fault
-        watchdog.start()
-        self.addCleanup(watchdog.stop)
-        self.assertEqual((watchdog.lag, watchdog.worst), (0, 0))
-        moments.now += BEAT + 0.5
-        self.assertEqual((watchdog.lag, watchdog.worst), (0.5, 0))
-        await self.beat(moments)
-        self.assertEqual((watchdog.lag, watchdog.worst), (0.5, 0.5))
-        moments.now += BEAT
-        await self.beat(moments)
-        self.assertEqual((watchdog.lag, watchdog.worst, watchdog.stalls), (0, 0.5, 0))
+    def setUp(self) -> None:
+        self.watchdog = Watchdog(limit=0.3)
+        self.addCleanup(self.watchdog.stop)
 
-    async def beat(self, moments: Moments) -> None:
-        moments.looked.clear()
-        async with asyncio.timeout(60):
-            await moments.looked.wait()
+    async def test_a_loop_that_waits_for_events_is_not_late(self) -> None:
+        self.watchdog.start()
+
+        def look() -> bool:
+            deadline = time.monotonic() + LIMIT / 2
+            while not self.watchdog._is_waiting() and time.monotonic() < deadline:
+                pass  # the loop is still on its way to wait for this thread
+            return self.watchdog._is_waiting()
+
+        self.assertTrue(await asyncio.to_thread(look))
+        self.assertEqual((self.watchdog.lag < 0.3, self.watchdog.stalls), (True, 0))
+
+    async def test_a_blocked_loop_is_late_is_named_once_and_was_late(self) -> None:
+        self.watchdog.start()
+        with self.assertLogs("crushlite.watchdog", "WARNING") as logs:
+            deadline = time.monotonic() + LIMIT / 2
+            while not self.watchdog.stalls and time.monotonic() < deadline:
+                pass  # this is what it is about
+            late = self.watchdog.lag
+            self.assertGreaterEqual(late, 0.3)
+        self.assertEqual((len(logs.records), self.watchdog.stalls), (1, 1))
+        self.assertIn("test_a_blocked_loop", logs.output[0])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self.assertGreaterEqual(self.watchdog.worst, late)
 
 
 # Health -----------------------------------------------------------------------------------------
