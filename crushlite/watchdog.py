@@ -69,8 +69,8 @@ class Watchdog:
                 pause = min(2 * pause, LONGEST) if self._is_waiting() else BEAT
             elif not reported and (late := time.monotonic() - self._asked) >= self._limit:
                 reported = True
-                self.stalls += 1
                 log.warning("the event loop is blocked for %.1f s:\n%s", late, self._where())
+                self.stalls += 1
 
     def _is_waiting(self) -> bool:
         """Whether the loop has nothing to do; if it has, it is asked."""
