@@ -7,6 +7,7 @@ see: one ending, a history that providers accept, and a next prompt that runs.
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 import sys
 import threading
@@ -528,6 +529,66 @@ class RecordTests(PromptTestCase):
                     self.assertEqual(await self.outcome(anna, "r"), "failed")
                     self.assert_valid_history(await anna.messages(session))
                     self.assertEqual((await anna.call("GET", "/sessions")).status, 200)
+                    await self.assert_takes_prompts(anna, session)
+
+    async def test_costs_beyond_all_numbers_leave_every_session_readable(self) -> None:
+        async def ruinous(turn: Turn) -> None:
+            await turn.usage(Usage(1, 1, cost=1e308))
+            await turn.usage(Usage(1, 1, cost=1e308))
+            await turn.say("spent")
+
+        async with LocalDaemon(Once(ruinous)) as daemon:
+            anna, session = await start(daemon)
+            done = await anna.events.wait_for("run_complete", run_id="r")
+            self.assertEqual((done["text"], done["error"]), ("spent", None))
+            self.assertEqual(await self.outcome(anna, "r"), "completed")
+            for path in ("/sessions", f"/sessions/{session}"):
+                answer = await anna.call("GET", path)
+                self.assertEqual(answer.status, 200, answer)
+            self.assertGreaterEqual(answer.json["cost"], 1e300)
+            self.assertTrue(math.isfinite(answer.json["cost"]))
+            await self.assert_takes_prompts(anna, session)
+            self.assertEqual(len(anna.events.all("run_complete", run_id="r")), 1)
+
+    async def test_a_negative_cost_is_refused_and_lowers_nothing(self) -> None:
+        async def generous(turn: Turn) -> None:
+            await turn.usage(Usage(1, 1, cost=0.5))
+            await turn.usage(Usage(1, 1, cost=-0.25))
+
+        async with LocalDaemon(Once(generous)) as daemon:
+            anna, session = await start(daemon)
+            done = await anna.events.wait_for("run_complete", run_id="r")
+            self.assertIn("none negative", done["error"])
+            self.assertEqual(await self.outcome(anna, "r"), "failed")
+            self.assertEqual((await anna.call("GET", f"/sessions/{session}")).json["cost"], 0.5)
+
+    async def test_a_title_that_raises_is_replaced_by_the_words_of_the_prompt(self) -> None:
+        class Speechless:
+            def __init__(self, error: BaseException) -> None:
+                self.error = error
+                self.give_up = asyncio.Event()
+
+            async def run(self, turn: Turn) -> None:
+                await turn.say("fine")
+
+            async def title(self, text: str) -> str:
+                await self.give_up.wait()
+                raise self.error
+
+        for error in (RuntimeError("no title"), SystemExit(1), BadRequest("no"), Quit("enough")):
+            with self.subTest(error=error):
+                agent = Speechless(error)
+                async with LocalDaemon(agent) as daemon:
+                    anna = await daemon.join()
+                    session = await anna.session("placeholder")
+                    await anna.prompt(session, "why  is the\nsky " + "blue " * 20, run_id="r")
+                    await anna.events.wait_for("run_complete", run_id="r")
+                    agent.give_up.set()
+                    words = ("why is the sky " + "blue " * 20)[:50]
+                    await anna.events.wait_for("session", action="updated", title=words)
+                    listed = (await anna.call("GET", "/sessions")).json
+                    self.assertEqual([each["title"] for each in listed], [words])
+                    self.assertEqual(await self.outcome(anna, "r"), "completed")
                     await self.assert_takes_prompts(anna, session)
 
     async def test_a_permission_request_that_no_client_could_be_shown_is_not_open(self) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from crushlite.clock import FakeClock
 from crushlite.endings import Ending, Endings
 from crushlite.errors import BadRequest, NotSaved, StoreBusy, StoreFull
 from crushlite.protocol.sessions import Session
 from crushlite.store import sessions as session_rows
-from tests.helpers import BoundedTestCase
+from tests.helpers import LIMIT, BoundedTestCase
 from tests.helpers_disk import Disk
+from tests.helpers_prompts import until
 
 if TYPE_CHECKING:
     from crushlite.store import Connection
@@ -131,6 +133,25 @@ class KeepingTests(EndingsTestCase):
         await self.healed()
         await self.clock.advance(0.25)
         self.assertEqual(((await self.titles())["a"], self.late), ("123", ["1", "2", "3"]))
+
+    async def test_a_lock_is_known_while_it_is_tried_again(self) -> None:
+        self.disk.lock()
+        with self.assertRaises(StoreBusy):
+            await self.endings.commit(self.ending("a", "1"))
+        answer: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        with mock.patch.object(self.store, "submit", return_value=answer) as submit:
+            trying = asyncio.create_task(self.endings.retry())
+            await until(lambda: submit.called, "it is tried again")
+            with self.assertRaises(StoreBusy):
+                async with asyncio.timeout(LIMIT / 4):
+                    await self.endings.commit(self.ending("a", "2"))
+            self.assertFalse(trying.done())
+            answer.set_exception(StoreBusy("still locked"))
+            await trying
+        self.assertEqual((submit.call_count, self.endings.waiting), (1, 2))
+        await self.healed()
+        await self.clock.advance(0.5)
+        self.assertEqual(((await self.titles())["a"], self.late), ("12", ["1", "2"]))
 
     async def test_what_is_wrong_with_the_ending_itself_is_raised_and_not_kept(self) -> None:
         def refuse(conn: Connection) -> Session:

@@ -101,6 +101,44 @@ class WhenBusyTests(RunnerTestCase):
         run.release()
         self.assertEqual((await self.complete("left"))["folded_into"], "main")
 
+    async def test_while_a_tool_call_is_open_a_steer_waits_for_the_next_chance(self) -> None:
+        run = await self.begin()
+        call = await run.do(lambda turn: turn.tool_call("ls", "{}"))
+        await self.post("turn left", run_id="left", when_busy="steer")
+        self.assertEqual(await run.do(lambda turn: turn.followups()), [])
+        queued = [entry["run_id"] for entry in await self.get(self.queue_path)]
+        self.assertEqual(queued, ["left"])
+        await run.do(lambda turn: turn.tool_result(call, "a.txt"))
+        riders = await run.do(lambda turn: turn.followups())
+        self.assertEqual([rider.text for rider in riders], ["turn left"])
+        await run.say("turned")
+        run.release()
+        self.assertEqual((await self.complete("left"))["folded_into"], "main")
+        told = [(role, text) for role, text, _ in await self.told()]
+        behind = [("tool", ""), ("user", "turn left"), ("assistant", "turned")]
+        self.assertEqual(told, [("user", "main"), ("assistant", ""), *behind])
+
+    async def test_what_is_said_after_a_fold_stands_behind_the_folded_prompt(self) -> None:
+        run = await self.begin()
+        await run.say("going right")
+        await self.post("turn left", run_id="left", when_busy="steer")
+        await run.do(lambda turn: turn.followups())
+        await run.say("turning ")
+        self.assertEqual(await run.do(lambda turn: turn.followups()), [])
+        await run.say("left")  # nothing was folded: the same message goes on
+        run.release()
+        await self.complete("left")
+        told = [
+            ("user", "main", "stop"),
+            ("assistant", "going right", "tool_use"),
+            ("user", "turn left", "stop"),
+            ("assistant", "turning left", "end_turn"),
+        ]
+        self.assertEqual(await self.told(), told)
+        begun = list(dict.fromkeys(event["id"] for event in self.anna.events.all("message")))
+        listed = [message["id"] for message in await self.anna.messages(self.session)]
+        self.assertEqual(begun, listed)
+
     async def test_queue_does_not_fold_although_it_has_no_run_id(self) -> None:
         run = await self.begin()
         later = await self.post("later", when_busy="queue")
@@ -212,6 +250,18 @@ class RefusalTests(RunnerTestCase):
         body = json.dumps({"session_id": self.session, "prompt": "x", "max_cost": float("nan")})
         answer = await self.anna.call("POST", "/agent", body.encode())
         await self.refused(answer, 400, "bad_request")
+        await self.assert_nothing_left()
+
+    async def test_a_nul_in_the_name_of_an_attachment_is_refused_and_nothing_is_stored(
+        self,
+    ) -> None:
+        sound = {"content": "Zm9v", "mime_type": "text/plain", "file_path": "a", "file_name": "a"}
+        for name in ("file_path", "file_name"):
+            files = [sound, {**sound, name: "a\0.txt"}]
+            answer = await self.anna.try_prompt(self.session, "hello", attachments=files)
+            await self.refused(answer, 400, "bad_request")
+            self.assertIn(r"'a\x00.txt'", answer.json["message"])
+            self.assertIn("NUL", answer.json["message"])
         await self.assert_nothing_left()
 
     async def assert_nothing_left(self) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
+import shutil
 import sqlite3
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -11,6 +14,7 @@ from unittest import mock
 from crushlite.clock import SystemClock
 from crushlite.store import Stores, lanes
 from crushlite.testing import LocalDaemon
+from tests.helpers_prompts import until
 from tests.helpers_store import Gate, StoreCase
 
 if TYPE_CHECKING:
@@ -89,6 +93,51 @@ class TroubleTests(ApiCase):
         store = await self.stores.open(self.daemon.root / "project" / ".crushlite")
         self.addAsyncCleanup(self.stores.release, store)
         return store
+
+
+class LockedTests(ApiCase):
+    async def test_a_canceled_prompt_is_told_at_once_while_the_file_is_locked(self) -> None:
+        await self.anna.prompt(self.session, "first", run_id="first")
+        run = await self.daemon.entered(1)
+        await self.anna.prompt(self.session, "next", run_id="next")
+        self.faults.fail("BEGIN IMMEDIATE", sqlite3.SQLITE_BUSY, times=1_000)
+        run.release()
+        done = await self.anna.events.wait_for("run_complete", run_id="first")
+        self.assertIn("not saved", done["error"])
+        lock = self.faults.gates["BEGIN IMMEDIATE"] = Gate()  # it is waited for, as for any lock
+        self.addCleanup(lock.open.set)
+        (endings,) = self.daemon.backend._endings.values()
+        await until(endings._pass.locked, "the ending is tried again")
+        await lock.reached()
+        await self.anna.cancel(self.session)
+        done = await self.anna.events.wait_for("run_complete", run_id="next")
+        self.assertFalse(lock.open.is_set())
+        self.assertTrue(done["cancelled"])
+        self.assertIn("not saved", done["error"])
+        self.faults.clear()
+        lock.open.set()
+        await until(lambda: not self.daemon.backend.unsaved, "every ending is written")
+        for run_id, outcome in (("first", "completed"), ("next", "canceled")):
+            told = (await self.anna.call("GET", f"/runs/{run_id}")).json
+            self.assertEqual((told["outcome"], told["error"]), (outcome, ""))
+
+
+class RemovedTests(ApiCase):
+    async def test_a_project_that_was_removed_is_torn_down_without_a_complaint(self) -> None:
+        complaints: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        await self.finish_a_run()
+        shutil.rmtree(self.daemon.root / "project")
+        with self.assertNoLogs("crushlite", logging.ERROR):
+            await self.anna.retire()
+            backend = self.daemon.backend
+            await until(lambda: not (backend.everything() or backend._closing), "the teardown")
+        gc.collect()  # a task says that nobody asked for its exception when it goes
+        await asyncio.sleep(0)
+        self.assertEqual(complaints, [])
+        again = await self.daemon.join()
+        self.assertEqual((await again.call("GET", "/sessions")).json, [])
 
 
 class CreateTests(ApiCase):

@@ -23,12 +23,14 @@ from crushlite.clock import FakeClock
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.store import Stores, connect, inspection
 from crushlite.store.directory import DirectoryLock, Note, this_boot
-from crushlite.store.files import last_read, list_files
-from crushlite.store.messages import list_messages
+from crushlite.store.files import changed_runs, last_read, list_files, list_read, run_history
+from crushlite.store.listing import message_texts
+from crushlite.store.messages import list_messages, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate
 from crushlite.store.runs import get_run
 from crushlite.store.salvage import salvage
-from crushlite.store.sessions import get_session
+from crushlite.store.sessions import get_session, list_sessions
+from crushlite.testing import LocalDaemon
 from tests.helpers import LIMIT, BoundedTestCase
 
 if TYPE_CHECKING:
@@ -86,6 +88,24 @@ class SweepTests(DamageCase):
                 self.assertEqual(tally.wrong, [])
                 total = tally.refused + tally.whole + tally.partly + tally.altered
                 self.assertEqual(total, 2)
+
+    async def test_the_sweep_asks_a_daemon_and_would_notice_an_answer_that_is_none(self) -> None:
+        def answer(status: int, body: bytes) -> Any:
+            return mock.AsyncMock(return_value=mock.Mock(status=status, body=body))
+
+        for status, body, wrong in (
+            (200, b"[]", False),
+            (409, b"{}", False),
+            (500, b"{}", True),
+            (503, b"{}", True),
+            (200, b'{"cost":Infinity}', True),
+            (200, b'["\xff"]', True),
+        ):
+            client = mock.Mock(request=answer(status, body))
+            with mock.patch.object(damage, "create", return_value=(200, {"id": "w"})):
+                found = await damage.ask(client, self.root)
+            self.assertEqual(len(found), len(damage.routes()) if wrong else 0, (status, body))
+        self.assertEqual(len(await damage.ask(mock.Mock(request=answer(500, b"{}")), ROOT)), 1)
 
     async def test_the_sweep_would_notice_a_loss(self) -> None:
         rows = dict(self.sound.rows, **{"message/lost": ""})
@@ -189,6 +209,15 @@ class ContentTests(DamageCase):
             "UPDATE runs SET error = x'ff' WHERE run_id = 'run-7'",
             "UPDATE files SET content = x'ff' WHERE session_id = 'session-8'",
             "UPDATE reads SET read_at = 'soon' WHERE session_id = 'session-9'",
+            "UPDATE reads SET read_at = 1e300 WHERE session_id = 'session-10'",
+            "UPDATE reads SET read_at = -1.5 WHERE session_id = 'session-11'",
+            "UPDATE reads SET path = x'ff' WHERE session_id = 'session-12'",
+            "UPDATE files SET version = 'x', run_id = 'run-13' "
+            "WHERE session_id = 'session-13' AND version = 1",
+            "UPDATE messages SET position = 'x' WHERE id = 'message-14-0'",
+            "UPDATE sessions SET cost = 9e999 WHERE id = 'session-15'",
+            "UPDATE files SET undoes = x'ff', run_id = 'run-16' WHERE session_id = 'session-16'",
+            "UPDATE messages SET parts = x'ff00' WHERE id = 'message-17-0'",
         )
         store = await self.stores.open(folder)
         for read in (
@@ -200,6 +229,17 @@ class ContentTests(DamageCase):
             partial(get_run, scope="", run_id="run-7"),
             partial(list_files, scope="", sid="session-8"),
             partial(last_read, scope="", sid="session-9", path="/src/9.py"),
+            partial(last_read, scope="", sid="session-10", path="/src/10.py"),
+            partial(last_read, scope="", sid="session-11", path="/src/11.py"),
+            partial(list_read, scope="", sid="session-12"),
+            partial(list_files, scope="", sid="session-13"),
+            partial(run_history, scope="", run_id="run-13"),
+            partial(position_of, scope="", mid="message-14-0"),
+            partial(get_session, scope="", sid="session-15"),
+            partial(list_sessions, scope=""),
+            partial(run_history, scope="", run_id="run-16"),
+            partial(changed_runs, scope=""),
+            partial(message_texts, scope="", sid="session-17", live=()),
         ):
             with self.assertRaises(CorruptDatabase):
                 await store.read(read)
@@ -207,6 +247,36 @@ class ContentTests(DamageCase):
             len(await store.read(partial(list_messages, scope="", sid="session-4"))), 12
         )
         await self.stores.release(store)
+
+    async def test_damage_is_told_to_clients_by_its_status_and_the_rest_is_served(self) -> None:
+        statements = {
+            "/sessions/session-0": "UPDATE sessions SET cost = 9e999 WHERE id = 'session-0'",
+            "/sessions/session-1/messages": "UPDATE messages SET parts = x'ff00' "
+            "WHERE id = 'message-1-3'",
+            "/sessions/session-2/messages": "UPDATE messages SET created_at = 9e999 "
+            "WHERE id = 'message-2-3'",
+            "/sessions/session-3/history": "UPDATE files SET version = 'x' "
+            "WHERE session_id = 'session-3' AND version = 1",
+            "/sessions/session-4/filetracker/files": "UPDATE reads SET path = x'ff' "
+            "WHERE session_id = 'session-4'",
+            "/filetracker/lastread?session_id=session-5&path=/src/5.py": "UPDATE reads "
+            "SET read_at = 1e300 WHERE session_id = 'session-5'",
+            "/runs/run-6": "UPDATE runs SET error = x'ff' WHERE run_id = 'run-6'",
+        }
+        async with LocalDaemon() as daemon:
+            shutil.copytree(
+                self.changed(*statements.values()), daemon.root / "project" / ".crushlite"
+            )
+            anna = await daemon.create()
+            for route in statements:
+                with self.subTest(route):
+                    answer = await anna.call("GET", route)
+                    found = answer.status, answer.json["code"]
+                    self.assertEqual(found, (409, "corrupt_database"), answer.json)
+            for route in damage.routes():
+                answer = await anna.call("GET", route)
+                self.assertIn(answer.status, (200, 409), route)
+            self.assertEqual(len(await anna.messages("session-7")), 12)
 
     async def test_a_verdict_that_is_no_text_is_a_verdict(self) -> None:
         class Mumbling(sqlite3.Connection):
@@ -227,6 +297,70 @@ class ContentTests(DamageCase):
         error = await self.refusal(self.spoilt("a directory"))
         self.assertEqual((error.exit_code, error.code), (4, "corrupt_database"))
         self.assertIn("is not a file", error.message)
+
+
+class RecoveryTests(DamageCase):
+    """Runs that were left open, in rows of which recovery can make no sense."""
+
+    NAMES = (
+        *("an open run without its session", "a prompt at no position"),
+        "an answer at no position",
+    )
+
+    async def test_a_daemon_refuses_the_file_as_damaged_and_leaves_it_alone(self) -> None:
+        async with damage.daemon(self.root) as running:
+            for name in self.NAMES:
+                with self.subTest(name):
+                    folder = self.copy(self.sound.closed)
+                    spoil, code, status = damage.FOR_DAEMONS[name]
+                    spoil(random.Random(SEED), folder)
+                    before = damage.digests(folder)
+                    start = (running.command, folder, status)
+                    self.assertEqual(await asyncio.to_thread(damage.at_start, *start), [])
+                    self.assertEqual(await damage.at_create(running.client, folder, code), [])
+                    self.assertEqual((damage.digests(folder), code), (before, "corrupt_database"))
+        self.assertEqual(running.complaints, [])
+
+    async def test_neither_is_the_log_of_a_killed_daemon_merged_into_it(self) -> None:
+        for name in self.NAMES:
+            with self.subTest(name):
+                made = self.copy(self.sound.closed)
+                reader = connect(made / "crushlite.db", True)
+                reader.execute("SELECT 1 FROM runs").fetchall()  # keeps the log from being merged
+                damage.FOR_DAEMONS[name][0](random.Random(SEED), made)
+                folder = self.copy(made)
+                reader.close()
+                before = self.kept(folder)
+                self.assertGreater(len(before["crushlite.db-wal"]), 0)
+                for _ in range(2):
+                    self.assertIsInstance(await self.refusal(folder), CorruptDatabase)
+                    self.assertEqual(self.kept(folder), before)
+
+    def kept(self, folder: Path) -> dict[str, bytes]:
+        """All but the index of the log, which SQLite makes anew whenever it looks at it."""
+        return {tail: (folder / tail).read_bytes() for tail in ("crushlite.db", "crushlite.db-wal")}
+
+    async def test_attachments_that_are_null_cost_neither_the_store_nor_the_prompt(self) -> None:
+        folder = self.copy(self.sound.closed)
+        spoil = damage.changed(
+            damage.QUEUED, "UPDATE runs SET attachments = 'null' WHERE run_id = 'run-3'"
+        )
+        spoil(random.Random(SEED), folder)
+        store = await self.stores.open(folder)
+        self.assertEqual(store.recovered, ["run-3"])
+        messages = await store.read(partial(list_messages, scope="", sid="session-3"))
+        self.assertEqual(messages[-2].text, "a prompt " * 3)
+        await self.stores.release(store)
+
+    async def test_a_format_that_sqlite_does_not_know_is_damage(self) -> None:
+        folder = self.copy(self.sound.closed)
+        file = folder / "crushlite.db"
+        content = bytearray(file.read_bytes())
+        content[47] = 9
+        file.write_bytes(content)
+        error = await self.refusal(folder)
+        self.assertEqual((error.code, error.exit_code), ("corrupt_database", 4))
+        self.assertEqual(file.read_bytes(), content)
 
 
 class LitterTests(DamageCase):

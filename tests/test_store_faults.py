@@ -317,12 +317,40 @@ class LockedTests(StoreCase):
             await stores.open(self.directory)
         self.assertEqual(caught.exception.status, 409)
         self.assertIn(str(self.directory), caught.exception.message)
+        self.assertIn("end the program that uses it", caught.exception.message)
         await asyncio.to_thread(self.unlock, process)
         async with self.opened() as store:
             self.assertEqual(await store.read(ids), ["a"])
 
+    async def test_a_daemon_that_finds_its_file_locked_says_what_to_do(self) -> None:
+        async with self.opened() as store:
+            await store.submit(add("a"))
+        await asyncio.to_thread(self.lock)
+        command = [sys.executable, "-m", "crushlite", "serve", "--agent", "offline"]
+        places = ["--host", f"unix://{self.directory}/sock", "--data-dir", str(self.directory)]
+        serve = await asyncio.to_thread(
+            subprocess.run,
+            [*command, *places],
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+        self.assertEqual((serve.returncode, serve.stdout), (1, ""), serve.stderr)
+        self.assertIn(f"{self.directory} cannot be a data directory", serve.stderr)
+        self.assertIn("database is locked; end the program that uses it", serve.stderr)
+        self.assertNotIn("Traceback", serve.stderr)
+
 
 class MissingFileTests(StoreCase):
+    async def test_a_directory_that_is_gone_is_let_go_of(self) -> None:
+        async with self.opened() as store:
+            await store.submit(add("a"))
+            shutil.rmtree(self.directory)
+        async with self.opened() as store:  # nothing in this process holds the old one
+            self.assertEqual(await store.read(ids), [])
+
     async def test_nothing_is_promised_in_a_file_that_is_gone(self) -> None:
         async with self.opened() as store:
             await store.submit(add("a"))

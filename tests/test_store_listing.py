@@ -96,7 +96,30 @@ class ListingTests(unittest.TestCase):
         self.assertEqual(message_texts(self.conn, "/other", "s", ()), ([], []))
 
     def test_a_damaged_message_is_said_to_be_damaged(self) -> None:
+        for column, value in (
+            *(("parts", "'[{'"), ("parts", "x'ff00'"), ("model", "x'ff00'")),
+            ("parts", """CAST(x'5b22ff225d' AS TEXT)"""),  # JSON, but no UTF-8
+            *(("created_at", "9e999"), ("created_at", "1.5"), ("updated_at", "'zz'")),
+            ("is_summary_message", "'zz'"),
+        ):
+            self.conn.execute("SAVEPOINT sound")
+            self.say("m")
+            self.say("behind")
+            self.conn.execute(f"UPDATE messages SET {column} = {value} WHERE id = 'm'")
+            for read in (message_texts, user_message_texts):
+                with (
+                    self.subTest(column=column, value=value, read=read.__name__),
+                    self.assertRaisesRegex(CorruptDatabase, "damaged"),
+                ):
+                    read(self.conn, "", "s", ())
+            self.conn.execute("ROLLBACK TO sound")
+
+    def test_a_message_at_no_position_is_damage_where_the_position_matters(self) -> None:
+        self.say("before")
         self.say("m")
-        self.conn.execute("UPDATE messages SET parts = '[{' WHERE id = 'm'")
-        with self.assertRaisesRegex(CorruptDatabase, "damaged"):
-            message_texts(self.conn, "", "s", ())
+        self.conn.execute("UPDATE messages SET position = 'x' WHERE id = 'm'")
+        pieces, newest = message_texts(self.conn, "", "s", ())
+        self.assertEqual([m["id"] for m in read(pieces)] + [m.id for m in newest], ["before", "m"])
+        for live, recent in ((("m",), 0), ((), 5)):
+            with self.subTest(live=live), self.assertRaisesRegex(CorruptDatabase, "position"):
+                message_texts(self.conn, "", "s", live, recent)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crushlite.clock import FakeClock
+from crushlite.errors import CorruptDatabase
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import (
     Attachment,
@@ -142,10 +143,13 @@ class PromptTests(RecoveryCase):
         self.assertIsNone(get_run(self.conn, "", "r1").attachments)
 
     def test_attachments_that_cannot_be_read_do_not_cost_the_prompt(self) -> None:
-        for run_id, attachments in (("r1", "{not json"), ("r2", '[{"content": 5}]')):
-            self.accept(run_id, attachments=attachments)
-        self.assertEqual(self.recover(), ["r1", "r2"])
-        self.assertEqual(self.history()[0].parts, [TextPart("do r1"), STOP])
+        nonsense = ("{not json", '[{"content": 5}]', "null", "5", "[null]")
+        for number, attachments in enumerate(nonsense):
+            self.accept(f"r{number}", attachments=attachments)
+        self.assertEqual(self.recover(), [f"r{number}" for number in range(len(nonsense))])
+        prompts = [message.parts for message in self.history() if message.role == "user"]
+        expected = [[TextPart(f"do r{number}"), STOP] for number in range(len(nonsense))]
+        self.assertEqual(prompts, expected)
 
     def test_a_message_id_given_in_advance_is_kept(self) -> None:
         row = RunRow("r1", "s", "digest", "hi", user_message_id="mine", boot_id="old")
@@ -222,6 +226,33 @@ class TurnTests(RecoveryCase):
         found = {r.tool_call_id: r.is_error for m in results for r in m.tool_results}
         self.assertEqual(found, {"c0": True, "c1": False, "c2": True})
         self.assertEqual([m.role for m in results], ["tool"] * 3)
+
+    def test_a_made_up_result_stands_behind_the_given_ones_and_times_go_up(self) -> None:
+        for given in ("c1", "c2"):
+            with self.subTest(given=given):
+                self.accept(given)
+                self.start(given)
+                calls = [ToolCallPart(call, "bash", "{}", finished=True) for call in ("c1", "c2")]
+                self.say(f"a-{given}", *calls, FinishPart("tool_use", 7))
+                self.result(f"t-{given}", given)
+                self.recover()
+                turn = self.history()[-4:]
+                ids = [message.id for message in turn[:3]]
+                self.assertEqual(ids, [f"u-{given}", f"a-{given}", f"t-{given}"])
+                made_up = {"c1": "c2", "c2": "c1"}[given]
+                expected = ToolResultPart(made_up, "bash", INTERRUPTED, is_error=True)
+                self.assertEqual(turn[3].parts, [expected, STOP])
+                times = [message.created_at for message in turn[1:]]
+                self.assertEqual(times, sorted(times))
+
+    def test_a_message_at_no_position_is_damage_and_not_passed_over(self) -> None:
+        for message in ("u-r1", "a1"):
+            self.conn.execute("SAVEPOINT before")
+            self.say("a1", TextPart("half"))
+            self.conn.execute("UPDATE messages SET position = 'x' WHERE id = ?", (message,))
+            with self.subTest(message), self.assertRaisesRegex(CorruptDatabase, "position"):
+                recover(self.conn, "new", NOW)
+            self.conn.execute("ROLLBACK TO before")
 
     def test_a_turn_that_stopped_between_two_steps_gets_its_marker(self) -> None:
         call = ToolCallPart("c1", "bash", "{}", finished=True)

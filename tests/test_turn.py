@@ -465,9 +465,12 @@ class BookkeepingTests(TurnBench):
 
     async def test_impossible_usage_is_refused(self) -> None:
         turn = self.turn()
-        for wrong in (Usage(-1), Usage(0, -1), Usage(2**63), Usage(cost=float("nan"))):
+        costs = (float("nan"), float("inf"), -0.25)
+        counts = (Usage(-1), Usage(0, -1), Usage(2**63))
+        for wrong in (*counts, *(Usage(cost=cost) for cost in costs)):
             with self.subTest(wrong), self.assertRaises(BadRequest):
                 await turn.usage(wrong)
+        self.assertEqual((await turn.session()).cost, 0.0)
 
     async def test_todos_are_stored_and_told(self) -> None:
         turn = self.turn()
@@ -529,6 +532,30 @@ class ReadingTests(TurnBench):
         folding = LiveTurn(self.services, turn._order, turn._selected, fold)
         self.assertEqual(await folding.followups(), [rider])
         self.assertEqual(await turn.followups(), [])
+
+    async def test_nothing_is_folded_between_a_call_and_its_result(self) -> None:
+        asked = 0
+
+        async def fold() -> list[Message]:
+            nonlocal asked
+            asked += 1
+            return []
+
+        plain = self.turn()
+        turn = LiveTurn(self.services, plain._order, plain._selected, fold)
+        one = await turn.tool_call("ls", "{}")
+        two = await turn.tool_call("ls", "{", finished=False)
+        await turn.followups()
+        await turn.tool_result(one, "a")
+        await turn.followups()
+        self.assertEqual(asked, 0)
+        await turn.tool_result(two, "b")
+        await turn.followups()
+        self.assertEqual(asked, 1)
+        await turn.tool_call("ls", "{}")
+        await turn.erase()  # what was called is not called any more
+        await turn.followups()
+        self.assertEqual(asked, 2)
 
 
 class PeopleTests(TurnBench):

@@ -5,9 +5,10 @@
 A sound data directory is made twice: closed in order, and as a killed daemon leaves it, with
 commits that are only in the log. Each is copied, damaged and opened as the daemon opens it. Then
 either the file was refused, with a message that names it and without a byte changed, twice; or it
-was opened and every row that it held is there, or asking for it is refused. A few are also given to
-a real daemon, at its start and at the creation of a workspace. Exit 0 only if all is well. The seed
-is printed; `--seed` repeats the damage.
+was opened and every row that it held is there, or asking for it is refused. One of each kind, and
+each with a value that makes no sense, is also the project of a real daemon whose routes are asked
+for all of it: no answer is a 500. A few are given to a daemon at its start, and at the creation of
+a workspace. Exit 0 only if all is well. The seed is printed; `--seed` repeats the damage.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -27,7 +29,7 @@ import sys
 import tempfile
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from crushlite.clock import SystemClock  # noqa: E402
 from crushlite.errors import CrushliteError, StoreUnusable  # noqa: E402
-from crushlite.http.client import HTTPClient, UnixConnector  # noqa: E402
+from crushlite.http.client import ClientError, HTTPClient, UnixConnector  # noqa: E402
 from crushlite.protocol.codec import encode  # noqa: E402
 from crushlite.protocol.messages import FinishPart, Message, TextPart  # noqa: E402
 from crushlite.protocol.sessions import Session  # noqa: E402
@@ -56,6 +58,7 @@ from crushlite.worktree.states import MISSING, FileState  # noqa: E402
 
 NAME = "crushlite.db"
 PATIENCE = 30.0
+ASKED = 3  # sessions whose routes are asked; values that make no sense are in one of them
 Rows = dict[str, str]  # what a file holds: "noun/id" -> everything about it
 Spoil = Callable[[random.Random, Path], None]
 
@@ -228,6 +231,42 @@ def rotten(rng: random.Random, folder: Path) -> None:
     os.utime(folder / NAME, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+# Of the rows that belong to a session: what stands there is read, but is no part of a key.
+COLUMNS = {
+    "sessions": "title todos cost created_at updated_at message_count prompt_tokens touched",
+    "messages": "parts role model position created_at updated_at finished is_summary_message",
+    "runs": "prompt attachments accepted_at started_at ended_at error denied message_id carrier",
+    "files": "content version created_at mode present run_id undoes",
+    "reads": "read_at path",
+}
+NONSENSE = ("x'ff00'", "9e999", "-1e300", "1.5", str(2**63 - 1), "'zz'", "'null'", "'[1]'")
+
+
+def nonsense(rng: random.Random, folder: Path) -> None:
+    """In each table one value that SQLite may hold there, and that nobody ever wrote."""
+    conn = sqlite3.connect(folder / NAME, isolation_level=None)
+    for table, columns in COLUMNS.items():
+        column, session = rng.choice(columns.split()), f"session-{rng.randrange(ASKED)}"
+        value = rng.choice(NONSENSE if column != "path" else NONSENSE[:1])  # else just another path
+        key = "id" if table == "sessions" else "session_id"
+        with contextlib.suppress(sqlite3.IntegrityError):  # the schema has a say too
+            last = f"SELECT max(rowid) FROM {table} WHERE {key} = '{session}'"
+            conn.execute(f"UPDATE {table} SET {column} = {value} WHERE rowid = ({last})")
+    conn.close()
+
+
+def unfinished(rng: random.Random, folder: Path) -> None:
+    """Runs that a killed daemon left open: opening must make an end of them."""
+    conn = sqlite3.connect(folder / NAME, isolation_level=None)
+    for number in range(ASKED):
+        prompt = rng.choice(["", f"message-{number}-{rng.randrange(12)}"])
+        conn.execute(
+            "UPDATE runs SET outcome = NULL, user_message_id = ? WHERE run_id = ?",
+            (prompt, f"run-{number}"),
+        )
+    conn.close()
+
+
 # name -> whether of a killed daemon, what is done. The log of a killed daemon holds promises.
 KINDS: dict[str, tuple[bool, Spoil]] = {
     "flip a bit": (False, at("", flip_bit)),
@@ -250,6 +289,8 @@ KINDS: dict[str, tuple[bool, Spoil]] = {
     "a bit of the schema": (False, at("", in_the_schema)),
     "bytes, and the old time": (False, rotten),
     "a directory": (False, directory),
+    "values of another kind": (False, nonsense),
+    "values of another kind, killed": (False, both(unfinished, nonsense)),
     "missing, killed": (True, remove("")),
     "log: flip a bit": (True, at("-wal", flip_bit)),
     "log: flip bytes": (True, at("-wal", flip_bytes)),
@@ -327,19 +368,25 @@ async def judge(store: Store, expected: Rows, tally: Tally) -> None:
 async def sweep(sound: Sound, folder: Path, files: int, seed: int) -> dict[str, Tally]:
     tallies: dict[str, Tally] = collections.defaultdict(Tally)
     kinds = list(KINDS.items())
-    for number in range(files):
-        name, (killed, spoil) = kinds[number % len(kinds)]
-        copy = folder / f"copy-{number}"
-        shutil.copytree(sound.killed if killed else sound.closed, copy)
-        restore_time(sound.closed if not killed else sound.killed, copy)
-        spoil(random.Random(f"{seed}/{number}"), copy)
-        tally = tallies[name]
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await try_one(copy, sound.rows, tally)
-        except Exception:  # noqa: BLE001 - exactly what must not happen; it is told at the end
-            tally.wrong.append(f"file {number}: {traceback.format_exc(limit=-3)}")
-        shutil.rmtree(copy)
+    async with daemon(folder) as running:
+        for number in range(files):
+            name, (killed, spoil) = kinds[number % len(kinds)]
+            copy, asked = folder / f"copy-{number}", folder / f"asked-{number}" / ".crushlite"
+            shutil.copytree(sound.killed if killed else sound.closed, copy)
+            restore_time(sound.closed if not killed else sound.killed, copy)
+            spoil(random.Random(f"{seed}/{number}"), copy)
+            tally = tallies[name]
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    if number < len(kinds) or "values" in name:
+                        shutil.copytree(copy, asked)
+                        tally.wrong += await ask(running.client, asked.parent)
+                    await try_one(copy, sound.rows, tally)
+            except Exception:  # noqa: BLE001 - exactly what must not happen; it is told at the end
+                tally.wrong.append(f"file {number}: {traceback.format_exc(limit=-3)}")
+            shutil.rmtree(copy)
+    if running.complaints:
+        tallies["the daemon"].wrong += running.complaints
     return tallies
 
 
@@ -352,11 +399,95 @@ def restore_time(source: Path, copy: Path) -> None:
 # A real daemon ----------------------------------------------------------------------------------
 
 
+@dataclass
+class Running:
+    command: list[str]
+    client: HTTPClient
+    complaints: list[str] = field(default_factory=list)  # once it has left
+
+
+@contextlib.asynccontextmanager
+async def daemon(folder: Path) -> AsyncIterator[Running]:
+    socket = folder / "daemon.sock"
+    command = [sys.executable, "-m", "crushlite", "serve", "--agent", "offline", "--host"]
+    command.append(f"unix://{socket}")
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    await asyncio.to_thread(process.stdout.readline)
+    connector = UnixConnector(str(socket), expect_uid=None)
+    client = HTTPClient(connector, host_header="localhost", clock=SystemClock())
+    running = Running(command, client)
+    try:
+        yield running
+    finally:
+        await client.aclose()
+        process.terminate()
+        _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+    if b"Traceback" in errors or process.returncode != 0:
+        running.complaints.append(f"exit {process.returncode}: {errors.decode()[-2000:]}")
+
+
+async def create(client: HTTPClient, project: Path, **more: str) -> tuple[int, Any]:
+    body = {"path": str(project), "client_id": str(uuid.uuid4()), **more}
+    content = json.dumps(body).encode()
+    answer = await client.request("POST", "/v1/workspaces", body=content, timeout=PATIENCE)
+    return answer.status, json.loads(answer.body)
+
+
+def routes() -> list[str]:
+    found = ["/sessions", "/messages/user", "/runs", "/changes"]
+    for number in range(ASKED):
+        session = f"/sessions/session-{number}"
+        found += [session, f"{session}/messages", f"{session}/history"]
+        found += [f"{session}/filetracker/files", f"/runs/run-{number}"]
+        mark = f"session_id=session-{number}&path=/src/{number}.py"
+        found.append(f"/filetracker/lastread?{mark}")
+    return found
+
+
+def not_json(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+async def ask(client: HTTPClient, project: Path) -> list[str]:
+    """What is wrong with the answers about a damaged project: damage has a status of its own."""
+    status, made = await create(client, project)
+    if status != 200:
+        return [] if status == 409 else [f"create was answered {status} {made}"]
+    wrong = []
+    for route in routes():
+        target = f"/v1/workspaces/{made['id']}{route}"
+        try:
+            answer = await client.request("GET", target, timeout=PATIENCE)
+            json.loads(answer.body, parse_constant=not_json)
+        except (ClientError, ValueError) as error:
+            wrong.append(f"{route}: {type(error).__name__}: {str(error)[:200]}")
+        else:
+            if answer.status not in (200, 404, 409):
+                wrong.append(f"{route} was answered {answer.status} {answer.body[:200]!r}")
+    return wrong
+
+
 def newer(rng: random.Random, folder: Path) -> None:
     conn = sqlite3.connect(folder / NAME)
     conn.execute("PRAGMA user_version = 99")
     conn.close()
 
+
+def changed(*statements: str) -> Spoil:
+    """By hand, or as a flipped bit would: one that the checks of the pages do not find."""
+
+    def spoil(rng: random.Random, folder: Path) -> None:
+        conn = sqlite3.connect(folder / NAME, isolation_level=None)
+        for statement in statements:
+            assert conn.execute(statement).rowcount == 1, statement
+        conn.close()
+
+    return spoil
+
+
+OPEN = "UPDATE runs SET outcome = NULL, user_message_id = '{}' WHERE run_id = 'run-3'"
+BEGUN, QUEUED = OPEN.format("message-3-0"), OPEN.format("")
 
 # what is done -> the code and the exit code it must have
 FOR_DAEMONS: dict[str, tuple[Spoil, str, int]] = {
@@ -366,57 +497,59 @@ FOR_DAEMONS: dict[str, tuple[Spoil, str, int]] = {
     "empty": (at("", empty), "corrupt_database", 4),
     "a directory": (directory, "corrupt_database", 4),
     "newer": (newer, "newer_schema", 5),
+    "an open run without its session": (
+        changed(QUEUED, "DELETE FROM sessions WHERE id = 'session-3'"),
+        *("corrupt_database", 4),
+    ),
+    "a prompt at no position": (
+        changed(BEGUN, "UPDATE messages SET position = 'x' WHERE id = 'message-3-0'"),
+        *("corrupt_database", 4),
+    ),
+    "an answer at no position": (
+        changed(BEGUN, "UPDATE messages SET position = 'x' WHERE id = 'message-3-1'"),
+        *("corrupt_database", 4),
+    ),
 }
 
 
 async def real_daemons(sound: Sound, folder: Path, seed: int) -> list[str]:
     wrong = []
-    socket = folder / "daemon.sock"
-    command = [sys.executable, "-m", "crushlite", "serve", "--agent", "offline", "--host"]
-    command.append(f"unix://{socket}")
-    daemon = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert daemon.stdout is not None
-    await asyncio.to_thread(daemon.stdout.readline)
-    try:
+    async with daemon(folder) as running:
         for number, (name, (spoil, code, status)) in enumerate(FOR_DAEMONS.items()):
             data = folder / f"daemon-{number}"
             shutil.copytree(sound.closed, data)
             spoil(random.Random(f"{seed}/daemon/{number}"), data)
-            wrong += [f"{name}: {line}" for line in at_start(command, data, status)]
-            wrong += [f"{name}: {line}" for line in await at_create(socket, data, code)]
-        data = folder / "sound"
-        wrong += [f"afterwards: {line}" for line in await at_create(socket, data, "")]
-    finally:
-        daemon.terminate()
-        _, errors = await asyncio.to_thread(daemon.communicate, timeout=PATIENCE)
-    if b"Traceback" in errors:
-        wrong.append(f"the daemon's log: {errors.decode()[-2000:]}")
-    return wrong
+            before = digests(data)
+            found = at_start(running.command, data, status)
+            found += await at_create(running.client, data, code)
+            if digests(data) != before:
+                found.append("refused, but changed")
+            wrong += [f"{name}: {line}" for line in found]
+        data = folder / "made-new"
+        wrong += [f"afterwards: {line}" for line in await at_create(running.client, data, "")]
+    return wrong + running.complaints
 
 
 def at_start(command: list[str], data: Path, status: int) -> list[str]:
     command = [*command[:-1], f"unix://{data.parent}/other.sock", "--data-dir", str(data)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PATIENCE, check=False)
+    try:
+        ended = subprocess.run(
+            command, cwd=ROOT, capture_output=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ["serve did not refuse it"]
     said = ended.stderr.decode()
     if ended.returncode != status or "Traceback" in said or str(data) not in said:
         return [f"serve ended with {ended.returncode}, not {status}: {said[-500:]}"]
     return []
 
 
-async def at_create(socket: Path, data: Path, code: str) -> list[str]:
-    connector = UnixConnector(str(socket), expect_uid=None)
-    client = HTTPClient(connector, host_header="localhost", clock=SystemClock())
+async def at_create(client: HTTPClient, data: Path, code: str) -> list[str]:
     project = data.parent / "project"
     project.mkdir(exist_ok=True)
-    body = {"path": str(project), "data_dir": str(data), "client_id": str(uuid.uuid4())}
-    content = json.dumps(body).encode()
-    try:
-        answer = await client.request("POST", "/v1/workspaces", body=content, timeout=PATIENCE)
-    finally:
-        await client.aclose()
-    said = json.loads(answer.body)
-    if (answer.status, said.get("code", "")) != (409 if code else 200, code):
-        return [f"create was answered {answer.status} {said}"]
+    status, said = await create(client, project, data_dir=str(data))
+    if (status, said.get("code", "")) != (409 if code else 200, code):
+        return [f"create was answered {status} {said}"]
     return []
 
 

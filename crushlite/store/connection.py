@@ -106,13 +106,15 @@ _SPOILING = (
     *(*_DAMAGE, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
 )
+# Damage that SQLite, or its Python module, tells by words alone.
+_WORDS = ("Could not decode to UTF-8", "unsupported file format")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def says_damage(error: BaseException) -> bool:
     """Whether SQLite has met pages that make no sense, or Python a text that is none."""
     if isinstance(error, sqlite3.Error):
-        return _code(error) & 0xFF in _DAMAGE or "Could not decode to UTF-8" in str(error)
+        return _code(error) & 0xFF in _DAMAGE or any(word in str(error) for word in _WORDS)
     return isinstance(error, UnicodeDecodeError)
 
 

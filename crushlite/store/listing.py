@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from crushlite.errors import CorruptDatabase
+from crushlite.store.connection import check_row
 from crushlite.store.messages import MESSAGE_COLUMNS, message_from_row
 
 if TYPE_CHECKING:
@@ -29,10 +30,16 @@ RECENT = 1000  # messages: more than can begin during one read
 _OBJECT = """json_object('id', id, 'role', role, 'session_id', session_id, 'parts', json(parts),
     'model', model, 'provider', provider, 'created_at', created_at, 'updated_at', updated_at{more})
 """
+# Nothing at all if a number is none: SQLite would write `Inf`, or a text where clients read an
+# integer. What is no text it refuses by itself.
+_SOUND = " AND ".join(
+    f"typeof({column}) = 'integer'" for column in ("created_at", "updated_at", "is_summary_message")
+)
 _TEXT = (
+    f"CASE WHEN {_SOUND} THEN "
     f"CAST(CASE is_summary_message WHEN 0 THEN {_OBJECT.format(more='')} ELSE "
     + _OBJECT.format(more=", 'is_summary_message', json('true')")
-    + " END AS BLOB)"
+    + " END AS BLOB) END"
 )
 
 
@@ -46,7 +53,7 @@ def message_texts(
     first = _first(conn, "position", scope, live)
     if recent:
         (last,) = conn.execute(f"SELECT max(position) {of_session} > 0", (scope, sid)).fetchone()
-        first = min(first, (last or 0) - recent)
+        first = min(first, _place(last, 0) - recent)
     bounds = scope, sid, first
     pieces = list(_joined(conn, f"{of_session} < ? {order}", bounds))
     rows = conn.execute(f"SELECT {MESSAGE_COLUMNS} {of_session} >= ? {order}", bounds)
@@ -80,15 +87,30 @@ def _first(conn: sqlite3.Connection, column: str, scope: str, live: Collection[s
     (found,) = conn.execute(
         f"SELECT min({column}) FROM messages WHERE scope = ? AND id IN ({marks})", (scope, *live)
     ).fetchone()
-    return BEYOND if found is None else int(found)
+    return _place(found, BEYOND)
+
+
+def _place(found: Any, otherwise: int) -> int:
+    if found is None:
+        return otherwise
+    check_row("the position of a message", (found,), (int,))
+    return int(found)
 
 
 def _joined(conn: sqlite3.Connection, of_these: str, bounds: Any) -> Iterator[bytes]:
+    damage = CorruptDatabase("a message is damaged and cannot be read: see `doctor`")
     try:
         texts = conn.execute(f"SELECT {_TEXT} {of_these}", bounds)
-        while piece := b",".join(text for (text,) in islice(texts, PIECE)):
+        while found := [text for (text,) in islice(texts, PIECE)]:
+            if None in found:
+                raise damage
+            piece = b",".join(found)
+            if not piece.isascii():
+                piece.decode()  # SQLite hands on bytes that are no text
             yield piece
+    except UnicodeDecodeError:
+        raise damage from None
     except sqlite3.OperationalError as error:
         if "JSON" not in str(error):  # malformed, or "cannot hold BLOB values"
             raise
-        raise CorruptDatabase("a message is damaged and cannot be read: see `doctor`") from None
+        raise damage from None

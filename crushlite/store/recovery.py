@@ -31,6 +31,7 @@ from crushlite.protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from crushlite.store.connection import check_row
 from crushlite.store.messages import (
     MESSAGE_COLUMNS,
     insert_message,
@@ -168,12 +169,17 @@ def _messages(
     rows = conn.execute(
         f"""
         SELECT position, {MESSAGE_COLUMNS} FROM messages
-        WHERE scope = ? AND session_id = ? AND position >= ? AND position < ?
+        WHERE scope = ? AND session_id = ? AND position >= ?
+            AND (position < ? OR typeof(position) <> 'integer')
         ORDER BY position, seq
         """,
         (scope, sid, first, end),
     )
-    return [_Placed(position, message_from_row(tuple(values))) for position, *values in rows]
+    placed = []
+    for position, *values in rows:  # what is no number is behind every number, and would be missed
+        check_row("the position of a message", (position,), (int,))
+        placed.append(_Placed(position, message_from_row(tuple(values))))
+    return placed
 
 
 def _mend(conn: sqlite3.Connection, scope: str, turn: list[_Placed], now: float) -> Message | None:

@@ -248,25 +248,13 @@ class Stores:
         return Store(path, self._boot_id, opened, writer, reader, health)
 
     async def _open_reader(self, path: Path, checkpoints: Checkpoints, writer: Writer) -> Reader:
-        def reading() -> sqlite3.Connection:
-            conn = self._connect(path, True)
-            try:
-                # From the first read on the writer is not the last to close, which must not happen
-                # behind its back: it may be closed because it must not write.
-                conn.execute("SELECT 1 FROM sqlite_master").fetchall()
-                give_way(conn)
-            except BaseException:
-                conn.close()
-                raise
-            return conn
-
         executor = self._executor("crushlite-reader")
         try:
-            conn = await run_in(executor, path, reading)
+            conn = await run_in(executor, path, lambda: self._reading(path))
         except BaseException:
             executor.close()
             raise
-        return Reader(executor, conn, path, reading, checkpoints, writer.poke)
+        return Reader(executor, conn, path, lambda: self._reading(path), checkpoints, writer.poke)
 
     def _prepare(self, path: Path) -> _Opened:
         with translated(path):
@@ -293,11 +281,29 @@ class Stores:
             with transaction(conn):
                 recovered = recover(conn, self._boot_id, self._clock.now())
         except BaseException as error:
-            conn.close()
-            if isinstance(error, _NONSENSE):
+            nonsense = isinstance(error, _NONSENSE)
+            try:
+                # A file that is refused stays as it is: the writer must not close last.
+                last = self._reading(path) if nonsense or says_damage(error) else conn
+            finally:
+                conn.close()
+            last.close()
+            if nonsense:
                 raise damaged(path, str(error)) from error
             raise
         return _Opened(conn, lock, recovered)
+
+    def _reading(self, path: Path) -> sqlite3.Connection:
+        conn = self._connect(path, True)
+        try:
+            # From the first read on the writer is not the last to close, which must not happen
+            # behind its back: it may be closed because it must not write.
+            conn.execute("SELECT 1 FROM sqlite_master").fetchall()
+            give_way(conn)
+        except BaseException:
+            conn.close()
+            raise
+        return conn
 
     def _writing(self, path: Path) -> sqlite3.Connection:
         conn = self._connect(path, False)
