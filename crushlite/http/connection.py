@@ -21,8 +21,9 @@ Invariants:
   owner when the request's task has ended, which holds the body even if the connection is lost.
 - `Stream.closed` is called once: `_end_stream` takes the stream out before it calls.
 
-h11's objects live for one request: only `parsing` uses them, answers are framed by hand, and so
-Connection, HEAD, HTTP/1.0 and Expect are honoured here. Knows nothing of routes' meaning.
+The time that a state may take is kept by `deadline`. h11's objects live for one request: only
+`parsing` uses them, answers are framed by hand, and so Connection, HEAD, HTTP/1.0 and Expect are
+honoured here. Knows nothing of routes' meaning.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
+from crushlite.http.deadline import Deadline
 from crushlite.http.framing import CONTINUE, frame_response, frame_stream
 from crushlite.http.messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from crushlite.http.parsing import find_head, too_large
@@ -50,9 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Kind", "State"]
 
 Kind = Literal["unix", "tcp", "memory"]
-
-# Timers may fire a hair early in floating point.
-_EPSILON = 1e-3
 
 
 class State(enum.Enum):
@@ -89,8 +88,6 @@ class Connection(asyncio.Protocol):
         "_sink",
         "_stream",
         "_surplus",
-        "_timer",
-        "_timer_due",
         "_transport",
         "_write_paused",
         "_write_timer",
@@ -103,6 +100,7 @@ class Connection(asyncio.Protocol):
         self._port = port
         self._peer = Peer(kind, None, port)
         self._transport: asyncio.Transport | None = None  # None before and after the connection
+        self._deadline = Deadline(owner.clock, self._time_is_up)  # of the current state
         self.state = State.HEAD
 
         # Input: what was read and not yet consumed, and how much of it has no end of head.
@@ -131,11 +129,6 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._write_timer: Timer | None = None
 
-        # One timer serves idle, head, body and linger limits; see `_expect_within`.
-        self._deadline = math.inf
-        self._timer: Timer | None = None
-        self._timer_due = math.inf
-
     def __repr__(self) -> str:
         return f"<Connection {self._kind} {self.state.value} buffered={len(self._buffer)}>"
 
@@ -156,7 +149,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._surplus = count > limits.connections - limits.reserved
-        self._expect_within(limits.first_byte_timeout)
+        self._deadline.within(limits.first_byte_timeout)
         if count > limits.connections:
             self._refuse(overloaded("too many connections"))
         else:
@@ -208,7 +201,10 @@ class Connection(asyncio.Protocol):
         self._after_rest = None
         self._parsed = self._admission = None
         self._release_body()
-        self._cancel_timers()
+        self._deadline.cancel()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
         self._end_stream()
         self._owner.left(self)
 
@@ -259,7 +255,7 @@ class Connection(asyncio.Protocol):
         if not length:
             if not self._scanned:
                 # From the first byte, or from the turn of a pipelined request.
-                self._expect_within(owner.limits.head_timeout)
+                self._deadline.within(owner.limits.head_timeout)
             self._scanned = len(buffer)
             return False
         self._scanned = 0
@@ -283,7 +279,7 @@ class Connection(asyncio.Protocol):
         if parsed.expects_continue and not buffer:
             self._write(CONTINUE)
         if not buffer:
-            self._expect_within(owner.limits.body_timeout)
+            self._deadline.within(owner.limits.body_timeout)
         return True
 
     def _refuse_whole(self, error: HTTPError, parsed: ParsedHead) -> bool:
@@ -311,7 +307,7 @@ class Connection(asyncio.Protocol):
         else:
             body = None
         if body is None:
-            self._expect_within(self._owner.limits.body_timeout)
+            self._deadline.within(self._owner.limits.body_timeout)
             return False
         self._complete(body)
         return True
@@ -336,7 +332,7 @@ class Connection(asyncio.Protocol):
         assert parsed is not None
         assert admission is not None
         self.state = State.BUSY
-        self._deadline = math.inf
+        self._deadline.off()
         if self._buffer:
             self._pause_reading()
         counted, self._counted = self._counted, 0
@@ -406,7 +402,7 @@ class Connection(asyncio.Protocol):
             self.state = State.HEAD
             if not self._buffer:
                 self._owner.idle[self] = None
-            self._expect_within(self._owner.limits.idle_timeout)
+            self._deadline.within(self._owner.limits.idle_timeout)
         elif self._buffer or self._reading_paused:
             self._linger()
         else:
@@ -437,7 +433,7 @@ class Connection(asyncio.Protocol):
             raise
         self._parsed = self._admission = None
         self.state = State.STREAM
-        self._deadline = math.inf
+        self._deadline.off()
         self._owner.answers[stream.status] += 1
         self._write(head)
         if parsed.head.method == "HEAD" or self._eof:
@@ -544,12 +540,12 @@ class Connection(asyncio.Protocol):
         if transport.can_write_eof():
             transport.write_eof()
         self._resume_reading()
-        self._expect_within(self._owner.limits.linger_timeout)
+        self._deadline.within(self._owner.limits.linger_timeout)
 
     def close_gracefully(self) -> None:
         """Flush, then FIN; a peer that does not take its bytes is cut off by the write limit."""
         self.state = State.CLOSED
-        self._deadline = math.inf
+        self._deadline.off()
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -581,29 +577,8 @@ class Connection(asyncio.Protocol):
 
     # Time.
 
-    def _expect_within(self, seconds: float) -> None:
-        """Set the deadline of the current state.
-
-        A timer that fires too early re-arms itself, so that a cycle of requests that each arrive
-        whole moves a number and touches no timer.
-        """
-        clock = self._owner.clock
-        deadline = self._deadline = clock.time() + seconds
-        if self._timer is not None:
-            if self._timer_due <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_due = deadline
-        self._timer = clock.call_later(seconds, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        remaining = self._deadline - self._owner.clock.time()
-        if remaining == math.inf:
-            return
-        if remaining > _EPSILON:
-            self._expect_within(remaining)
-        elif self.state is State.BODY or (self.state is State.HEAD and self._scanned):
+    def _time_is_up(self) -> None:
+        if self.state is State.BODY or (self.state is State.HEAD and self._scanned):
             self._refuse(HTTPError(408, "request_timeout", "the request took too long to arrive"))
         else:
             self.close_gracefully()
@@ -629,9 +604,3 @@ class Connection(asyncio.Protocol):
             self._watch_writes(transport)
         else:
             transport.abort()
-
-    def _cancel_timers(self) -> None:
-        for timer in (self._timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._write_timer = None
