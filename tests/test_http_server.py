@@ -114,8 +114,7 @@ class Requests(HTTPTestCase):
         transport.abort()
         await self.settle()
         self.assertEqual(server.statistics.connections, 0)
-        self.assertFalse(protocol._rest)
-        self.assertIsNone(protocol._after_rest)
+        self.assertEqual(protocol._outbox.unsent, 0)
 
     async def test_the_head_of_a_long_answer_names_its_whole_length(self) -> None:
         async def long(request: Request) -> Response:

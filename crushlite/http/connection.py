@@ -14,16 +14,14 @@ Invariants:
 - A request that is complete is handed to the owner in the same call that received its last byte,
   and the connection never takes it back: losing the connection only loses the answer.
 - After a refusal of a head or body nothing that follows is ever parsed.
-- Nothing is written to a closing transport.
-- Bytes leave in the order in which they were written: while there is a rest (of a long answer, or
-  of a long write to a stream) everything goes behind it, and closing waits for it.
 - What a body counts for (`Owner.body_bytes`) is given back once: by `_release_body`, or by the
   owner when the request's task has ended, which holds the body even if the connection is lost.
 - `Stream.closed` is called once: `_end_stream` takes the stream out before it calls.
 
-The time that a state may take is kept by `deadline`. h11's objects live for one request: only
-`parsing` uses them, answers are framed by hand, and so Connection, HEAD, HTTP/1.0 and Expect are
-honoured here. Knows nothing of routes' meaning.
+Output, its order and its time limit are kept by `outbox`; the time that a state may take, by
+`deadline`. h11's objects live for one request: only `parsing` uses them, answers are framed by
+hand, and so Connection, HEAD, HTTP/1.0 and Expect are honoured here. Knows nothing of routes'
+meaning.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from crushlite.http.deadline import Deadline
 from crushlite.http.framing import CONTINUE, frame_response, frame_stream
 from crushlite.http.messages import HTTPError, Peer, Request, Response, Stream, overloaded
+from crushlite.http.outbox import Outbox, slices
 from crushlite.http.parsing import find_head, too_large
 from crushlite.http.peercred import peer_uid
 from crushlite.http.sink import StreamSink
@@ -44,7 +42,6 @@ from crushlite.http.sink import StreamSink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.clock import Timer
     from crushlite.http.owner import Owner
     from crushlite.http.parsing import ParsedHead
     from crushlite.http.router import Admission
@@ -68,29 +65,24 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_admission",
-        "_after_rest",
-        "_answered_bytes",
         "_buffer",
         "_counted",
         "_deadline",
         "_discarded",
         "_eof",
-        "_flushed",
         "_kind",
         "_leaving",
+        "_outbox",
         "_owner",
         "_parsed",
         "_peer",
         "_port",
         "_reading_paused",
-        "_rest",
         "_scanned",
         "_sink",
         "_stream",
         "_surplus",
         "_transport",
-        "_write_paused",
-        "_write_timer",
         "state",
     )
 
@@ -100,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._port = port
         self._peer = Peer(kind, None, port)
         self._transport: asyncio.Transport | None = None  # None before and after the connection
+        self._outbox: Outbox  # made with the connection
         self._deadline = Deadline(owner.clock, self._time_is_up)  # of the current state
         self.state = State.HEAD
 
@@ -121,14 +114,6 @@ class Connection(asyncio.Protocol):
         self._sink: StreamSink | None = None
         self._leaving = False  # to be closed when it has nothing more to write
 
-        # Output: all bytes of answers, and how many of them the kernel had taken at the last look.
-        self._answered_bytes = 0
-        self._flushed = 0
-        self._rest: deque[bytes | memoryview] = deque()  # of what is long; see `_write_rest`
-        self._after_rest: Callable[[], None] | None = None  # None if there is no rest
-        self._write_paused = False
-        self._write_timer: Timer | None = None
-
     def __repr__(self) -> str:
         return f"<Connection {self._kind} {self.state.value} buffered={len(self._buffer)}>"
 
@@ -142,6 +127,7 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         limits = self._owner.limits
+        self._outbox = Outbox(transport, self._owner.clock, limits.write_timeout)
         # A stranger does not even join: nobody is to give way to it.
         count = self._owner.joined(self) if self._identify(transport) else math.inf
         if count > limits.connections + limits.surplus:
@@ -172,7 +158,7 @@ class Connection(asyncio.Protocol):
         state = self.state
         if state is State.HEAD:
             self._owner.idle.pop(self, None)
-        if state is State.BUSY or (self._write_paused and state in (State.HEAD, State.BODY)):
+        if state is State.BUSY or (self._outbox.paused and state in (State.HEAD, State.BODY)):
             # Not this one's turn yet, or its peer does not even read the answers it has.
             self._buffer += data
             self._pause_reading()
@@ -186,7 +172,7 @@ class Connection(asyncio.Protocol):
         """A half-close ends a stream; elsewhere it means "answer, then close"."""
         self._eof = True
         if self.state is State.HEAD or self.state is State.BODY:
-            if not self._write_paused:
+            if not self._outbox.paused:
                 self._end_of_input()
         elif self.state is not State.BUSY:
             self._end_stream()
@@ -197,27 +183,22 @@ class Connection(asyncio.Protocol):
         self.state = State.CLOSED
         self._transport = None
         self._buffer.clear()
-        self._rest.clear()
-        self._after_rest = None
         self._parsed = self._admission = None
         self._release_body()
+        self._outbox.cancel()
         self._deadline.cancel()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
         self._end_stream()
         self._owner.left(self)
 
     def pause_writing(self) -> None:
-        self._write_paused = True
+        self._outbox.pause()
         if self._sink is not None:
             self._sink.writable = False
 
     def resume_writing(self) -> None:
-        self._write_paused = False
-        if self._after_rest is not None:
-            self._write_rest()
-        elif self._stream is not None:
+        if self._outbox.resume():
+            return
+        if self._stream is not None:
             self._resume_stream()
         else:
             self._advance()
@@ -226,7 +207,7 @@ class Connection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Take requests out of the buffer until one is BUSY or more bytes are needed."""
-        while self._buffer and not self._write_paused:
+        while self._buffer and not self._outbox.paused:
             try:
                 if self.state is State.HEAD:
                     progress = self._read_head()
@@ -242,7 +223,7 @@ class Connection(asyncio.Protocol):
                 return
             if not progress:
                 break
-        if self.state in (State.HEAD, State.BODY) and not self._write_paused:
+        if self.state in (State.HEAD, State.BODY) and not self._outbox.paused:
             if self._eof:
                 self._end_of_input()
             else:
@@ -277,7 +258,7 @@ class Connection(asyncio.Protocol):
             return True
         self.state = State.BODY
         if parsed.expects_continue and not buffer:
-            self._write(CONTINUE)
+            self._outbox.write(CONTINUE)
         if not buffer:
             self._deadline.within(owner.limits.body_timeout)
         return True
@@ -386,10 +367,9 @@ class Connection(asyncio.Protocol):
         data = frame_response(response, self._owner.date(), keep=keep, bodiless=bodiless)
         self._parsed = self._admission = None
         self._owner.answers[response.status] += 1
-        self._write(data)
+        self._outbox.write(data)
         if response.more and not bodiless:
-            self._rest.extend(response.more)
-            self._begin_rest(lambda: self._move_on(keep))
+            self._outbox.write_pieces(response.more, lambda: self._move_on(keep))
         else:
             self._answered(keep)
 
@@ -417,7 +397,8 @@ class Connection(asyncio.Protocol):
         self._release_body()
         response = error.response()
         self._owner.answers[response.status] += 1
-        self._write(frame_response(response, self._owner.date(), keep=False, bodiless=bodiless))
+        data = frame_response(response, self._owner.date(), keep=False, bodiless=bodiless)
+        self._outbox.write(data)
         self._linger()
 
     def _begin_stream(self, stream: Stream) -> None:
@@ -435,13 +416,14 @@ class Connection(asyncio.Protocol):
         self.state = State.STREAM
         self._deadline.off()
         self._owner.answers[stream.status] += 1
-        self._write(head)
+        self._outbox.patient = True
+        self._outbox.write(head)
         if parsed.head.method == "HEAD" or self._eof:
             self._end_stream()
             self.close_gracefully()
             return
-        sink = self._sink = StreamSink(self, transport)
-        sink.writable = not self._write_paused
+        sink = self._sink = StreamSink(self, transport, self._outbox)
+        sink.writable = not self._outbox.paused
         sink.most = 2 * self._owner.limits.stream_slice
         rest = len(self._buffer)
         self._buffer.clear()
@@ -475,57 +457,16 @@ class Connection(asyncio.Protocol):
         if stream is not None:
             self._guarded(stream.closed)
 
-    # Writing and ending.
-
-    def _write(self, data: bytes | memoryview) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        self._answered_bytes += len(data)
-        transport.write(data)
-        if self._write_timer is None and transport.get_write_buffer_size():
-            self._watch_writes(transport)
-
     def write_long(self, data: bytes) -> None:
-        """For the sink: what is too long for the transport, or comes while there is a rest.
-
-        A transport copies what its peer has not taken, for each of the peers of one event. So it
-        gets slices of the one `data`, the next when there is room for it.
-        """
+        """For the sink: what is too long for the transport, or comes while there is a rest."""
         if self.state is not State.STREAM or self._sink is None:
             return
         self._sink.writable = False
         self._sink.most = -1
-        view, size = memoryview(data), self._owner.limits.stream_slice
-        self._rest.extend(view[at : at + size] for at in range(0, len(view), size))
-        if self._after_rest is None:
-            self._begin_rest(self._resume_stream)
+        pieces = slices(data, self._owner.limits.stream_slice)
+        self._outbox.write_pieces(pieces, self._resume_stream)
 
-    @property
-    def rest_size(self) -> int:
-        return sum(map(len, self._rest))
-
-    def _begin_rest(self, after: Callable[[], None]) -> None:
-        self._after_rest = after
-        if not self._write_paused:
-            self._write_rest()
-
-    def _write_rest(self) -> None:
-        """Go on with what is long: a piece at a time, so that neither a peer that reads fast nor
-        one that reads slowly keeps the others waiting."""
-        after = self._after_rest
-        if after is None or self._transport is None or self._transport.is_closing():
-            self._rest.clear()
-        elif self._rest:
-            self._write(self._rest.popleft())
-            if not self._write_paused:
-                asyncio.get_running_loop().call_soon(self._write_rest)
-        else:
-            self._after_rest = None
-            if self.state is State.CLOSED:
-                self.close_gracefully()
-            else:
-                after()
+    # Ending.
 
     def _linger(self) -> None:
         """Say that the answer is complete and let the peer read it before the socket goes."""
@@ -549,18 +490,14 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._rest:
-            self._pause_reading()  # as a closing transport does; `_write_rest` comes back here
-        else:
-            transport.close()
-        if transport.get_write_buffer_size():
-            self._watch_writes(transport)
+        self._pause_reading()  # as a closing transport does: with a rest it is not that yet
+        self._outbox.close()
 
     def give_way(self) -> bool:
         """Close, being idle; whether that frees the place at once: not while the peer has not
         taken its last answer."""
         self.close_gracefully()
-        return self._transport is None or not self._transport.get_write_buffer_size()
+        return not self._outbox.unsent
 
     def abort(self) -> None:
         self.state = State.CLOSED
@@ -575,32 +512,8 @@ class Connection(asyncio.Protocol):
         elif self.state is State.HEAD or (streams and self.state is State.STREAM):
             self.close_gracefully()
 
-    # Time.
-
     def _time_is_up(self) -> None:
         if self.state is State.BODY or (self.state is State.HEAD and self._scanned):
             self._refuse(HTTPError(408, "request_timeout", "the request took too long to arrive"))
         else:
             self.close_gracefully()
-
-    def _watch_writes(self, transport: asyncio.Transport) -> None:
-        """Look again after the write limit; what counts is progress, not completion."""
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-        self._flushed = self._answered_bytes - transport.get_write_buffer_size()
-        timeout = self._owner.limits.write_timeout
-        self._write_timer = self._owner.clock.call_later(timeout, self._check_writes)
-
-    def _check_writes(self) -> None:
-        self._write_timer = None
-        transport = self._transport
-        # An open stream has its own bound, in the queue that feeds it.
-        if transport is None or self.state is State.STREAM:
-            return
-        pending = transport.get_write_buffer_size()
-        if not pending:
-            return
-        if self._answered_bytes - pending > self._flushed:
-            self._watch_writes(transport)
-        else:
-            transport.abort()

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import asyncio
 
+    from crushlite.http.outbox import Outbox
+
 __all__ = ["StreamSink"]
 
 
 class _Connection(Protocol):
-    @property
-    def rest_size(self) -> int: ...
-
     def write_long(self, data: bytes) -> None: ...
 
     def close_gracefully(self) -> None: ...
@@ -24,18 +23,20 @@ class _Connection(Protocol):
 class StreamSink:
     """The hottest object of the server: one `write` per event and client.
 
-    `writable` and `most` (what may go to the transport in one piece) are plain attributes kept by
-    the connection. The check of `is_closing` is needed on each write because a failed send closes
-    the transport before anyone is told.
+    `writable` and `most` (what may go to the transport in one piece: nothing while there is a rest
+    in the outbox) are plain attributes kept by the connection. The check of `is_closing` is needed
+    on each write because a failed send closes the transport before anyone is told.
     """
 
-    __slots__ = ("_connection", "_is_closing", "_size", "_write", "most", "writable")
+    __slots__ = ("_connection", "_is_closing", "_outbox", "_write", "most", "writable")
 
-    def __init__(self, connection: _Connection, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, connection: _Connection, transport: asyncio.Transport, outbox: Outbox
+    ) -> None:
         self._connection = connection
+        self._outbox = outbox
         self._write = transport.write
         self._is_closing = transport.is_closing
-        self._size = transport.get_write_buffer_size
         self.most = 0
         self.writable = True
 
@@ -48,7 +49,7 @@ class StreamSink:
 
     @property
     def buffered(self) -> int:
-        return self._size() + self._connection.rest_size
+        return self._outbox.unsent
 
     def close(self) -> None:
         self.writable = False
