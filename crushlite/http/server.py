@@ -92,11 +92,9 @@ class HTTPServer:
         factory = self.protocol_factory(kind, port)
         self._acceptors.append(Acceptor(sock, factory, self, self.clock))
 
-    def protocol_factory(
-        self, kind: Kind = "memory", port: int | None = None
-    ) -> Callable[[], Connection]:
+    def protocol_factory(self, kind: Kind, port: int | None = None) -> Callable[[], Connection]:
         """What makes a connection for a listener of this kind; tests drive it with a memory
-        transport."""
+        transport. A guard may ask less of one kind than of another, so it must be said."""
         return lambda: Connection(self, kind, port)
 
     def stop_listening(self) -> None:
