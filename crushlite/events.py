@@ -56,8 +56,8 @@ _ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,18})", re.ASCII)
 
 
 class Sink(Protocol):
-    """The connection of a stream. No method raises or calls back into the hub, except that
-    `abort` and `close` may call the subscriber's `closed` before they return."""
+    """The connection of a stream. No method raises or calls back into the hub: the subscriber's
+    `closed` is called later, from the loop. (Inside of `close` or `abort` it would do no harm.)"""
 
     def write(self, data: bytes) -> None: ...
 
