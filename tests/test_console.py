@@ -122,6 +122,25 @@ class Files(ConsoleCase):
         self.assertEqual((again.status, again.body), (304, b""))
         other = await self.ask("GET", "/console/desk.js", ("If-None-Match", tag))
         self.assertEqual(other.status, 200)
+        old = '"0123456789abcdef"'
+        for known, status in (
+            ([f"W/{tag}"], 304),
+            (["*"], 304),
+            ([f"{old}, {tag}"], 304),
+            ([f'{old},W/"x" ,W/{tag},'], 304),
+            ([old, tag], 304),
+            ([old], 200),
+            ([f"{old}, W/{old}"], 200),
+            ([f"w/{tag}"], 200),
+            ([tag.strip('"')], 200),
+            ([f'{tag[:-2]}"'], 200),
+            ([""], 200),
+        ):
+            with self.subTest(known):
+                lines = [("If-None-Match", line) for line in known]
+                again = await self.ask("GET", "/console/main.js", *lines)
+                self.assertEqual((again.status, bool(again.body)), (status, status == 200))
+                self.assertEqual(again.headers.get("ETag"), tag)
         head = await self.ask("HEAD", "/console/main.js")
         self.assertEqual((head.status, head.body, head.headers.get("ETag")), (200, b"", tag))
 

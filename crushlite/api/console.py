@@ -141,9 +141,16 @@ def _serve(context: Context, request: Request, name: str) -> Response:
     if found is None:
         raise HTTPError(404, "route_not_found", "no such route")
     headers = (*HEADERS, ("ETag", found.tag))
-    if found.tag in request.headers.get_all("If-None-Match"):
+    if _is_known(found.tag, request.headers.get_all("If-None-Match")):
         return Response(304, content_type=found.kind, headers=headers)
     return Response(200, found.content, found.kind, headers)
+
+
+def _is_known(tag: str, lines: list[str]) -> bool:
+    """Whether If-None-Match names this version. A weak tag is as good as a strong one here; `*`
+    stands for whatever there is."""
+    listed = {each.strip() for line in lines for each in line.split(",")}
+    return bool(listed & {tag, f"W/{tag}", "*"})
 
 
 async def invite(context: Context, request: Request) -> Response:
