@@ -535,6 +535,7 @@ class LongWrites(HTTPTestCase):
             self.sink.write(b"too late")
             with self.subTest(name):
                 self.assertFalse(transport.lost)
+                self.assertTrue(transport.reading_paused, "what it sends now is for nobody")
                 await self.read(transport, len(self.LONG) - self.SLICE)
                 transport.drain()
                 await self.settle()
@@ -559,6 +560,13 @@ class LongWrites(HTTPTestCase):
         self.assertEqual(self.stream.calls, ["opened", "resumed", "closed"])
         async with asyncio.timeout(5):
             await draining
+
+    async def test_an_open_stream_that_is_behind_is_left_to_the_queue_that_feeds_it(self) -> None:
+        transport = await self.open()
+        self.sink.write(self.LONG)
+        await self.clock.advance(10 * Limits().write_timeout)
+        self.assertFalse(transport.aborted)
+        transport.lose()
 
     async def test_a_closed_stream_with_a_rest_is_cut_off_when_nothing_moves(self) -> None:
         transport = await self.open()

@@ -65,7 +65,7 @@ class Outbox:
         self.paused = False
 
         # How much was given to the transport, and how much of that the kernel had at the last look.
-        # What the sink of an open stream writes by itself does not count: nobody looks meanwhile.
+        # What an open stream's sink writes by itself does not count: meanwhile nobody is cut off.
         self._given = 0
         self._taken = 0
         self._timer: Timer | None = None
