@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._peer = Peer(kind, None, port)
         self._transport: asyncio.Transport | None = None  # None before and after the connection
         self._outbox: Outbox  # made with the connection
-        self._deadline = Deadline(owner.clock, self._time_is_up)  # of the current state
+        self._deadline = Deadline(owner.clock, self._time_is_up)  # BUSY and STREAM have none
         self.state = State.HEAD
 
         # Input: what was read and not yet consumed, and how much of it has no end of head.
@@ -414,7 +414,6 @@ class Connection(asyncio.Protocol):
             raise
         self._parsed = self._admission = None
         self.state = State.STREAM
-        self._deadline.off()
         self._owner.answers[stream.status] += 1
         self._outbox.patient = True
         self._outbox.write(head)
@@ -486,7 +485,6 @@ class Connection(asyncio.Protocol):
     def close_gracefully(self) -> None:
         """Flush, then FIN; a peer that does not take its bytes is cut off by the write limit."""
         self.state = State.CLOSED
-        self._deadline.off()
         transport = self._transport
         if transport is None or transport.is_closing():
             return
