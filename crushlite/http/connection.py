@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol):
         if self.state in (State.HEAD, State.BODY) and not self._outbox.paused:
             if self._eof:
                 self._end_of_input()
-            else:
+            elif self._reading_paused:
                 self._resume_reading()
 
     def _read_head(self) -> bool:
@@ -360,13 +360,13 @@ class Connection(asyncio.Protocol):
 
     def _respond(self, response: Response) -> None:
         """Write an answer and move on to the next request, or to the end."""
-        parsed = self._parsed
+        owner, parsed = self._owner, self._parsed
         assert parsed is not None
-        keep = parsed.keep_alive and not self._owner.draining
+        keep = parsed.keep_alive and not owner.draining
         bodiless = parsed.head.method == "HEAD"
-        data = frame_response(response, self._owner.date(), keep=keep, bodiless=bodiless)
+        data = frame_response(response, owner.date(), keep=keep, bodiless=bodiless)
         self._parsed = self._admission = None
-        self._owner.answers[response.status] += 1
+        owner.answers[response.status] += 1
         self._outbox.write(data)
         if response.more and not bodiless:
             self._outbox.write_pieces(response.more, lambda: self._move_on(keep))
@@ -379,10 +379,11 @@ class Connection(asyncio.Protocol):
 
     def _answered(self, keep: bool) -> None:
         if keep:
+            owner = self._owner
             self.state = State.HEAD
             if not self._buffer:
-                self._owner.idle[self] = None
-            self._deadline.within(self._owner.limits.idle_timeout)
+                owner.idle[self] = None
+            self._deadline.within(owner.limits.idle_timeout)
         elif self._buffer or self._reading_paused:
             self._linger()
         else:
