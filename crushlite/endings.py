@@ -1,4 +1,4 @@
-"""The endings of runs: how they are recorded and told, and what becomes of those a store refuses.
+"""The endings of runs that a store refuses to write, until it takes them.
 
 A run ends for outsiders when its `run_complete` is out, and that must not wait for a disk that
 somebody has to make room on. So an ending that cannot be committed is told all the same, with the
@@ -31,19 +31,15 @@ from crushlite.errors import (
     StoreFull,
     Unavailable,
 )
-from crushlite.protocol.runs import AgentEvent, RunComplete
-from crushlite.runs import Outcome
-from crushlite.store import runs as run_rows, sessions as session_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from crushlite.clock import Clock, Timer
-    from crushlite.jobs import Job
     from crushlite.protocol.sessions import Session
     from crushlite.store import Connection, Store
 
-__all__ = ["TROUBLE", "Ending", "Endings", "Holder", "announcement", "completion", "record"]
+__all__ = ["TROUBLE", "Ending", "Endings", "Holder"]
 
 log = logging.getLogger(__name__)
 
@@ -243,53 +239,3 @@ class Endings:
         # A pass that is under way arms the timer when it is over.
         if self._waiting and self._holders and not self._pass.locked():
             self._task = asyncio.create_task(self.retry())
-
-
-# What is written and told -----------------------------------------------------------------------
-
-
-def record(
-    scope: str, ending: list[Job], save: Callable[[Connection], None]
-) -> Callable[[Connection], Session]:
-    """The transaction that ends a run and its riders, as they are now, with their messages."""
-    session_id = ending[0].run.session_id
-    rows = [
-        (
-            *(job.run.run_id, job.outcome, job.message_id, job.error),
-            *(job.denied, job.folded_into, job.ended_at),
-        )
-        for job in ending
-    ]
-
-    def end(conn: Connection) -> Session:
-        session_rows.require_session(conn, scope, session_id)
-        save(conn)
-        for row in rows:
-            run_rows.end_run(conn, scope, *row)
-        return session_rows.get_session(conn, scope, session_id)
-
-    return end
-
-
-def announcement(job: Job, outcome: Outcome, session: Session | None) -> AgentEvent | None:
-    """The notice that goes out before the `run_complete`; none for what was canceled."""
-    event = AgentEvent("agent_finished", job.run.session_id, run_id=job.run.run_id)
-    if outcome is Outcome.COMPLETED:
-        event.session_title = session.title if session is not None else ""
-    elif outcome is Outcome.FAILED:
-        event.type, event.error = "error", job.error
-    else:
-        return None
-    return event
-
-
-def completion(job: Job, outcome: Outcome) -> RunComplete:
-    return RunComplete(
-        session_id=job.run.session_id,
-        message_id=job.message_id,
-        run_id=job.run.run_id,
-        text=job.text,
-        error=job.error,
-        cancelled=outcome in (Outcome.CANCELED, Outcome.CLEARED),
-        folded_into=job.folded_into,
-    )

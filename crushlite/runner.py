@@ -3,9 +3,9 @@
     accept -> insert run row (COMMIT) -> durable -> 202
            -> Start: user message -> agent.run(turn) -> close the turn -> COMMIT -> run_complete
 
-The turn itself, with its two tasks, is in turns.py. Effects are performed in one ordered *lane* per
-session, except Stop, which acts at once. An ending in a lane is awaited to its commit before the
-next effect begins.
+The turn itself, with its two tasks, is in turns.py, what closes it in closing.py. Effects are
+performed in one ordered *lane* per session, except Stop, which acts at once. An ending in a lane is
+awaited to its commit before the next effect begins.
 
 Inside, a run ends in `Runs.finish`. For outsiders it ends when its `run_complete` goes out, after
 the commit: until then the Runner keeps its Job, and busy, W/runs and waiting go by that. If the
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.chores import Chores
 from crushlite.clock import settled, within
-from crushlite.endings import TROUBLE, Ending, announcement, completion, record
+from crushlite.closing import Closing
+from crushlite.endings import TROUBLE
 from crushlite.errors import (
     BadRequest,
     NotQueued,
@@ -47,7 +48,7 @@ from crushlite.jobs import (
     row_infos,
 )
 from crushlite.protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt
-from crushlite.runs import Drained, End, Fold, Outcome, Runs, RunState, Start, Stop, WhenBusy
+from crushlite.runs import Drained, End, Fold, Runs, RunState, Start, Stop, WhenBusy
 from crushlite.staff import Staff
 from crushlite.store import runs as run_rows, sessions as session_rows
 from crushlite.turn import Order, Services
@@ -60,12 +61,10 @@ if TYPE_CHECKING:
     from crushlite.endings import Endings
     from crushlite.protocol.messages import Message, Prompt
     from crushlite.protocol.runs import RunInfo
-    from crushlite.protocol.sessions import Session
     from crushlite.runs import Canceled, Effect
     from crushlite.settings import Settings
     from crushlite.store import Connection
     from crushlite.store.runs import RunRow
-    from crushlite.transcript import Live
 
     Hit = tuple[CancelReceipt, list[asyncio.Future[None]]]  # and what to wait for
 
@@ -88,7 +87,6 @@ class Runner:
     ) -> None:
         self.staff = Staff(agent)
         self.chores = Chores(services, endings.require_none)
-        self.ended = dict.fromkeys(Outcome, 0)  # how many runs were told to have ended so
         self.turns = Turns(
             services,
             self.staff,
@@ -96,6 +94,13 @@ class Runner:
             settings.cancel_grace,
             fold=self._fold,
             own=self._own,
+        )
+        self.closing = Closing(
+            services,
+            self.turns,
+            endings,
+            forget=self._forget,
+            released=lambda run_id: claim(run_id, False),
         )
         self._services = services
         self._settings = settings
@@ -106,7 +111,6 @@ class Runner:
         self._transcript = services.transcript
         self._runs = Runs()
         self._jobs: dict[str, Job] = {}  # by run_id, until published or withdrawn
-        self._unsaved: dict[str, Job] = {}  # published, but not written yet
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lanes = Lanes(self._spawn)
         self._drained: dict[str | None, asyncio.Future[None]] = {}
@@ -191,7 +195,7 @@ class Runner:
 
     def _ownerless(self, row: RunRow) -> bool:
         """Committed although its poster was told that it was not: nobody else will run it."""
-        begun = row.outcome is not None or row.user_message_id or row.run_id in self._unsaved
+        begun = row.outcome is not None or row.user_message_id or row.run_id in self.closing.unsaved
         return not begun and row.boot_id == self._store.boot_id
 
     async def summarize(self, session_id: str) -> None:
@@ -284,13 +288,17 @@ class Runner:
             elif isinstance(effect, Start):
                 self._push(self._start, self._jobs[effect.run.run_id])
             elif isinstance(effect, End):
-                self._push(self._end, self._jobs[effect.run.run_id], effect.outcome)
+                self._push(self.closing.end, self._jobs[effect.run.run_id], effect.outcome)
             elif isinstance(effect, Drained):
                 self._note_drained(effect.session_id)
 
     def _push(self, work: Callable[..., Coroutine[Any, Any, None]], job: Job, *args: Any) -> None:
         done = self._lanes.push(job.run.session_id, lambda: work(job, *args))
         done.add_done_callback(log_crash)
+
+    def _forget(self, job: Job) -> None:
+        """Its ending is being told: from here on the session is not busy with it."""
+        del self._jobs[job.run.run_id]
 
     def _note_drained(self, session_id: str | None) -> None:
         if session_id in self._drained:
@@ -332,91 +340,6 @@ class Runner:
         self._transcript.saved(lives)
         return [live.snapshot() for live in lives]
 
-    # Endings -------------------------------------------------------------------------------------
-
-    async def _end(self, job: Job, outcome: Outcome) -> None:
-        """Record an ending and publish it: the only place where a run ends for outsiders."""
-        if job.published.done():
-            return  # a rider: it ended with its carrier
-        if job.run.kind == SUMMARIZE:  # nobody was promised anything: whoever asked is waiting
-            job.outcome, job.ended_at = outcome.value, self._clock.now()
-            del self._jobs[job.run.run_id]
-            settled(job.published)
-            return
-        # Riders end with their carrier, in one transaction: when it is said to have finished, the
-        # session must not be busy with them any more.
-        ending = [job, *job.riders]
-        lives = [live for one in ending for live in self._close(one, outcome)]
-        session = await self._record(ending, lives)
-        self._publish_ending(ending, outcome, session)
-
-    async def _record(self, ending: list[Job], lives: list[Live]) -> Session | None:
-        """Commit an ending. If that cannot be done it says so, and waits for its time."""
-        run, ids = ending[0].run, tuple(job.run.run_id for job in ending)
-        work = record(self._scope, ending, self._transcript.unsaved(lives))
-
-        def written(session: Session | None) -> None:
-            for run_id in ids:
-                self._unsaved.pop(run_id, None)
-            if session is not None:
-                self._transcript.saved(lives)
-                self._services.hub.publish("updated", session)
-
-        try:
-            session = await self._endings.commit(
-                Ending(self._scope, run.session_id, ids, work, written)
-            )
-        except Exception as error:
-            of_store = isinstance(error, TROUBLE)
-            log.error("run %s is not saved: %s", run.run_id, error, exc_info=not of_store)
-            for job in ending:
-                job.error = f"not saved: {error}" + f"; {job.error}" * bool(job.error)
-            if of_store:
-                self._unsaved |= {job.run.run_id: job for job in ending}
-            elif lives:  # what was said cannot be stored; that it ended can
-                return await self._record(ending, [])
-            return None
-        if session is not None:
-            self._transcript.saved(lives)
-        return session
-
-    def _close(self, job: Job, outcome: Outcome) -> list[Live]:
-        job.outcome, job.ended_at = outcome.value, self._clock.now()
-        lives = self._close_messages(job, outcome)
-        if outcome is Outcome.FAILED and job.failure is not None:
-            job.error = job.failure.detail or job.failure.title
-        return lives
-
-    def _close_messages(self, job: Job, outcome: Outcome) -> list[Live]:
-        """Give the run the messages its outcome calls for; returns what the ending must store."""
-        if outcome is Outcome.CLEARED:
-            return []
-        if job.carrier is not None:
-            job.message_id, job.text = job.carrier.message_id, job.carrier.text
-            job.failure = job.carrier.failure
-            return [job.user or self.turns.user_message(job, job.carrier.run.run_id)]
-        # Canceled before it could start, it begins now: what a person typed is never lost.
-        turn = job.turn or self.turns.begin(job)
-        turn.close(outcome, job.failure)
-        job.message_id, job.text = turn.last.message.id, turn.last.message.text
-        return turn.lives
-
-    def _publish_ending(self, ending: list[Job], outcome: Outcome, session: Session | None) -> None:
-        publish = self._services.hub.publish
-        self.ended[outcome] += len(ending)
-        for job in ending:
-            del self._jobs[job.run.run_id]  # from here on the session is not busy with it
-        if session is not None and outcome is not Outcome.CLEARED:
-            publish("updated", session)
-        notice = announcement(ending[0], outcome, session)
-        if notice is not None:
-            publish("created", notice)
-        for job in ending:
-            publish("updated", completion(job, outcome))
-            settled(job.published)
-            if job.detach:
-                self._claim(job.run.run_id, False)
-
     # Views of runs -------------------------------------------------------------------------------
 
     def _describe(self, job: Job) -> str:
@@ -434,7 +357,7 @@ class Runner:
 
     async def run_info(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """One run; with `wait`, its state when it has ended or the time is up."""
-        job = self._jobs.get(run_id) or self._unsaved.get(run_id)
+        job = self._jobs.get(run_id) or self.closing.unsaved.get(run_id)
         if job is not None and wait > 0:
             await within(self._clock, job.published, wait)
         if job is not None and job.run.durable:
@@ -455,7 +378,7 @@ class Runner:
     async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
         """Runs, oldest first. References are taken before the read, as in the transcript: a run
         that ends meanwhile is then told by its job, not by a row that was not written yet."""
-        jobs = self._unsaved | self._jobs
+        jobs = self.closing.unsaved | self._jobs
         scope, unsure = self._scope, [key for key, job in jobs.items() if not job.run.durable]
         infos = []
         for info in await self._store.read(
@@ -513,11 +436,12 @@ class Runner:
     async def _save_last(self) -> None:
         """One more try for the endings that wait. What is still not written then is written when
         the store is next opened; if that is by another process, as interrupted."""
-        if self._unsaved:
+        unsaved = self.closing.unsaved
+        if unsaved:
             trying = asyncio.ensure_future(self._endings.retry())
             await within(self._clock, trying, self._settings.drain)
-        if self._unsaved:
-            log.error("workspace %s: not saved are %s", self._services.path, list(self._unsaved))
+        if unsaved:
+            log.error("workspace %s: not saved are %s", self._services.path, list(unsaved))
         self._endings.leave(self)
 
     async def let_agents_go(self) -> None:

@@ -242,7 +242,7 @@ class Workspace:
             closed_slow=hub.closed_slow,
             closed_failed=hub.failed,
             abandoned=self.runs.turns.abandoned,
-            **{outcome.value: number for outcome, number in self.runs.ended.items()},
+            **{outcome.value: number for outcome, number in self.runs.closing.ended.items()},
         )
 
     # The end -------------------------------------------------------------------------------------
