@@ -16,11 +16,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from crushlite.clock import settled
-from crushlite.endings import TROUBLE, Ending
+from crushlite.endings import Ending
 from crushlite.jobs import SUMMARIZE
 from crushlite.protocol.runs import AgentEvent, RunComplete
 from crushlite.runs import Outcome
-from crushlite.store import runs as run_rows, sessions as session_rows
+from crushlite.store import TROUBLE, runs as run_rows, sessions as session_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

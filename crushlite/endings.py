@@ -23,14 +23,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from crushlite.errors import (
-    CorruptDatabase,
-    NotSaved,
-    SessionNotFound,
-    StoreBusy,
-    StoreFull,
-    Unavailable,
-)
+from crushlite.errors import NotSaved, SessionNotFound, StoreBusy
+from crushlite.store import TROUBLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +33,10 @@ if TYPE_CHECKING:
     from crushlite.protocol.sessions import Session
     from crushlite.store import Connection, Store
 
-__all__ = ["TROUBLE", "Ending", "Endings", "Holder"]
+__all__ = ["Ending", "Endings", "Holder"]
 
 log = logging.getLogger(__name__)
 
-# What says something about the store, not about what it was asked to write.
-TROUBLE = (StoreFull, Unavailable, CorruptDatabase)
 FIRST_PAUSE = 0.25  # seconds before an ending is tried again,
 LONGEST_PAUSE = 5.0  # doubled each time up to this
 

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from crushlite.chores import Chores
 from crushlite.clock import settled, within
 from crushlite.closing import Closing
-from crushlite.endings import TROUBLE
 from crushlite.errors import (
     BadRequest,
     NotQueued,
@@ -50,7 +49,7 @@ from crushlite.jobs import (
 from crushlite.protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt
 from crushlite.runs import Drained, End, Fold, Runs, RunState, Start, Stop, WhenBusy
 from crushlite.staff import Staff
-from crushlite.store import runs as run_rows, sessions as session_rows
+from crushlite.store import TROUBLE, runs as run_rows, sessions as session_rows
 from crushlite.turn import Order, Services
 from crushlite.turns import Turns
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from crushlite import process
 from crushlite.agent.base import Usage, Verdict
 from crushlite.changes import Noting
-from crushlite.errors import BadRequest, LimitReached, StoreFull, TurnOver, Unavailable
+from crushlite.errors import BadRequest, LimitReached, TurnOver
 from crushlite.pending import Allowed
 from crushlite.protocol.codec import decode, dumps
 from crushlite.protocol.messages import (
@@ -36,7 +36,7 @@ from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Question, QuestionBatch
 from crushlite.protocol.sessions import Todo
 from crushlite.runs import Outcome
-from crushlite.store import files as file_rows, sessions as session_rows
+from crushlite.store import TROUBLE, files as file_rows, sessions as session_rows
 from crushlite.worktree.states import FileState, mode_of
 
 if TYPE_CHECKING:
@@ -570,7 +570,7 @@ class LiveTurn:
         """Write something about the session that is not worth failing a turn for."""
         try:
             session = await self._update(work)
-        except (StoreFull, Unavailable) as error:
+        except TROUBLE as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
         self._services.hub.publish("updated", session)

@@ -463,6 +463,16 @@ class BookkeepingTests(TurnBench):
         self.assertIn("max_cost = 0.5", str(raised.exception))
         self.assertEqual((await turn.session()).cost, 0.5)
 
+    async def test_what_a_damaged_row_cannot_take_fails_no_turn_and_is_owed(self) -> None:
+        turn = self.turn()
+        await self.execute("UPDATE sessions SET todos = '{'")
+        with self.assertLogs("crushlite.turn", "WARNING") as logs:
+            await turn.usage(Usage(100, 10, 0.25))
+        self.assertIn("its usage could not be written", logs.output[0])
+        await self.execute("UPDATE sessions SET todos = '[]'")
+        await turn.usage(Usage(150, 5, 0.5))
+        self.assertEqual((await turn.session()).cost, 0.75)
+
     async def test_impossible_usage_is_refused(self) -> None:
         turn = self.turn()
         costs = (float("nan"), float("inf"), -0.25)

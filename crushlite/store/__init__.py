@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from crushlite.store.connection import Connection, ConnectionFactory, connect
 from crushlite.store.executor import Executor, InlineExecutor, ThreadExecutor
+from crushlite.store.health import TROUBLE
 from crushlite.store.runs import RunRow
 from crushlite.store.stores import Store, Stores
 
 __all__ = [
+    "TROUBLE",
     "Connection",
     "ConnectionFactory",
     "Executor",

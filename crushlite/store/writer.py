@@ -18,14 +18,9 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from crushlite.errors import (
-    CorruptDatabase,
-    CrushliteError,
-    StoreBusy,
-    StoreFailed,
-    StoreFull,
-)
+from crushlite.errors import CorruptDatabase, CrushliteError, StoreFailed
 from crushlite.store.connection import says_damage, spoils
+from crushlite.store.health import TROUBLE
 from crushlite.store.inspection import check_pages, damaged
 from crushlite.store.lanes import Call, Lane, deliver, run_in
 
@@ -40,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
-_TROUBLE = (StoreFull, StoreBusy, StoreFailed, CorruptDatabase)  # not the caller's doing
 _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
 _SAMPLE = 400  # rows per index that the statistics are made from
 
@@ -98,7 +92,7 @@ class Writer(Lane):
 
     def _note(self, batch: list[Call]) -> None:
         for call in reversed(batch):  # the last that says anything decides
-            if isinstance(call.error, _TROUBLE):
+            if isinstance(call.error, TROUBLE):
                 return self._health.failed(str(call.error))
             if call.error is None and call.wrote:
                 return self._health.worked()
