@@ -8,11 +8,11 @@ more than its bounds, or whose socket takes nothing for a while although somethi
 as `slow` and counted; its client can resume, because the hub remembers what went by.
 
 How an event travels. `publish` encodes it once and gives it the next number. Subscribers are in
-one of three lanes: *base* and *tagged* (their sink takes bytes and nothing is queued) and
+one of three groups: *base* and *tagged* (their sink takes bytes and nothing is queued) and
 *waiting* (a paused sink, a sink not yet opened, or a consumer in this process). Waiting ones get
-the event into their queue at once. The other lanes are written to directly: the first event after
-a silent loop tick immediately, later ones of that tick together at its end, joined once per lane.
-A subscriber changes lanes only when no such batch is open, so that nothing is seen twice or late.
+the event into their queue at once. The other groups are written to directly: the first event after
+a silent loop tick immediately, later ones of that tick together at its end, joined once per group.
+A subscriber changes groups only when no such batch is open, so that nothing is seen twice or late.
 
 Everything here is synchronous and belongs to one event loop. Knows nothing of HTTP, of runs, or of
 what the payloads mean, apart from a message having an id.
@@ -198,7 +198,7 @@ class Subscriber(asyncio.Queue[Event | None]):
     ) -> None:
         self._hub = hub
         self._tagged = tagged
-        self._lane = hub.tagged if tagged else hub.base
+        self._direct = hub.tagged if tagged else hub.base  # its group while it is written to
         self.closed_reason = ""
         self.when_closed: Callable[[], object] | None = None
         self.sink: Sink | None = None
@@ -307,8 +307,8 @@ class Subscriber(asyncio.Queue[Event | None]):
     # Called by the hub.
 
     def hold(self, events: list[Event]) -> None:
-        """Leave the direct lane: the sink has paused before it got these."""
-        self._lane.pop(self, None)
+        """Leave the group that is written to directly: the sink has paused before it got these."""
+        self._direct.pop(self, None)
         self._hub.waiting[self] = None
         self._start_watch()
         for event in events:
@@ -340,7 +340,7 @@ class Subscriber(asyncio.Queue[Event | None]):
     # Inside.
 
     def _drain(self, sink: Sink) -> None:
-        """Write what is queued while the sink takes it, then enter the lane that is right."""
+        """Write what is queued while the sink takes it, then enter the group that is right."""
         backlog, chunk = self._queue, self._hub.chunk
         while (backlog.entries or self._prime) and sink.writable:
             parts, size = [self._prime], 0
@@ -358,7 +358,7 @@ class Subscriber(asyncio.Queue[Event | None]):
                 return
             if size > backlog.limit:
                 self.spare(size)
-        self._change_lane(sink)
+        self._regroup(sink)
 
     def _send(self, sink: Sink, data: bytes) -> None:
         try:
@@ -366,7 +366,7 @@ class Subscriber(asyncio.Queue[Event | None]):
         except Exception as error:  # noqa: BLE001 - whatever it is, only this stream ends
             self.fail(error)
 
-    def _change_lane(self, sink: Sink) -> None:
+    def _regroup(self, sink: Sink) -> None:
         if self._queue.entries or self._prime:
             self._start_watch()
         elif self.closed_reason:
@@ -374,7 +374,7 @@ class Subscriber(asyncio.Queue[Event | None]):
             sink.close()
         else:
             self._hub.waiting.pop(self, None)
-            self._lane[self] = None
+            self._direct[self] = None
             self._arm(self._hub.bounds.keepalive if self._tagged else None, self._comment)
 
     def _start_watch(self) -> None:
@@ -443,7 +443,7 @@ class Hub:
         self.published_at = clock.time()  # and when it was given out
         self.floor = 0  # the newest number evicted for space: older ids cannot be resumed
         self.closed = False
-        # The lanes, as ordered sets.
+        # The groups, as ordered sets.
         self.base: dict[Subscriber, None] = {}
         self.tagged: dict[Subscriber, None] = {}
         self.waiting: dict[Subscriber, None] = {}
@@ -531,7 +531,7 @@ class Hub:
             self._hot = False
 
     def flush(self) -> None:
-        """Write the open batch. Everything that moves a subscriber between lanes does so first."""
+        """Write the open batch. Everything that moves a subscriber between groups does so first."""
         if self._batch:
             events, self._batch, self._batch_bytes = self._batch, [], 0
             if self.base:
@@ -539,8 +539,8 @@ class Hub:
             if self.tagged:
                 self._fan_out(self.tagged, b"".join([event.id_frame for event in events]), events)
 
-    def _fan_out(self, lane: dict[Subscriber, None], data: bytes, events: list[Event]) -> None:
-        for subscriber in tuple(lane):
+    def _fan_out(self, group: dict[Subscriber, None], data: bytes, events: list[Event]) -> None:
+        for subscriber in tuple(group):
             sink = subscriber.sink
             if sink is None:  # ended by something this loop did
                 continue
@@ -552,7 +552,7 @@ class Hub:
             else:
                 subscriber.hold(events)
         if len(data) > self.bounds.bytes:
-            for subscriber in tuple(lane):
+            for subscriber in tuple(group):
                 subscriber.spare(len(data))
 
     # Subscribing.
@@ -610,8 +610,8 @@ class Hub:
         return None, [self._event("", Resync(reason), self.current)]
 
     def forget(self, subscriber: Subscriber) -> None:
-        for lane in (self.base, self.tagged, self.waiting):
-            lane.pop(subscriber, None)
+        for group in (self.base, self.tagged, self.waiting):
+            group.pop(subscriber, None)
 
     def close(self) -> None:
         """End every stream after what is queued for it. Later subscribers get a closed one."""

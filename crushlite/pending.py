@@ -1,8 +1,8 @@
 """Permissions and questions: one first-wins machine for everything that waits for a person.
 
-A request is *waiting* behind an earlier one of its lane, *open* (listed, addressable, answerable),
-or *closed*. A lane is a session for permissions and the whole workspace for questions: within a
-lane requests open one by one, in order; the first of a lane is the open one. Closing is a single
+A request is *waiting* behind an earlier one of its queue, *open* (listed, addressable, answerable),
+or *closed*. Permissions have a queue for each session, questions one for the whole workspace. The
+requests of a queue open one by one, in order: the first is the open one. Closing is a single
 synchronous step, so of any number of answers, a cancel and a timeout exactly one wins; the
 winner's notification goes out before the waiting tool wakes.
 
@@ -57,12 +57,12 @@ UNATTENDED = "unattended"  # `by` of a request that nobody was there to answer
 
 
 class _Entry(Generic[R, A]):
-    __slots__ = ("answer", "dropped", "is_open", "lane", "number", "request", "run_id", "timer")
+    __slots__ = ("answer", "dropped", "is_open", "number", "queue", "request", "run_id", "timer")
 
-    def __init__(self, number: int, request: R, lane: str, run_id: str, dropped: A) -> None:
-        self.number = number  # of asking: age, across lanes
+    def __init__(self, number: int, request: R, queue: str, run_id: str, dropped: A) -> None:
+        self.number = number  # of asking: age, across queues
         self.request = request
-        self.lane = lane
+        self.queue = queue
         self.run_id = run_id
         self.dropped = dropped  # the answer if its waiter is cancelled
         self.answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class _Attendance:
 
 
 class _Desk(Generic[R, A]):
-    """The machine: lanes of entries, first close wins. `lapsed` answers what nobody attends to."""
+    """The machine: queues of entries, first close wins. `lapsed` answers what nobody attends to."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class _Desk(Generic[R, A]):
         self._attendance = attendance
         self._lapsed = lapsed
         self._numbers = itertools.count()
-        self._lanes: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
-        self._opening: set[str] = set()  # lanes in _open_next
+        self._queues: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
+        self._opening: set[str] = set()  # queues in _open_next
         self._closed: OrderedDict[str, str] = OrderedDict()  # id -> who answered
 
     def open_entries(self) -> list[_Entry[R, A]]:
-        """The first of each lane, oldest first."""
-        firsts = (next(iter(lane.values())) for lane in self._lanes.values())
+        """The first of each queue, oldest first."""
+        firsts = (next(iter(queue.values())) for queue in self._queues.values())
         return sorted((e for e in firsts if e.is_open), key=lambda entry: entry.number)
 
     def find(self, request_id: str) -> _Entry[R, A] | None:
@@ -118,23 +118,23 @@ class _Desk(Generic[R, A]):
             return None
         return entry
 
-    async def wait(self, request: R, lane: str, run_id: str, dropped: A) -> A:
-        """Stand in the lane until answered. `dropped` is recorded if the wait is cancelled."""
-        entry: _Entry[R, A] = _Entry(next(self._numbers), request, lane, run_id, dropped)
-        self._lanes.setdefault(lane, {})[request.id] = entry
+    async def wait(self, request: R, queue: str, run_id: str, dropped: A) -> A:
+        """Stand in the queue until answered. `dropped` is recorded if the wait is cancelled."""
+        entry: _Entry[R, A] = _Entry(next(self._numbers), request, queue, run_id, dropped)
+        self._queues.setdefault(queue, {})[request.id] = entry
         try:
-            self._open_next(lane)
+            self._open_next(queue)
             return await entry.answer
         finally:
             self.close(entry, dropped)
 
     def close(self, entry: _Entry[R, A], answer: A, by: str = "") -> bool:
         """Decide an entry; False if it was decided already."""
-        lane = self._lanes.get(entry.lane, {})
-        if lane.pop(entry.request.id, None) is None:
+        queue = self._queues.get(entry.queue, {})
+        if queue.pop(entry.request.id, None) is None:
             return False
-        if not lane:
-            del self._lanes[entry.lane]
+        if not queue:
+            del self._queues[entry.queue]
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.is_open:
@@ -144,33 +144,33 @@ class _Desk(Generic[R, A]):
             self._on_close(entry, answer)
         if not entry.answer.done():
             entry.answer.set_result(answer)
-        self._open_next(entry.lane)
+        self._open_next(entry.queue)
         return True
 
     def close_run(self, run_id: str, dropped: A) -> None:
         """Close whatever a run left behind."""
         # Waiting ones first, so that closing the open one does not open a dead one for an instant.
-        everything = (entry for lane in self._lanes.values() for entry in lane.values())
+        everything = (entry for queue in self._queues.values() for entry in queue.values())
         mine = [entry for entry in everything if entry.run_id == run_id]
         for entry in sorted(mine, key=lambda entry: entry.is_open):
             self.close(entry, dropped)
 
-    def _open_next(self, lane: str) -> None:
-        """Open the first of a lane, unless it is. A loop, for what opens may close at once, by a
+    def _open_next(self, queue: str) -> None:
+        """Open the first of a queue, unless it is. A loop, for what opens may close at once, by a
         remembered grant for example, and so may a thousand behind it: too many for the stack."""
-        if lane in self._opening:
+        if queue in self._opening:
             return
-        self._opening.add(lane)
+        self._opening.add(queue)
         try:
-            while lane in self._lanes:
-                first = next(iter(self._lanes[lane].values()))
+            while queue in self._queues:
+                first = next(iter(self._queues[queue].values()))
                 if first.is_open:
                     break
                 first.is_open = True
                 self._on_open(first)
                 self._watch(first, None)
         finally:
-            self._opening.discard(lane)
+            self._opening.discard(queue)
 
     def _watch(self, entry: _Entry[R, A], alone_since: float | None) -> None:
         """Close an entry once nobody was there for the whole period.

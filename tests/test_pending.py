@@ -349,10 +349,10 @@ class OneWinnerTest(PermissionDesk):
         self.assertFalse(behind.done(), "the losing allow_session was remembered")
 
 
-# Lanes and the stream ----------------------------------------------------------------------------
+# Queues and the stream ---------------------------------------------------------------------------
 
 
-class LaneTest(PermissionDesk):
+class QueueTest(PermissionDesk):
     async def test_within_a_session_requests_open_one_by_one_in_order(self) -> None:
         tasks = [await self.ask(f"c{n}") for n in range(3)]
         self.assertEqual(self.calls(), ["asked c0", "shown c0"])
