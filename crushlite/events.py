@@ -562,13 +562,13 @@ class Hub:
         *,
         resume: bool = False,
         last_id: str | None = None,
-        pending: Callable[[], list[tuple[str, object]]] | None = None,
+        pending: Callable[[], list[object]] | None = None,
     ) -> Subscriber:
         """A new reader of everything from now on.
 
         With `resume` its stream carries ids and comments; with `last_id` as well, and it begins
         with what came after that id or, if that is not known, with a resync. `pending` gives the
-        open requests as (action, payload): those the replay did not hold are shown again.
+        open requests: those the replay did not hold are shown again, as they were created.
         """
         self.flush()
         tagged = resume or last_id is not None
@@ -577,8 +577,8 @@ class Hub:
             subscriber.end("hub")
             return subscriber
         start, opening = self._since(last_id)
-        for action, payload in pending() if pending is not None else ():
-            event = self._event(action, payload, None)
+        for request in pending() if pending is not None else ():
+            event = self._event("created", request, None)
             if not any(e.kind == event.kind and e.frame == event.frame for e in opening):
                 opening.append(event)
         prime = b"" if start is None or not tagged else self._id_line(start) + b"\n"

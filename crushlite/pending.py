@@ -18,7 +18,8 @@ several read the list when an awaiting notification arrives.
 Backpressure: none needed. Every open request belongs to a live run, a session has one active run,
 and everything a run left open is closed when it ends.
 
-Knows nothing of: runs, tasks, the store, HTTP. Notifications leave through `publish`.
+Knows nothing of: runs, tasks, the store, HTTP. Requests and notifications leave through `publish`,
+each of them once and as something new.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class Permissions:
 
     def __init__(
         self,
-        publish: Callable[[str, object], object],
+        publish: Callable[[object], object],
         *,
         clock: Clock,
         interactive: Callable[[], bool] = lambda: True,
@@ -286,7 +287,7 @@ class Permissions:
 
     def _opened(self, entry: _Entry[PermissionRequest, Allowed | Denied]) -> None:
         request = entry.request
-        self._publish("created", PermissionNotification(request.tool_call_id))
+        self._publish(PermissionNotification(request.tool_call_id))
         if _key(request) in self._granted:
             self._desk.close(entry, Allowed())
         else:
@@ -297,8 +298,7 @@ class Permissions:
     ) -> None:
         granted = isinstance(answer, Allowed)
         self._publish(
-            "created",
-            PermissionNotification(entry.request.tool_call_id, granted=granted, denied=not granted),
+            PermissionNotification(entry.request.tool_call_id, granted=granted, denied=not granted)
         )
         if self._shown == entry.request.id:
             self._shown = None
@@ -308,7 +308,7 @@ class Permissions:
         entries = self._desk.open_entries()
         if self._shown is None and entries:
             self._shown = entries[0].request.id
-            self._publish("created", entries[0].request)
+            self._publish(entries[0].request)
 
 
 def _key(request: PermissionRequest) -> tuple[str, str, str, str]:
@@ -321,7 +321,7 @@ class Questions:
 
     def __init__(
         self,
-        publish: Callable[[str, object], object],
+        publish: Callable[[object], object],
         *,
         clock: Clock,
         interactive: Callable[[], bool] = lambda: True,
@@ -398,14 +398,14 @@ class Questions:
         return None
 
     def _opened(self, entry: _Entry[QuestionBatch, list[QuestionResponse] | None]) -> None:
-        self._publish("created", entry.request)
+        self._publish(entry.request)
 
     def _closed(
         self,
         entry: _Entry[QuestionBatch, list[QuestionResponse] | None],
         answer: list[QuestionResponse] | None,
     ) -> None:
-        self._publish("created", QuestionNotification(entry.request.id))
+        self._publish(QuestionNotification(entry.request.id))
 
 
 def _in_order(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import logging
 import uuid
 from collections import Counter
@@ -83,15 +84,16 @@ class Workspace:
         self.id = workspace_id
         self.home = home
         self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
+        show = functools.partial(self.hub.publish, "created")
         self.permissions = Permissions(
-            self.hub.publish,
+            show,
             clock=clock,
             interactive=ties.interactive,
             policy=ties.policy,
             unattended=settings.unattended,
         )
         self.questions = Questions(
-            self.hub.publish,
+            show,
             clock=clock,
             interactive=ties.interactive,
             unattended=settings.unattended,
@@ -129,13 +131,10 @@ class Workspace:
     def agent(self) -> Agent | None:
         return self.runs.staff.agent
 
-    def pending(self) -> list[tuple[str, object]]:
+    def pending(self) -> list[object]:
         """The open requests that the stream shows: re-sent to whoever joins late."""
         shown = self.permissions.on_stream()
-        return [
-            *(("created", batch) for batch in self.questions.listed()),
-            *((("created", shown),) if shown is not None else ()),
-        ]
+        return [*self.questions.listed(), *([shown] if shown is not None else [])]
 
     # Sessions ------------------------------------------------------------------------------------
 

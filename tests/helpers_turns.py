@@ -3,6 +3,7 @@ and one time limit per test."""
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ class Bench(BoundedTestCase):
             clock=self.clock,
             coalesce=self.coalesce,
         )
+        show = functools.partial(self.hub.publish, "created")
         self.services = Services(
             path=self.path,
             env={"HOME": "/home/kim"},
@@ -84,8 +86,8 @@ class Bench(BoundedTestCase):
             hub=self.hub,
             clock=self.clock,
             transcript=self.transcript,
-            permissions=Permissions(self.hub.publish, clock=self.clock),
-            questions=Questions(self.hub.publish, clock=self.clock),
+            permissions=Permissions(show, clock=self.clock),
+            questions=Questions(show, clock=self.clock),
             interactive=lambda: True,
             coalesce=self.coalesce,
             background=Background(self.clock),

@@ -1053,12 +1053,9 @@ class ResumeTest(Case):
 
 
 class PendingTest(Case):
-    open_requests: list[tuple[str, object]] = [
-        ("created", QuestionBatch(id="q")),
-        ("created", PermissionRequest(id="p")),
-    ]
+    open_requests: list[object] = [QuestionBatch(id="q"), PermissionRequest(id="p")]
 
-    def pending(self) -> list[tuple[str, object]]:
+    def pending(self) -> list[object]:
         return list(self.open_requests)
 
     async def test_open_requests_are_shown_to_a_newcomer_before_live_events(self) -> None:
@@ -1078,8 +1075,7 @@ class PendingTest(Case):
         self.assertEqual(labels(sink.text)[1:], ["q", "p"])
 
     async def test_a_request_that_the_replay_held_is_not_shown_twice(self) -> None:
-        action, request = self.open_requests[1]
-        self.hub.publish(action, request)
+        self.hub.publish("created", self.open_requests[1])
         _, replayed = self.stream(last_id="e-0", pending=self.pending)
         self.assertEqual(labels(replayed.text), ["None", "p", "q"])
         _, later = self.stream(last_id="e-1", pending=self.pending)
@@ -1094,6 +1090,7 @@ class PendingTest(Case):
         event = self.hub.subscribe(pending=self.pending).get_nowait()
         assert event is not None
         self.assertEqual((event.seq, event.id_frame), (0, event.frame))
+        self.assertEqual(event.action, "created")
 
     async def test_a_failing_source_of_requests_leaves_no_subscriber_behind(self) -> None:
         with self.assertRaises(LookupError):

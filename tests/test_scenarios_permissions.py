@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import unittest
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -294,7 +295,7 @@ class PermissionScenarios(Scenario):
         allowed = {"view", "bash:execute"}
         hub = Hub(clock=FakeClock())
         permissions = Permissions(
-            hub.publish,
+            functools.partial(hub.publish, "created"),
             clock=FakeClock(),
             policy=lambda tool, action: not allowed.isdisjoint({tool, f"{tool}:{action}"}),
         )

@@ -33,9 +33,9 @@ class TurnTests(Bench):
         self.desk = Desk(self.path, {"PATH": os.environ["PATH"]})
         self.tools = {tool.name: tool for tool in all_tools()}
 
-    def on_event(self, action: str, payload: object) -> None:
+    def on_event(self, payload: object) -> None:
         """The user answers each dialog as soon as it is there."""
-        self.hub.publish(action, payload)
+        self.hub.publish("created", payload)
         if isinstance(payload, PermissionRequest):
             answer = functools.partial(
                 self.permissions.resolve, payload.id, self.action, reason="no reason"
