@@ -284,7 +284,7 @@ class Claims:
 
     def detach(self, workspace: str, client: str) -> list[Effect]:
         """One stream closed. The claim behind it may be long gone: then there is nothing to do."""
-        claim = self._find(workspace, client)
+        claim = self._claims(workspace).get(client)
         if claim is None or not claim.streams:
             return []
         claim.streams -= 1
@@ -292,7 +292,7 @@ class Claims:
 
     def release(self, workspace: str, client: str) -> list[Effect]:
         """The client is done here: without a stream at once, else when its last stream closes."""
-        if self._find(workspace, client) is None:
+        if client not in self._claims(workspace):
             return []
         return self._move(workspace, client, "release")
 
@@ -301,7 +301,7 @@ class Claims:
         self._retired.add(client)
         effects: list[Effect] = []
         for workspace in self.live:
-            if self._find(workspace, client) is not None:
+            if client in self._claims(workspace):
                 effects += self._move(workspace, client, "retire")
         return effects
 
@@ -405,8 +405,13 @@ class Claims:
 
     def clients(self, workspace: str) -> list[tuple[str, str, int]]:
         """(client, name of its state, open streams), oldest claim first."""
-        found = self._workspaces.get(workspace, _Workspace())
-        return [(name, claim.state.name, claim.streams) for name, claim in found.claims.items()]
+        claims = self._claims(workspace)
+        return [(name, claim.state.name, claim.streams) for name, claim in claims.items()]
+
+    def census(self) -> tuple[int, int]:
+        """How many clients have a claim, on however many workspaces, and all their open streams."""
+        rows = [row for workspace in self._workspaces for row in self.clients(workspace)]
+        return len({client for client, _, _ in rows}), sum(streams for _, _, streams in rows)
 
     def __repr__(self) -> str:
         claims = [claim for found in self._workspaces.values() for claim in found.claims.values()]
@@ -466,18 +471,16 @@ class Claims:
             raise IllegalCall("a create ended that was never admitted")
 
     def _live(self, workspace: str) -> _Workspace:
-        found = self._workspaces.get(workspace)
-        if found is None:
+        if workspace not in self._workspaces:
             raise WorkspaceNotFound("workspace not found: create it again")
-        return found
+        return self._workspaces[workspace]
 
-    def _find(self, workspace: str, client: str) -> _Claim | None:
-        found = self._workspaces.get(workspace)
-        return found.claims.get(client) if found else None
+    def _claims(self, workspace: str) -> dict[str, _Claim]:
+        """By client; none on a workspace that is not live."""
+        return self._workspaces[workspace].claims if workspace in self._workspaces else {}
 
     def _streaming(self, workspace: str) -> list[_Claim]:
-        found = self._workspaces.get(workspace, _Workspace())
-        return [claim for claim in found.claims.values() if claim.streams]
+        return [claim for claim in self._claims(workspace).values() if claim.streams]
 
     def _arm(
         self, seconds: float, kind: TimerKind, workspace: str = "", client: str = ""

@@ -774,6 +774,15 @@ class ShutdownTest(ClaimsCase):
         self.assertEqual(self.do("latch"), [])
         self.assertEqual(self.do("detach", "V", "A"), [])
 
+    def test_a_census_counts_a_client_once_and_its_streams_each(self) -> None:
+        self.assertEqual(self.world.claims.census(), (0, 0))
+        self.open("V", "A", streams=2)
+        self.open("W", "A")
+        self.join("W", "B")
+        self.assertEqual(self.world.claims.census(), (2, 3))
+        self.do("latch")
+        self.assertEqual(self.world.claims.census(), (0, 0))
+
     def test_repr_counts(self) -> None:
         claims = self.world.claims
         self.open("V", "A", streams=2)

@@ -89,13 +89,11 @@ def _of_daemon(vitals: Vitals) -> Iterator[Family]:
 
 def _of_workspaces(backend: Backend) -> Iterator[Family]:
     open_ = [hosted.workspace for hosted in backend.everything()]
-    claims = [claim for workspace in open_ for claim in backend.claims.clients(workspace.id)]
-    clients = {client for client, _, _ in claims}
-    streams = sum(number for _, _, number in claims)
+    clients, streams = backend.claims.census()
     asked = sum(len(workspace.permissions.listed()) for workspace in open_)
     questions = sum(len(workspace.questions.listed()) for workspace in open_)
     yield Family("crushlite_workspaces", "Open workspaces.", len(open_))
-    yield Family("crushlite_clients", "Clients that hold one of them.", len(clients))
+    yield Family("crushlite_clients", "Clients that hold one of them.", clients)
     yield Family("crushlite_streams", "Open event streams.", streams)
     yield Family("crushlite_permissions_pending", "Permission requests that wait.", asked)
     yield Family("crushlite_questions_pending", "Question batches that wait.", questions)

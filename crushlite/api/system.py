@@ -40,7 +40,7 @@ async def health(context: Context, request: Request) -> Response:
     stores = {str(each.home.store.data_dir): each.home.store for each in workspaces}
     tried = await asyncio.gather(*(_tried(store, vitals.clock) for store in stores.values()))
     told = dict(zip(stores, tried, strict=True))
-    claims = [claim for each in workspaces for claim in backend.claims.clients(each.id)]
+    clients, streams = backend.claims.census()
     checks = _checks(context, told)
     return answer(
         Health(
@@ -50,8 +50,8 @@ async def health(context: Context, request: Request) -> Response:
             uptime_seconds=vitals.uptime,
             loop_lag_seconds=vitals.heartbeat.lag,
             workspaces=len(workspaces),
-            clients=len({client for client, _, _ in claims}),
-            streams=sum(streams for _, _, streams in claims),
+            clients=clients,
+            streams=streams,
             busy_sessions=len(
                 {session for each in workspaces for session, _ in each.runs.states()}
             ),
