@@ -16,7 +16,7 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crushlite.agent.base import FollowsConfig
 from crushlite.claims import Arm, Claims, Disarm, Shutdown, Teardown
@@ -31,11 +31,8 @@ from crushlite.errors import (
     WorkspaceNotFound,
 )
 from crushlite.profile import Places, Profile
-from crushlite.protocol.config import AgentInfo
 from crushlite.protocol.events import ConfigChanged
-from crushlite.protocol.workspaces import Workspace as WireWorkspace
 from crushlite.store import Stores
-from crushlite.version import __version__
 from crushlite.workspace import Home, Ties, Workspace
 
 if TYPE_CHECKING:
@@ -120,7 +117,7 @@ class Backend:
     def everything(self) -> list[Hosted]:
         return list(self._hosted.values())
 
-    async def create(self, request: CreateWorkspace) -> WireWorkspace:
+    async def create(self, request: CreateWorkspace) -> Hosted:
         """Open the workspace at a path, or join it, and give the client a hold on it."""
         if not request.path:
             raise BadRequest("path is required")
@@ -133,13 +130,7 @@ class Backend:
             self._perform(self.claims.failed())
             raise
         self._remember_env(hosted, request)
-        answer = self.describe(hosted, request.client_id)
-        if request.version not in ("", __version__, f"crushlite-{__version__}"):
-            answer.warning = (
-                f"client version {request.version[:80]} differs from the daemon's {__version__}: "
-                "if something misbehaves, restart the older of the two"
-            )
-        return answer
+        return hosted
 
     def _remember_env(self, hosted: Hosted, request: CreateWorkspace) -> None:
         """For as long as the client has a claim: it may hold secrets, and clients come and go."""
@@ -436,36 +427,6 @@ class Backend:
     def totals(self) -> Counter[str]:
         """Workspace.totals over all there are and ever were: a counter never goes down."""
         return sum((hosted.workspace.totals() for hosted in self._built), self._past)
-
-    # Views ---------------------------------------------------------------------------------------
-
-    def describe(self, hosted: Hosted, client: str | None = None) -> WireWorkspace:
-        """A workspace on the wire. A client sees the environment it sent itself, and no other."""
-        return WireWorkspace(
-            id=hosted.workspace.id,
-            path=hosted.path,
-            yolo=hosted.yolo,
-            debug=hosted.debug,
-            data_dir=str(hosted.data_dir),
-            version=__version__,
-            config=self.config(hosted),
-            env=hosted.envs.get(client, []) if client is not None else [],
-            channels=hosted.channels,
-        )
-
-    def config(self, hosted: Hosted) -> dict[str, Any]:
-        """What clients see of the configuration. An agent that is not one of its models stands
-        there as a provider of its own."""
-        info = self.agent_info(hosted.workspace)
-        config = hosted.profile.config
-        own = info.is_ready and info.model_cfg.provider not in config.providers
-        return config.wire(hosted.data_dir, info if own else None)
-
-    def agent_info(self, workspace: Workspace) -> AgentInfo:
-        if workspace.agent is None:
-            return AgentInfo()
-        info = workspace.agent.info()
-        return AgentInfo(workspace.runs.busy(), True, info.model, info.selected)
 
 
 def _absolute(request: CreateWorkspace) -> Path:

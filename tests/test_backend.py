@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Agent
+from crushlite.api.views import describe
 from crushlite.backend import Backend
 from crushlite.errors import (
     BadRequest,
@@ -124,13 +125,17 @@ class BackendTestCase(unittest.IsolatedAsyncioTestCase):
 
     async def create(self, path: Path | str | None = None, **fields: Any) -> WireWorkspace:
         async with asyncio.timeout(PATIENCE):
-            return await self.backend.create(self.request(path, **fields))
+            return await self.ask(self.request(path, **fields))
+
+    async def ask(self, request: CreateWorkspace) -> WireWorkspace:
+        """Create, and see of it what the client does."""
+        return describe(await self.backend.create(request), request.client_id)
 
     async def opening(self, *requests: CreateWorkspace) -> list[asyncio.Task[WireWorkspace]]:
         """Begin creates that stay in their opening until the gate is opened."""
         self.openings.gate.clear()
         before = self.openings.count
-        tasks = [asyncio.create_task(self.backend.create(request)) for request in requests]
+        tasks = [asyncio.create_task(self.ask(request)) for request in requests]
         await until(lambda: self.openings.count > before, "the database is being opened")
         await ticks(10)
         return tasks
@@ -280,7 +285,7 @@ class PathTests(BackendTestCase):
         name = f"crushlite-{uuid.uuid4()}"
         for env in (None, ["PWD="], ["PWD=relative"], ["OLDPWD=/tmp"]):
             request = self.request(name, env=env, data_dir=str(self.root / "data"))
-            created = await self.backend.create(request)
+            created = await self.ask(request)
             self.assertEqual(created.path, os.path.join(os.getcwd(), name))
 
     async def test_every_spelling_of_a_directory_is_one_workspace(self) -> None:
@@ -381,7 +386,7 @@ class JoinTests(BackendTestCase):
         again = await self.create(client_id=client)
         self.assertEqual(again.env, ["TOKEN=anna"])
         (hosted,) = self.backend.everything()
-        self.assertEqual(self.backend.describe(hosted).env, [])
+        self.assertEqual(describe(hosted).env, [])
         # It is no whole environment, so it adds to the daemon's own.
         self.assertEqual(dict(hosted.workspace.home.env), {**os.environ, "TOKEN": "anna"})
 

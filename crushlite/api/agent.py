@@ -14,6 +14,7 @@ from crushlite.api.context import (
     optional_client,
     seconds,
 )
+from crushlite.api.views import agent_info
 from crushlite.clock import within
 from crushlite.errors import BadRequest, NotFound
 from crushlite.protocol.config import AgentInit, SelectedModel
@@ -49,7 +50,7 @@ __all__ = [
 
 
 async def info(context: Context, request: Request) -> Response:
-    return answer(context.backend.agent_info(context.workspace(request)))
+    return answer(agent_info(context.workspace(request)))
 
 
 async def prompt(context: Context, request: Request) -> Response:
@@ -84,7 +85,7 @@ async def default_small_model(context: Context, request: Request) -> Response:
     if not provider:
         raise BadRequest("provider_id is required")
     small = hosted.profile.config.small_of(provider)
-    own = context.backend.agent_info(hosted.workspace).model_cfg
+    own = agent_info(hosted.workspace).model_cfg
     if small is None and own.provider == provider:
         small = SelectedModel(model=own.model, provider=own.provider)
     if small is None:

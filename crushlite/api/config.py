@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crushlite.api.context import EMPTY, answer, body
+from crushlite.api.views import agent_info, wire_config
 from crushlite.errors import NotFound
 from crushlite.protocol.config import (
     CompactMode,
@@ -39,11 +40,11 @@ async def daemon(context: Context, request: Request) -> Response:
 
 
 async def get(context: Context, request: Request) -> Response:
-    return answer(context.backend.config(context.hosted(request)))
+    return answer(wire_config(context.hosted(request)))
 
 
 async def providers(context: Context, request: Request) -> Response:
-    return answer(list(context.backend.config(context.hosted(request))["providers"].values()))
+    return answer(list(wire_config(context.hosted(request))["providers"].values()))
 
 
 async def set_value(context: Context, request: Request) -> Response:
@@ -66,7 +67,7 @@ async def choose_model(context: Context, request: Request) -> Response:
     """An agent that needs no provider stands in the list as one of its own: choosing it changes
     nothing and is no mistake."""
     hosted, wanted = context.hosted(request), body(ModelChoice, request)
-    own = context.backend.agent_info(hosted.workspace).model_cfg
+    own = agent_info(hosted.workspace).model_cfg
     chosen = wanted.model.provider, wanted.model.model
     if own.provider in hosted.profile.config.providers or chosen != (own.provider, own.model):
         await context.backend.change_config(hosted, lambda: hosted.profile.choose_model(wanted))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crushlite.api.context import EMPTY, answer, body, canonical_client, client_of
+from crushlite.api.views import describe
 from crushlite.errors import BadRequest
 from crushlite.http.messages import Stream
 from crushlite.protocol.sessions import CurrentSession
 from crushlite.protocol.space import Space
 from crushlite.protocol.workspaces import CreateWorkspace
+from crushlite.version import __version__
 
 if TYPE_CHECKING:
     from crushlite.api.context import Context
@@ -34,16 +36,21 @@ async def create(context: Context, request: Request) -> Response:
     if not wanted.client_id:
         raise BadRequest("invalid client_id: a UUID is required")
     wanted.client_id = canonical_client(wanted.client_id, "invalid client_id: not a UUID")
-    return answer(await context.backend.create(wanted))
+    view = describe(await context.backend.create(wanted), wanted.client_id)
+    if wanted.version not in ("", __version__, f"crushlite-{__version__}"):
+        view.warning = (
+            f"client version {wanted.version[:80]} differs from the daemon's {__version__}: "
+            "if something misbehaves, restart the older of the two"
+        )
+    return answer(view)
 
 
 async def list_workspaces(context: Context, request: Request) -> Response:
-    backend = context.backend
-    return answer([backend.describe(hosted) for hosted in backend.everything()])
+    return answer([describe(hosted) for hosted in context.backend.everything()])
 
 
 async def get(context: Context, request: Request) -> Response:
-    return answer(context.backend.describe(context.hosted(request)))
+    return answer(describe(context.hosted(request)))
 
 
 async def release(context: Context, request: Request) -> Response:

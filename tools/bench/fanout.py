@@ -70,11 +70,11 @@ async def serve_daemon(address: str, events: int, lone: bool) -> None:
     daemon = Daemon(agent=agent, hosts=[address], auth="none")
     await daemon.start()
     with tempfile.TemporaryDirectory() as project:
-        created = await daemon.backend.create(
+        hosted = await daemon.backend.create(
             CreateWorkspace(path=project, client_id=str(uuid.uuid4()))
         )
-        workspace = daemon.backend.get(created.id)
-        report({"url": daemon.addresses[0].url, "path": f"/v1/workspaces/{created.id}/events"})
+        workspace = hosted.workspace
+        report({"url": daemon.addresses[0].url, "path": f"/v1/workspaces/{workspace.id}/events"})
         await wait_for_line()
         publish = workspace.hub.publish
         figures = await produce(lambda n: publish("updated", session_event(n)), events, lone)

@@ -1,0 +1,45 @@
+"""What clients see of a workspace, of its configuration and of its agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crushlite.protocol.config import AgentInfo
+from crushlite.protocol.workspaces import Workspace as WireWorkspace
+from crushlite.version import __version__
+
+if TYPE_CHECKING:
+    from crushlite.backend import Hosted
+    from crushlite.workspace import Workspace
+
+__all__ = ["agent_info", "describe", "wire_config"]
+
+
+def describe(hosted: Hosted, client: str | None = None) -> WireWorkspace:
+    """A workspace on the wire. A client sees the environment it sent itself, and no other."""
+    return WireWorkspace(
+        id=hosted.workspace.id,
+        path=hosted.path,
+        yolo=hosted.yolo,
+        debug=hosted.debug,
+        data_dir=str(hosted.data_dir),
+        version=__version__,
+        config=wire_config(hosted),
+        env=hosted.envs.get(client, []) if client is not None else [],
+        channels=hosted.channels,
+    )
+
+
+def wire_config(hosted: Hosted) -> dict[str, Any]:
+    """An agent that is not one of the configured models stands there as a provider of its own."""
+    info = agent_info(hosted.workspace)
+    config = hosted.profile.config
+    own = info.is_ready and info.model_cfg.provider not in config.providers
+    return config.wire(hosted.data_dir, info if own else None)
+
+
+def agent_info(workspace: Workspace) -> AgentInfo:
+    if workspace.agent is None:
+        return AgentInfo()
+    info = workspace.agent.info()
+    return AgentInfo(workspace.runs.busy(), True, info.model, info.selected)
