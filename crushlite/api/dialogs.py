@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from crushlite.http.messages import Request, Response
 
 __all__ = [
+    "answer_batch",
     "answer_permission",
-    "answer_question",
     "answer_questions",
     "cancel_questions",
     "get_skip",
@@ -76,7 +76,7 @@ async def cancel_questions(context: Context, request: Request) -> Response:
     return answer(context.workspace(request).questions.cancel(by=by))
 
 
-async def answer_question(context: Context, request: Request) -> Response:
+async def answer_batch(context: Context, request: Request) -> Response:
     questions = context.workspace(request).questions
     wanted = body(QuestionReply, request)
     by = optional_client(request) or ""
