@@ -93,18 +93,31 @@ class Daemon:
         self.clock = clock or SystemClock()
         self.addresses: list[Address] = []  # where it listens, once started
         self.tokens: dict[int, TokenFile] = {}  # by port
-        self._agents = agents or agent_factory(agent)
-        self._roots = roots
+        self.watchdog = Watchdog()
         self._hosts = [parse_address(url) for url in hosts]
         self._auth = auth
-        self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=is_public)
-        self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
         self._shared_store: Store | None = None
         self._listeners: list[Listener] = []
         self._opening = asyncio.Lock()  # one new port at a time
         self._stopping: asyncio.Task[None] | None = None
         self._signals = 0  # received so far
-        self.watchdog = Watchdog()
+        self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=is_public)
+        self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
+        self.backend = Backend(
+            agents=agents or agent_factory(agent),
+            clock=self.clock,
+            settings=self.settings,
+            stores=self._stores,
+            roots=roots,
+        )
+        self.console = Console(self, self.clock)
+        self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
+        self.server = HTTPServer(
+            build_router(self.backend, self._guard, self.console, self._vitals),
+            clock=self.clock,
+            limits=Limits.for_open_files(_allowed_files()),
+            translate=translate,
+        )
 
     def run(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
         """Serve until told to leave: by a signal, by a client, or by being idle."""
@@ -137,18 +150,10 @@ class Daemon:
 
     async def start(self) -> None:
         """Open the shared store, bind, listen. On failure nothing is left behind."""
-        limits = Limits.for_open_files(_raise_file_limit())
-        self.backend = Backend(
-            agents=self._agents,
-            clock=self.clock,
-            settings=self.settings,
-            stores=self._stores,
-            roots=self._roots,
-        )
-        vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
-        self.console = Console(self, self.clock)
-        router = build_router(self.backend, self._guard, self.console, vitals)
-        self.server = HTTPServer(router, clock=self.clock, limits=limits, translate=translate)
+        if self._stopping is not None:
+            raise ShuttingDown("this daemon has been stopped: make another one")
+        _raise_file_limit()
+        self._vitals.begin()
         try:
             if self.settings.data_dir:
                 self._shared_store = await self._stores.open(Path(self.settings.data_dir))
@@ -162,7 +167,8 @@ class Daemon:
         self.backend.begin()
 
     async def stop(self) -> None:
-        """End runs and streams, then leave. Calling it twice waits for the same end."""
+        """End runs and streams, then leave. Calling it twice waits for the same end; a daemon that
+        was never started has nothing to end, and cannot be started any more."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
@@ -185,7 +191,7 @@ class Daemon:
         async with self._opening:
             for address in self.addresses:
                 if address.port and port in (0, address.port):
-                    return address.url.replace("tcp://", "http://"), address.port
+                    return address.http_url, address.port
             if len(self.addresses) >= PORTS:
                 raise UsageError(f"{PORTS} addresses are served already: use one of their ports")
             # In a thread: whoever starts next to us may hold the directory for a moment.
@@ -197,7 +203,7 @@ class Daemon:
             self._bound(listener)
             await self.server.listen(listener.sock)
             log.info("listening on %s", listener.address.url)
-            return listener.address.url.replace("tcp://", "http://"), listener.address.port
+            return listener.address.http_url, listener.address.port
 
     def _listen_again(self, port: int) -> Listener:
         """Any port: best one that a killed daemon had, for pages that are still open there."""
@@ -274,10 +280,15 @@ async def _cancel_the_rest() -> None:
             log.warning("left behind: %r", task)
 
 
-def _raise_file_limit() -> int:
-    """As far as is allowed and useful; returns how many files may be open now, at least."""
+def _allowed_files() -> int:
+    """How many files may be open once the limit is raised, at least."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+
+
+def _raise_file_limit() -> None:
+    """As far as is allowed and useful."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    wanted = _allowed_files()
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted

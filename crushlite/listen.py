@@ -54,9 +54,16 @@ class Address:
 
     @property
     def url(self) -> str:
-        if self.path:
-            return f"unix://{self.path}"
-        return f"tcp://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return f"unix://{self.path}" if self.path else f"tcp://{self._authority}"
+
+    @property
+    def http_url(self) -> str:
+        """Of a port, as browsers and curl want it."""
+        return f"http://{self._authority}"
+
+    @property
+    def _authority(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 def parse_address(url: str) -> Address:

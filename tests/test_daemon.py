@@ -30,7 +30,7 @@ from crushlite import cli, logs
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.clock import SystemClock
 from crushlite.daemon import Daemon
-from crushlite.errors import UsageError
+from crushlite.errors import ShuttingDown, UsageError
 from crushlite.store import Store, Stores
 from crushlite.version import __version__
 from tests.helpers_curl import path_with_curl
@@ -1094,6 +1094,17 @@ class InProcess(unittest.IsolatedAsyncioTestCase):
                 await daemon.start()
                 await asyncio.gather(daemon.stop(), daemon.stop())
                 await daemon.stop()
+            self.assertFalse((root / "d.sock").exists())
+
+    async def test_a_daemon_that_was_never_started_can_be_stopped_and_stays_so(self) -> None:
+        with short_folder() as root:
+            daemon = Daemon(agent=ScriptedAgent(), hosts=[f"unix://{root}/d.sock"])
+            async with asyncio.timeout(SECONDS):
+                await daemon.stop()
+                self.assertTrue(daemon.backend.leaving.is_set())
+                for start in (daemon.start, daemon.serve):
+                    with self.assertRaisesRegex(ShuttingDown, "make another one"):
+                        await start()
             self.assertFalse((root / "d.sock").exists())
 
     async def test_a_successor_keeps_its_socket_and_its_token(self) -> None:

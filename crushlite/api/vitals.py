@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,17 +52,17 @@ class Process:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Vitals:
-    """Made by whoever puts the daemon together, when it starts."""
+    """Made with the daemon; `begin` is for its start."""
 
     clock: Clock
     http: Callable[[], Statistics]
     heartbeat: Heartbeat
-    started: float = field(init=False)
+    started: float = 0.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "started", self.clock.time())
+    def begin(self) -> None:
+        self.started = self.clock.time()
 
     @property
     def uptime(self) -> float:

@@ -210,8 +210,7 @@ def _greet(daemon: Daemon) -> None:
 def _greet_browser(daemon: Daemon) -> None:
     """The way in for a person: an address to open, and what to type instead."""
     address = next(address for address in daemon.addresses if address.port)
-    url = address.url.replace("tcp://", "http://")
-    invitation = daemon.console.address(url, address.port)
+    invitation = daemon.console.address(address.http_url, address.port)
     us = "crushlite" if shutil.which("crushlite") else _called_as()
     _say(
         [
@@ -256,7 +255,7 @@ def _first_steps(daemon: Daemon) -> list[str]:
     if address.path:
         options = f"--unix-socket {shlex.quote(address.path)} "
     else:
-        base = address.url.replace("tcp://", "http://")
+        base = address.http_url
     if token is not None:
         options = f'-H "Authorization: Bearer $(cat {shlex.quote(str(token.path))})" '
     return [
