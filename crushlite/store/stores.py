@@ -9,6 +9,7 @@ closed, an open of the same path waits: this process must not meet its own lock.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "Stores"]
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 # What recovery meets in rows that make no sense: whatever it looks for was promised to be there.
@@ -70,11 +73,11 @@ def _real_path(path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Opened:
-    """What opening took, to be given back in this order."""
+    """What opening took, to be given back in this order, and whom it found interrupted."""
 
     conn: sqlite3.Connection
     lock: DirectoryLock
-    recovered: list[str]
+    recovered: list[str]  # run ids
 
 
 class Store:
@@ -84,7 +87,7 @@ class Store:
         self,
         path: Path,
         boot_id: str,
-        opened: _Opened,
+        lock: DirectoryLock,
         writer: Writer,
         reader: Reader,
         health: Health,
@@ -92,8 +95,7 @@ class Store:
         self.path = path
         self.data_dir = path.parent
         self.boot_id = boot_id
-        self.recovered = opened.recovered  # ids of the runs that recovery ended
-        self._lock = opened.lock
+        self._lock = lock
         self._writer = writer
         self._reader = reader
         self._health = health
@@ -245,7 +247,13 @@ class Stores:
             await writer.close()
             opened.lock.release()
             raise
-        return Store(path, self._boot_id, opened, writer, reader, health)
+        if opened.recovered:
+            log.warning(
+                "%s: runs that were interrupted when the daemon before this one stopped: %s",
+                path,
+                ", ".join(opened.recovered),
+            )
+        return Store(path, self._boot_id, opened.lock, writer, reader, health)
 
     async def _open_reader(self, path: Path, checkpoints: Checkpoints, writer: Writer) -> Reader:
         executor = self._executor("crushlite-reader")
