@@ -385,13 +385,14 @@ class RunTests(QueryCase):
     def test_a_run_ends_once(self) -> None:
         insert_run(self.conn, "", self.row())
         ending = ("failed", "m", "no\0more", 2, "carrier", 9.5)
-        self.assertTrue(end_run(self.conn, "", "r", *ending))
-        self.assertFalse(end_run(self.conn, "", "r", "canceled", "m2", "", 0, "", 10.0))
+        end_run(self.conn, "", "r", *ending)
+        end_run(self.conn, "", "r", "canceled", "m2", "", 0, "", 10.0)
         row = get_run(self.conn, "", "r")
         self.assertEqual(
             (row.outcome, row.message_id, row.error, row.denied, row.carrier, row.ended_at), ending
         )
-        self.assertFalse(end_run(self.conn, "", "nobody", *ending))
+        end_run(self.conn, "", "nobody", *ending)
+        self.assertEqual([row.run_id for row in list_runs(self.conn, "", None, None)], ["r"])
 
     def test_a_run_that_ends_unstarted_keeps_no_attachments(self) -> None:
         insert_run(self.conn, "", self.row())

@@ -11,7 +11,6 @@ from crushlite.errors import BadRequest
 from crushlite.protocol.codec import omitted, omitted_list, tagged, wire
 
 __all__ = [
-    "FINISH_REASONS",
     "PARTS",
     "Attachment",
     "BinaryPart",
@@ -27,17 +26,6 @@ __all__ = [
     "ToolOutput",
     "ToolResultPart",
 ]
-
-FINISH_REASONS = (
-    "end_turn",
-    "max_tokens",
-    "tool_use",
-    "canceled",
-    "error",
-    "content_filter",
-    "unknown",
-    "stop",
-)
 
 
 class Part:
@@ -107,6 +95,9 @@ class ToolResultPart(Part):
 
 @dataclass(slots=True)
 class FinishPart(Part):
+    """`reason` is end_turn, max_tokens, content_filter or unknown of an answer, tool_use of a step
+    before the last, canceled or error of what was cut off, stop of what no model wrote."""
+
     tag: ClassVar[str] = "finish"
     reason: str = ""
     time: int = 0

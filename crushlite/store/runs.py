@@ -122,9 +122,9 @@ def end_run(  # noqa: PLR0913 - the columns of an ending
     denied: int,
     carrier: str,
     now: float,
-) -> bool:
-    """Set the outcome, unless there is one: a run ends once. Returns whether it was set."""
-    changed = conn.execute(
+) -> None:
+    """Set the outcome, unless there is one: a run ends once."""
+    conn.execute(
         """
         UPDATE runs SET outcome = ?, message_id = ?, error = ?, denied = ?, ended_at = ?,
             carrier = CASE WHEN ? = '' THEN carrier ELSE ? END, attachments = NULL
@@ -132,7 +132,6 @@ def end_run(  # noqa: PLR0913 - the columns of an ending
         """,
         (outcome, message_id, error, denied, now, carrier, carrier, scope, run_id),
     )
-    return changed.rowcount == 1
 
 
 def get_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow:
