@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from crushlite.clock import settled
 from crushlite.errors import BadRequest, CrushliteError
 from crushlite.protocol.codec import dumps, encode
+from crushlite.protocol.ids import check_id
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
 from crushlite.protocol.runs import RunInfo
 from crushlite.runs import WhenBusy
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SUMMARIZE = "summarize"  # the kind of run that is not a prompt
-RUN_ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
 
 
 def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
@@ -58,9 +58,8 @@ def read_prompt(prompt: Prompt) -> tuple[Order, WhenBusy]:
         raise BadRequest("prompt is empty: give a text or a text/* attachment")
     if not prompt.session_id:
         raise BadRequest("session id is missing: create a session first")
-    for name, value in (("session_id", prompt.session_id), ("run_id", prompt.run_id)):
-        if "\0" in value or len(value) > RUN_ID_LENGTH:
-            raise BadRequest(f"{name} must be at most {RUN_ID_LENGTH} characters without NUL")
+    check_id("session_id", prompt.session_id)
+    check_id("run_id", prompt.run_id)
     if prompt.max_steps is not None and prompt.max_steps < 1:
         raise BadRequest("max_steps must be at least 1")
     if prompt.max_cost is not None and prompt.max_cost < 0:

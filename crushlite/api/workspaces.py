@@ -8,6 +8,7 @@ from crushlite.api.context import EMPTY, answer, body, canonical_client, client_
 from crushlite.api.views import describe
 from crushlite.errors import BadRequest
 from crushlite.http.messages import Stream
+from crushlite.protocol.ids import check_id
 from crushlite.protocol.sessions import CurrentSession
 from crushlite.protocol.space import Space
 from crushlite.protocol.workspaces import CreateWorkspace
@@ -27,8 +28,6 @@ __all__ = [
     "list_workspaces",
     "release",
 ]
-
-ID_LENGTH = 200  # characters: it is kept for as long as the client is
 
 
 async def create(context: Context, request: Request) -> Response:
@@ -67,8 +66,7 @@ async def compact(context: Context, request: Request) -> Response:
 async def current_session(context: Context, request: Request) -> Response:
     client = client_of(request)
     wanted = body(CurrentSession, request)
-    if "\0" in wanted.session_id or len(wanted.session_id) > ID_LENGTH:
-        raise BadRequest(f"session_id must be at most {ID_LENGTH} characters without NUL")
+    check_id("session_id", wanted.session_id)
     context.backend.claims.look(request.params["id"], client, wanted.session_id)
     return EMPTY
 
