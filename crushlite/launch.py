@@ -42,7 +42,7 @@ from crushlite.errors import (
     WrongPeer,
 )
 from crushlite.listen import default_socket, parse_address, private_directory
-from crushlite.version import __version__
+from crushlite.version import WIRE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -181,12 +181,12 @@ async def _asked_to_leave(address: str, wanted: Wanted) -> bool:
         try:
             version = (await client.version()).version
             # What is not of our kind was put there by somebody, and is not ours to replace.
-            if version == f"crushlite-{__version__}" or not version.startswith("crushlite-"):
+            if version == WIRE_VERSION or not version.startswith("crushlite-"):
                 return False
             await _ask_to_leave(client)
         except CrushliteError:
             return False  # it is needed; or it has gone meanwhile, as the create will tell
-    wanted.say(f"{version} makes room for crushlite-{__version__}")
+    wanted.say(f"{version} makes room for {WIRE_VERSION}")
     await _until_gone(address, before, wanted.clock)
     return True
 
@@ -378,8 +378,8 @@ async def _create(address: str, wanted: Wanted) -> RemoteWorkspace:
 
 def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
     """Say where we did not get what was asked for."""
-    if workspace.info.version != __version__:
-        wanted.say(f"the daemon is crushlite {workspace.info.version}, this is {__version__}")
+    if workspace.info.version != WIRE_VERSION:
+        wanted.say(f"the daemon is {workspace.info.version}, this is {WIRE_VERSION}")
     if wanted.yolo and not workspace.info.yolo:
         wanted.say("--yolo has no effect: the workspace was open without it")
 

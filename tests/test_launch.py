@@ -114,7 +114,7 @@ class ReplacementTests(PrivateMachine):
     """A daemon of another version that leaves: its successor is ours."""
 
     async def replaced(self) -> None:
-        with mock.patch("crushlite.api.system.VERSION", OTHER):
+        with mock.patch("crushlite.api.system.WIRE_VERSION", OTHER):
             async with LocalDaemon() as old:
                 self.addCleanup(self.end_daemon, old.socket)
                 address = f"unix://{old.socket}"
@@ -148,7 +148,7 @@ class ReplacementTests(PrivateMachine):
         self.assertEqual(commands, ["shutdown_if_idle", "shutdown"])
 
     async def test_one_with_work_to_do_is_used_and_goes_on(self) -> None:
-        with mock.patch("crushlite.api.system.VERSION", OTHER):
+        with mock.patch("crushlite.api.system.WIRE_VERSION", OTHER):
             async with LocalDaemon() as old:
                 anna = await old.join()
                 address = f"unix://{old.socket}"

@@ -91,7 +91,7 @@ class VersionScenarios(WireScenario):
                 self.assertIn(version[:20], warning)
                 self.assertIn(__version__, warning)
                 self.assertLess(len(warning), 400)
-                self.assertEqual(other.workspace["version"], __version__)
+                self.assertEqual(other.workspace["version"], f"crushlite-{__version__}")
                 session = await other.session()
                 await other.events.wait_for("session", id=session)
                 self.assertNotIn("warning", (await other.call("GET", "")).json)

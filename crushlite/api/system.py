@@ -14,7 +14,7 @@ from crushlite.clock import within
 from crushlite.errors import BadRequest, ServerInUse
 from crushlite.protocol.health import Check, Health
 from crushlite.protocol.workspaces import Control, VersionInfo
-from crushlite.version import __version__
+from crushlite.version import WIRE_VERSION
 
 if TYPE_CHECKING:
     from crushlite.api.context import Context
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["control", "health", "retire_client", "version"]
 
-VERSION = f"crushlite-{__version__}"
 STORE_SECONDS = 1.0  # a store may take so long to show that it can write
 LAG_SECONDS = 1.0  # the event loop may be so late: what the watchdog calls blocked
 FILES_SHARE = 0.9  # of the file descriptors may be in use
@@ -45,7 +44,7 @@ async def health(context: Context, request: Request) -> Response:
     return answer(
         Health(
             status="ok" if all(check.ok for check in checks) else "degraded",
-            version=VERSION,
+            version=WIRE_VERSION,
             pid=os.getpid(),
             uptime_seconds=vitals.uptime,
             loop_lag_seconds=vitals.heartbeat.lag,
@@ -89,9 +88,9 @@ async def version(context: Context, request: Request) -> Response:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     return answer(
         VersionInfo(
-            version=VERSION,
+            version=WIRE_VERSION,
             commit="unknown",
-            build_id=VERSION,
+            build_id=WIRE_VERSION,
             go_version="none",
             platform=f"{sys.platform}/{machine}",
         )

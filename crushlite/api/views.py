@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.protocol.config import AgentInfo
 from crushlite.protocol.workspaces import Workspace as WireWorkspace
-from crushlite.version import __version__
+from crushlite.version import WIRE_VERSION
 
 if TYPE_CHECKING:
     from crushlite.backend import Hosted
@@ -23,7 +23,7 @@ def describe(hosted: Hosted, client: str | None = None) -> WireWorkspace:
         yolo=hosted.yolo,
         debug=hosted.debug,
         data_dir=str(hosted.data_dir),
-        version=__version__,
+        version=WIRE_VERSION,
         config=wire_config(hosted),
         env=hosted.envs.get(client, []) if client is not None else [],
         channels=hosted.channels,

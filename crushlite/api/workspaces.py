@@ -12,7 +12,7 @@ from crushlite.protocol.ids import check_id
 from crushlite.protocol.sessions import CurrentSession
 from crushlite.protocol.space import Space
 from crushlite.protocol.workspaces import CreateWorkspace
-from crushlite.version import __version__
+from crushlite.version import WIRE_VERSION, __version__
 
 if TYPE_CHECKING:
     from crushlite.api.context import Context
@@ -36,9 +36,9 @@ async def create(context: Context, request: Request) -> Response:
         raise BadRequest("invalid client_id: a UUID is required")
     wanted.client_id = canonical_client(wanted.client_id, "invalid client_id: not a UUID")
     view = describe(await context.backend.create(wanted), wanted.client_id)
-    if wanted.version not in ("", __version__, f"crushlite-{__version__}"):
+    if wanted.version not in ("", __version__, WIRE_VERSION):
         view.warning = (
-            f"client version {wanted.version[:80]} differs from the daemon's {__version__}: "
+            f"client version {wanted.version[:80]} differs from the daemon's {WIRE_VERSION}: "
             "if something misbehaves, restart the older of the two"
         )
     return answer(view)

@@ -24,7 +24,7 @@ from crushlite.protocol.codec import omitted
 from crushlite.store import connect
 from crushlite.store.directory import Note
 from crushlite.store.inspection import inspect
-from crushlite.version import __version__
+from crushlite.version import WIRE_VERSION, __version__
 
 if TYPE_CHECKING:
     import argparse
@@ -120,7 +120,7 @@ async def _daemon(options: argparse.Namespace) -> tuple[Health | None, Finding]:
     except CrushliteError as error:
         return None, Finding("daemon", "broken", f"{address}: {error.message}")
     told = f"{health.version} at {address}, process {health.pid}"
-    if health.version != f"crushlite-{__version__}":
+    if health.version != WIRE_VERSION:
         advice = "crushlite stop; the next command starts a new one"
         return health, Finding("daemon", "note", f"{told}: not this version", advice)
     return health, Finding("daemon", "ok", told)
