@@ -148,8 +148,9 @@ class LiveTurn:
         self._cost = 0.0
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
-        self._results: set[str] = set()  # tool calls that have one
-        self._calls: dict[str, ToolCallPart] = {}
+        self._results: set[str] = set()  # tool calls that have one, of all steps
+        self._calls: dict[str, ToolCallPart] = {}  # of this step
+        self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
         self._lives: list[Live] = []  # every message of this turn, for the ending's transaction
         self._said = 0
         self._breathed = services.clock.time()
@@ -264,10 +265,15 @@ class LiveTurn:
         finished: bool = True,
     ) -> str:
         self._check()
-        call_id = _clean(id) if id else f"call_{uuid.uuid4().hex}"
-        if call_id in self._results:
-            raise BadRequest(f"tool call {call_id} has its result already")
+        call_id = self._recorded(_clean(id)) if id else _fresh_id()
         known = self._calls.get(call_id)
+        if id and call_id in self._results:
+            if known is not None and not self._results.issuperset(self._calls):
+                raise BadRequest(f"tool call {id!r} has its result, others of its step have none")
+            # Some servers count their calls from zero in every answer; in a history an id means
+            # one call.
+            call_id, known = _fresh_id(), None
+            self._fresh_ids[_clean(id)] = call_id
         live = self._current() if known is None else self.last
         call = ToolCallPart(call_id, _clean(name), _text(input), finished=bool(finished))
         self._services.transcript.tool_call(live, call)
@@ -286,7 +292,7 @@ class LiveTurn:
     ) -> None:
         self._check()
         await self._noted()
-        call = self._calls.get(_clean(id))
+        call = self._calls.get(self._recorded(_clean(id)))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
         texts = _clean(content), _text(metadata)
@@ -297,7 +303,7 @@ class LiveTurn:
 
     def progress(self, id: str, output: str) -> None:
         self._check()
-        shown = ToolOutput(self.session_id, _clean(id), _clean(output))
+        shown = ToolOutput(self.session_id, self._recorded(_clean(id)), _clean(output))
         self._services.hub.publish("updated", shown, growth=True)
 
     async def step(self) -> None:
@@ -338,7 +344,7 @@ class LiveTurn:
             return Verdict(True)
         request = PermissionRequest(
             session_id=self.session_id,
-            tool_call_id=tool_call_id,
+            tool_call_id=self._recorded(tool_call_id),
             tool_name=tool_name,
             description=_clean(description),
             action=action,
@@ -361,7 +367,7 @@ class LiveTurn:
         self._check()
         batch = QuestionBatch(
             session_id=self.session_id,
-            tool_call_id=tool_call_id,
+            tool_call_id=self._recorded(tool_call_id),
             questions=[_typed(Question, question) for question in questions],
             confirm_title=confirm_title,
         )
@@ -502,6 +508,10 @@ class LiveTurn:
             await asyncio.wait(due)
             self._check()
 
+    def _recorded(self, call_id: str) -> str:
+        """The id on record of what the agent calls by this one."""
+        return self._fresh_ids.get(call_id, call_id)
+
     def _now(self) -> int:
         return int(self._services.clock.now())
 
@@ -589,6 +599,10 @@ class LiveTurn:
             await asyncio.sleep(0)
             self._breathed = self._services.clock.time()
             self._check()
+
+
+def _fresh_id() -> str:
+    return f"call_{uuid.uuid4().hex}"
 
 
 def _text(value: str | Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from crushlite.protocol.messages import (
     ReasoningPart,
     TextPart,
     ToolCallPart,
+    ToolOutput,
     ToolResultPart,
 )
 from crushlite.protocol.permissions import PermissionRequest
@@ -201,9 +202,70 @@ class ToolTests(TurnBench):
         for wrong in ("c", "unknown"):
             with self.subTest(wrong), self.assertRaises(BadRequest):
                 await turn.tool_result(wrong, "again")
+        self.assertEqual(len(await self.rows()), 2)
+
+    async def test_an_answered_call_is_not_taken_again_while_others_of_its_step_are_open(
+        self,
+    ) -> None:
+        turn = self.turn()
+        for call in ("c", "d"):
+            await turn.tool_call("ls", "{}", id=call)
+        await turn.tool_result("c", "x")
         with self.assertRaises(BadRequest):
             await turn.tool_call("ls", "{}", id="c")
-        self.assertEqual(len(await self.rows()), 2)
+        await turn.tool_result("d", "y")
+        self.assertEqual(len(await self.rows()), 3)
+
+    async def test_a_later_step_may_use_an_id_again_which_means_its_newest_call(self) -> None:
+        turn = self.turn()
+        for step in range(3):
+            for call in "01":
+                await turn.tool_call("ls", "", id=call, finished=False)
+                await turn.tool_call("ls", {"step": step}, id=call)
+            for call in "10":
+                await turn.tool_result(call, f"{call} of step {step}")
+        rows = await self.close(turn)
+        calls = [[call.id for call in row.tool_calls] for row in rows if row.tool_calls]
+        self.assertEqual(([len(step) for step in calls], calls[0]), ([2, 2, 2], ["0", "1"]))
+        self.assertEqual(len({call for step in calls for call in step}), 6, "an id of two calls")
+        contents = {r.tool_call_id: r.content for row in rows for r in row.tool_results}
+        wanted = [f"{call} of step {step}" for step in range(3) for call in "01"]
+        self.assertEqual([contents[call] for step in calls for call in step], wanted)
+        inputs = [call.input for row in rows for call in row.tool_calls]
+        self.assertEqual(inputs, [f'{{"step":{step}}}' for step in range(3) for _ in "01"])
+
+    async def test_an_id_that_is_used_again_stays_the_same_after_an_erase(self) -> None:
+        turn = self.turn()
+        await turn.tool_call("ls", "{}", id="c")
+        await turn.tool_result("c", "x")
+        await turn.say("half")
+        first = await turn.tool_call("ls", "{", id="c", finished=False)
+        await turn.erase()
+        again = await turn.tool_call("ls", "{}", id="c")
+        await turn.tool_result(again, "y")
+        self.assertEqual(again, first)
+        rows = await self.close(turn)
+        ids = [result.tool_call_id for row in rows for result in row.tool_results]
+        self.assertEqual(ids, ["c", again])
+
+    async def test_people_are_shown_the_call_that_an_id_means_now(self) -> None:
+        turn = self.turn()
+        await turn.tool_call("ls", "{}", id="c")
+        await turn.tool_result("c", "x")
+        call = await turn.tool_call("bash", "{}", id="c")
+        self.assertNotEqual(call, "c")
+        turn.progress("c", "line\n")
+        asking = asyncio.create_task(turn.permission("bash", "execute", tool_call_id="c"))
+        form = asyncio.create_task(
+            turn.ask([Question("q", "yes_no", "l", "Q?", "d")], tool_call_id="c")
+        )
+        await self.clock.settle()
+        self.services.permissions.close_run(turn.run_id)
+        self.services.questions.close_run(turn.run_id)
+        await asyncio.gather(asking, form)
+        for kind in (ToolOutput, PermissionRequest, QuestionBatch):
+            (event,) = self.published(kind)
+            self.assertEqual(event.payload.tool_call_id, call, kind)
 
     async def test_erase_drops_the_step_and_nothing_before_it(self) -> None:
         turn = self.turn()

@@ -136,7 +136,9 @@ class Turn(Protocol):
         id: str | None = None,
         finished: bool = True,
     ) -> str:
-        """Add a tool call (or, with a known id, replace its input); returns its id."""
+        """Add a tool call (or, with the id of an open one, replace its input); returns its id. A
+        later step may use an id again: that call is recorded and returned under a fresh one, and
+        from then on the old id means it."""
         ...
 
     async def tool_result(
