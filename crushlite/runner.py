@@ -129,7 +129,7 @@ class Runner:
         known = self._jobs.get(order.run_id)
         if known is None:
             self._endings.require_none()
-            run, _ = self._runs.accept(order.session_id, order.run_id, when_busy)
+            run = self._runs.accept(order.session_id, order.run_id, when_busy)
             now = self._clock.now()
             job = Job(run, order, digest=digest, detach=prompt.detach, now=now)
             self._jobs[order.run_id] = job
@@ -210,7 +210,7 @@ class Runner:
             raise BadRequest("this agent cannot summarize: it has no such method")
         self._endings.require_none()
         order = Order(str(uuid.uuid4()), session_id, "")
-        run, _ = self._runs.accept(session_id, order.run_id, WhenBusy.REJECT, SUMMARIZE)
+        run = self._runs.accept(session_id, order.run_id, WhenBusy.REJECT, SUMMARIZE)
         job = Job(run, order, digest="", detach=False, now=self._clock.now())
         self._jobs[run.run_id] = job
         self._perform(self._runs.durable(run))

@@ -271,11 +271,11 @@ class Runs:
         run_id: str,
         when_busy: WhenBusy = WhenBusy.QUEUE,
         kind: str = "prompt",
-    ) -> tuple[Run, bool]:
-        """Join the line. A live run with this id is returned instead, with False."""
+    ) -> Run:
+        """Join the line. A live run with this id is returned instead."""
         known = self._by_id.get(run_id)
         if known is not None:
-            return known, False
+            return known
         if self._closed:
             raise WorkspaceClosing("workspace closing: create it again and retry")
         if session_id in self._dropped:
@@ -288,7 +288,7 @@ class Runs:
         run = Run(session_id, run_id, when_busy, kind)
         self._lines.setdefault(session_id, []).append(run)
         self._by_id[run_id] = run
-        return run, True
+        return run
 
     def durable(self, run: Run) -> list[Effect]:
         """The run's row is committed: it is promised and will end exactly once."""

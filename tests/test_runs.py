@@ -35,8 +35,8 @@ COMPLETED, CANCELED, CLEARED = Outcome.COMPLETED, Outcome.CANCELED, Outcome.CLEA
 
 
 def promised(runs: Runs, run_id: str, mode: WhenBusy = WhenBusy.QUEUE, session: str = S) -> Run:
-    run, fresh = runs.accept(session, run_id, mode)
-    assert fresh
+    assert runs.find(run_id) is None
+    run = runs.accept(session, run_id, mode)
     runs.durable(run)
     return run
 
@@ -46,8 +46,8 @@ class AcceptanceTest(unittest.TestCase):
         self.runs = Runs()
 
     def test_a_run_starts_only_when_it_is_durable(self) -> None:
-        run, fresh = self.runs.accept(S, "a")
-        self.assertTrue(fresh)
+        run = self.runs.accept(S, "a")
+        self.assertEqual(self.runs.live(), [run])
         self.assertIs(self.runs.active(S), None)
         self.assertEqual(self.runs.describe(run), "accepted")
         self.assertEqual(self.runs.durable(run), [Start(run)])
@@ -62,11 +62,12 @@ class AcceptanceTest(unittest.TestCase):
 
     def test_a_live_run_id_is_returned_instead_of_a_second_run(self) -> None:
         run = promised(self.runs, "a")
-        self.assertEqual(self.runs.accept(S, "a"), (run, False))
+        self.assertIs(self.runs.accept(S, "a"), run)
+        self.assertEqual(self.runs.live(), [run])
         self.assertIs(self.runs.find("a"), run)
         self.runs.finish(run, COMPLETED)
         self.assertIsNone(self.runs.find("a"))
-        self.assertTrue(self.runs.accept(S, "a")[1])
+        self.assertIsNot(self.runs.accept(S, "a"), run)
 
     def test_reject_is_refused_while_busy_and_taken_when_idle(self) -> None:
         first = promised(self.runs, "a", WhenBusy.REJECT)
@@ -76,13 +77,13 @@ class AcceptanceTest(unittest.TestCase):
         self.runs.accept(OTHER, "b", WhenBusy.REJECT)
 
     def test_a_first_in_line_that_is_not_durable_holds_the_line(self) -> None:
-        first, _ = self.runs.accept(S, "a")
-        second, _ = self.runs.accept(S, "b")
+        first = self.runs.accept(S, "a")
+        second = self.runs.accept(S, "b")
         self.assertEqual(self.runs.durable(second), [])
         self.assertEqual(self.runs.durable(first), [Start(first)])
 
     def test_withdraw_leaves_without_a_trace_and_releases_the_line(self) -> None:
-        first, _ = self.runs.accept(S, "a")
+        first = self.runs.accept(S, "a")
         second = promised(self.runs, "b")
         self.assertEqual(self.runs.withdraw(first), [Start(second)])
         self.assertFalse(first.live)
@@ -97,7 +98,7 @@ class AcceptanceTest(unittest.TestCase):
             self.runs.durable(run)
 
     def test_a_run_of_another_machine_is_refused(self) -> None:
-        stranger, _ = Runs().accept(S, "a")
+        stranger = Runs().accept(S, "a")
         self.runs.accept(S, "a")
         with self.assertRaises(IllegalCall):
             self.runs.durable(stranger)
@@ -121,12 +122,12 @@ class CancelTest(unittest.TestCase):
     def test_idle_cancel_remembers_nothing(self) -> None:
         canceled = self.runs.cancel(S)
         self.assertEqual((canceled.receipt, canceled.effects), ((), []))
-        run, _ = self.runs.accept(S, "a")
+        run = self.runs.accept(S, "a")
         self.assertEqual(self.runs.durable(run), [Start(run)])
 
     def test_cancel_covers_all_accepted_before_it_and_none_after(self) -> None:
         active, queued = promised(self.runs, "a"), promised(self.runs, "b")
-        unpromised, _ = self.runs.accept(S, "c")
+        unpromised = self.runs.accept(S, "c")
         canceled = self.runs.cancel(S)
         self.assertEqual(
             canceled.receipt, ((active, "active"), (queued, "queued"), (unpromised, "queued"))
@@ -139,7 +140,7 @@ class CancelTest(unittest.TestCase):
         self.assertEqual(self.runs.durable(unpromised), [End(unpromised, CANCELED), Start(after)])
 
     def test_cancel_before_durable_ends_the_run_without_a_start(self) -> None:
-        run, _ = self.runs.accept(S, "a")
+        run = self.runs.accept(S, "a")
         self.assertEqual(self.runs.cancel(S).receipt, ((run, "accepted"),))
         self.assertEqual(self.runs.durable(run), [End(run, CANCELED)])
 
@@ -157,7 +158,7 @@ class CancelTest(unittest.TestCase):
 
     def test_an_interrupt_dooms_everything_ahead_when_it_is_durable(self) -> None:
         active, queued = promised(self.runs, "a"), promised(self.runs, "b")
-        urgent, _ = self.runs.accept(S, "c", WhenBusy.INTERRUPT)
+        urgent = self.runs.accept(S, "c", WhenBusy.INTERRUPT)
         behind = promised(self.runs, "d")
         self.assertIsNone(active.doom)
         self.assertEqual(self.runs.durable(urgent), [Stop(active)])
@@ -168,7 +169,7 @@ class CancelTest(unittest.TestCase):
         self.assertIsNone(behind.doom)
 
     def test_a_doomed_interrupt_dooms_nobody(self) -> None:
-        urgent, _ = self.runs.accept(S, "a", WhenBusy.INTERRUPT)
+        urgent = self.runs.accept(S, "a", WhenBusy.INTERRUPT)
         self.runs.cancel(S)
         after = promised(self.runs, "b")
         self.assertEqual(self.runs.durable(urgent), [End(urgent, CANCELED), Start(after)])
@@ -189,14 +190,14 @@ class QueueTest(unittest.TestCase):
 
     def test_clear_ends_durable_ones_now_and_others_when_durable(self) -> None:
         b = promised(self.runs, "b")
-        c, _ = self.runs.accept(S, "c")
+        c = self.runs.accept(S, "c")
         self.assertEqual(self.runs.clear(S), [End(b, CLEARED)])
         self.assertEqual(self.runs.queued(S), [])
         self.assertEqual(self.runs.durable(c), [End(c, CLEARED)])
         self.assertIs(self.runs.active(S), self.active)
 
     def test_the_first_doom_stays(self) -> None:
-        c, _ = self.runs.accept(S, "c")
+        c = self.runs.accept(S, "c")
         self.runs.clear(S)
         self.runs.cancel(S)
         self.assertEqual(self.runs.durable(c), [End(c, CLEARED)])
@@ -273,7 +274,7 @@ class FoldTest(unittest.TestCase):
         self.assertEqual(self.runs.describe(s2), "queued")
 
     def test_neither_unpromised_nor_doomed_runs_fold(self) -> None:
-        unpromised, _ = self.runs.accept(S, "u", WhenBusy.STEER)
+        unpromised = self.runs.accept(S, "u", WhenBusy.STEER)
         self.assertEqual(self.runs.fold(self.active), [])
         self.runs.cancel(S)
         late = promised(self.runs, "l", WhenBusy.STEER)
@@ -344,7 +345,7 @@ class HoldTest(unittest.TestCase):
     def test_an_interrupt_during_the_hold_ends_those_ahead_and_waits(self) -> None:
         self.runs.hold()
         a = promised(self.runs, "a")
-        urgent, _ = self.runs.accept(S, "b", WhenBusy.INTERRUPT)
+        urgent = self.runs.accept(S, "b", WhenBusy.INTERRUPT)
         self.assertEqual(self.runs.durable(urgent), [End(a, CANCELED)])
         self.assertEqual(self.runs.release(), [Start(urgent)])
 
@@ -391,7 +392,7 @@ class DropAndCloseTest(unittest.TestCase):
 
     def test_drop_cancels_and_drains_once(self) -> None:
         active = promised(self.runs, "a")
-        unpromised, _ = self.runs.accept(S, "b")
+        unpromised = self.runs.accept(S, "b")
         self.assertEqual(self.runs.drop(S).effects, [Stop(active)])
         self.assertEqual(self.runs.finish(active, COMPLETED), [End(active, CANCELED)])
         self.assertEqual(self.runs.withdraw(unpromised), [Drained(S)])
@@ -399,12 +400,12 @@ class DropAndCloseTest(unittest.TestCase):
     def test_readmit_undoes_a_drop(self) -> None:
         self.runs.drop(S)
         self.runs.readmit(S)
-        run, _ = self.runs.accept(S, "a")
+        run = self.runs.accept(S, "a")
         self.assertEqual(self.runs.durable(run), [Start(run)])
 
     def test_close_waits_for_what_is_not_durable_yet(self) -> None:
         active = promised(self.runs, "a")
-        unpromised, _ = self.runs.accept(OTHER, "b")
+        unpromised = self.runs.accept(OTHER, "b")
         self.assertEqual(self.runs.close(), [Stop(active)])
         self.assertTrue(self.runs.closed)
         with self.assertRaises(WorkspaceClosing):
@@ -489,8 +490,8 @@ class World:
         machine = self.machine
         if call.startswith("accept:"):
             run_id = f"r{len(self.seen)}"
-            run, fresh = machine.accept(target, run_id, WhenBusy(call.partition(":")[2]))
-            assert fresh
+            run = machine.accept(target, run_id, WhenBusy(call.partition(":")[2]))
+            assert all(run is not other for other in self.seen.values()), "not a new run"
             assert run.doom is None, "a prompt accepted after a cancel is not covered"
             self.seen[run_id] = run
             return []
