@@ -32,6 +32,7 @@ from crushlite.errors import (
 )
 from crushlite.profile import Places, Profile
 from crushlite.protocol.events import ConfigChanged
+from crushlite.runner import Detached
 from crushlite.store import Stores
 from crushlite.workspace import Home, Ties, Workspace
 
@@ -208,9 +209,13 @@ class Backend:
             endings = self._endings_of(store)
             home = Home(path=key, env=env, store=store, scope=scope, endings=endings)
             agent = self._agents(key, env, profile.config)
+            detached = Detached(
+                began=lambda run_id: self._perform(self.claims.run_began(workspace_id, run_id)),
+                ended=lambda run_id: self._perform(self.claims.run_ended(workspace_id, run_id)),
+            )
             ties = Ties(
                 interactive=lambda: self.claims.interactive(workspace_id),
-                claim=lambda run_id, began: self._detached(workspace_id, run_id, began),
+                detached=detached,
                 policy=profile.allows,
             )
             workspace = Workspace(workspace_id, home, agent, self._clock, self._settings, ties)
@@ -280,10 +285,6 @@ class Backend:
             return Profile(places)
         except ConfigError as error:
             raise ConfigError(f"failed to initialize config: {error.message}") from None
-
-    def _detached(self, workspace_id: str, run_id: str, began: bool) -> None:
-        change = self.claims.run_began if began else self.claims.run_ended
-        self._perform(change(workspace_id, run_id))
 
     # Configuration -------------------------------------------------------------------------------
 

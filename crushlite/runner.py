@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crushlite.chores import Chores
@@ -67,21 +68,29 @@ if TYPE_CHECKING:
 
     Hit = tuple[CancelReceipt, list[asyncio.Future[None]]]  # and what to wait for
 
-__all__ = ["Runner"]
+__all__ = ["Detached", "Runner"]
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """Tells the owner about detached runs, by their ids: each keeps the workspace alive by itself,
+    from `began` to `ended`."""
+
+    began: Callable[[str], None]
+    ended: Callable[[str], None]
+
+
 class Runner:
-    """The runs of one workspace. `claim(run_id, began)` tells the owner about detached runs, each
-    of which keeps the workspace alive by itself. `endings` is that of the store."""
+    """The runs of one workspace. `endings` is that of the store."""
 
     def __init__(
         self,
         services: Services,
         agent: Agent | None,
         settings: Settings,
-        claim: Callable[[str, bool], None],
+        detached: Detached,
         endings: Endings,
     ) -> None:
         self.staff = Staff(agent)
@@ -99,11 +108,11 @@ class Runner:
             self.turns,
             endings,
             forget=self._forget,
-            released=lambda run_id: claim(run_id, False),
+            released=detached.ended,
         )
         self._services = services
         self._settings = settings
-        self._claim = claim
+        self._detached = detached
         self._store = services.store
         self._scope = services.scope
         self._clock = services.clock
@@ -134,7 +143,7 @@ class Runner:
             job = Job(run, order, digest=digest, detach=prompt.detach, now=now)
             self._jobs[order.run_id] = job
             if job.detach:
-                self._claim(run.run_id, True)
+                self._detached.began(run.run_id)
             row, scope = job.row(self._store.boot_id), self._scope
             job.inserted = self._store.submit(
                 lambda conn: run_rows.insert_run(conn, scope, row), promise=True
@@ -188,7 +197,7 @@ class Runner:
         del self._jobs[job.run.run_id]
         effects = self._runs.withdraw(job.run)
         if job.detach:
-            self._claim(job.run.run_id, False)
+            self._detached.ended(job.run.run_id)
         settled(job.published)
         self._perform(effects)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from crushlite.endings import Endings
     from crushlite.protocol.changes import ChangedRun, RunChanges, UndoAnswer
     from crushlite.protocol.sessions import File
+    from crushlite.runner import Detached
     from crushlite.settings import Settings
     from crushlite.store import Store
 
@@ -63,12 +64,12 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """What a workspace asks and tells its owner: is anybody watching, a detached run began or
-    ended, and which tools are allowed without asking."""
+    """What a workspace asks and tells its owner: is anybody watching, which detached runs keep it
+    alive, and which tools are allowed without asking."""
 
-    interactive: Callable[[], bool] = lambda: True
-    claim: Callable[[str, bool], None] = lambda run_id, began: None
-    policy: Callable[[str, str], bool] = lambda tool, action: False
+    interactive: Callable[[], bool]
+    detached: Detached
+    policy: Callable[[str, str], bool]
 
 
 class Workspace:
@@ -122,7 +123,7 @@ class Workspace:
         )
         self.background = services.background
         self._undoing = Undoing(services.changes, home.store, home.scope)
-        self.runs = Runner(services, agent, settings, ties.claim, home.endings)
+        self.runs = Runner(services, agent, settings, ties.detached, home.endings)
         self.clock = clock
         self._drain = settings.drain
         self._errands: set[asyncio.Task[Any]] = set()  # a teardown waits for them
