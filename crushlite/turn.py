@@ -446,10 +446,11 @@ class LiveTurn:
 
     async def usage(self, usage: Usage) -> None:
         self._check()
+        session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
         cost = 0.0 if usage.estimated else usage.cost
         self._cost += cost
-        owed = self._owed + cost
+        owed = min(self._owed + cost, session_rows.MOST_COST)
 
         def save(conn: Connection, scope: str, now: float) -> Session:
             known = session_rows.get_session(conn, scope, self.session_id)

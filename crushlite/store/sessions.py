@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import sqlite3
 
 __all__ = [
+    "MOST_COST",
+    "check_usage",
     "child_ids",
     "delete_session",
     "get_session",
@@ -41,8 +43,8 @@ _KINDS = (str, str, str, int, int, int, str, float | int, str, int, int)
 _NEXT_TOUCH = "(SELECT coalesce(max(touched), 0) + 1 FROM sessions WHERE scope = :scope)"
 _TOUCH = f"updated_at = max(updated_at, :now), touched = {_NEXT_TOUCH}"
 _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
-# Past the largest number SQLite has infinity, which no JSON can hold.
-_ADD_COST = "cost = min(cost + :cost, 1e300)"
+MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
+_ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
 _DESCENDANTS = """
     WITH RECURSIVE family (id, level) AS (
         SELECT :id, 0
@@ -66,7 +68,7 @@ def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> No
     """`message_count` of the argument is not believed: a new session has no messages."""
     if session.parent_session_id:
         require_session(conn, scope, session.parent_session_id)
-    _check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
+    check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
     conn.execute(
         f"""
         INSERT INTO sessions (
@@ -131,7 +133,7 @@ def set_title(  # noqa: PLR0913 - the counters are three and belong to the title
 ) -> Session | None:
     """A generated title and what it cost; None if the session is gone. The usage is added even
     where a rename keeps the title, and added in SQL: a running turn saves its own meanwhile."""
-    _check_usage(prompt_tokens, completion_tokens, cost)
+    check_usage(prompt_tokens, completion_tokens, cost)
     try:
         return _update(
             conn,
@@ -161,7 +163,7 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
 ) -> Session:
     """After a step: the token counters hold that step's values (they show how full the context
     is), the cost adds up."""
-    _check_usage(prompt_tokens, completion_tokens, cost_delta)
+    check_usage(prompt_tokens, completion_tokens, cost_delta)
     return _update(
         conn,
         scope,
@@ -189,7 +191,7 @@ def set_summary(
     now: float,
 ) -> Session:
     """From now on the summary stands for all before it: it is what fills the context."""
-    _check_usage(0, completion_tokens, 0.0)
+    check_usage(0, completion_tokens, 0.0)
     return _update(
         conn,
         scope,
@@ -249,8 +251,9 @@ def _todos(todos: list[Todo]) -> str:
     return dumps(encode(todos)).decode("ascii")
 
 
-def _check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None:
-    # A fraction would be stored as one, and a client that reads an integer refuses the session.
+def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None:
+    """Refuse what cannot be stored: a fraction would be, and a client that reads an integer then
+    refuses the session."""
     counts = (prompt_tokens, completion_tokens)
     whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
     if not whole or not 0 <= cost < math.inf:
