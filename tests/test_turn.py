@@ -535,14 +535,16 @@ class BookkeepingTests(TurnBench):
         await turn.usage(Usage(150, 5, 0.5))
         self.assertEqual((await turn.session()).cost, 0.75)
 
-    async def test_impossible_usage_is_refused(self) -> None:
-        turn = self.turn()
+    async def test_impossible_usage_is_refused_and_lifts_no_limit(self) -> None:
+        turn = self.turn(max_cost=0.5)
         costs = (float("nan"), float("inf"), -0.25)
         counts = (Usage(-1), Usage(0, -1), Usage(2**63))
         for wrong in (*counts, *(Usage(cost=cost) for cost in costs)):
             with self.subTest(wrong), self.assertRaises(BadRequest):
                 await turn.usage(wrong)
         self.assertEqual((await turn.session()).cost, 0.0)
+        with self.assertRaises(LimitReached):
+            await turn.usage(Usage(cost=0.5))
 
     async def test_todos_are_stored_and_told(self) -> None:
         turn = self.turn()

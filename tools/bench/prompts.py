@@ -10,8 +10,8 @@ queued, and nothing else runs: what is measured is the way from the socket to th
 Company comes in two kinds: posters that send the next prompt as soon as the last is promised, which
 saturates a core (then a prompt waits for the processor, not for the commit, and the ratio is about
 what a prompt costs in processor time, times the posters), and as many that leave pauses of random
-length, as people and scripts do. Beside the reader prompts are posted until it has read everything
-several times.
+length, as people and scripts do: they are held against one that leaves the same pauses. Beside the
+reader prompts are posted until it has read everything several times.
 Rounds are interleaved (alone, company, alone, reader, ...) and medians are printed with their
 spread; the figures that count are the ratios within a round.
 """
@@ -183,8 +183,8 @@ async def post(
     return took
 
 
-async def alone(daemon: Daemon, sessions: list[str], count: int) -> list[float]:
-    took = await post(daemon, sessions[0], count)
+async def alone(daemon: Daemon, sessions: list[str], count: int, pause: float = 0.0) -> list[float]:
+    took = await post(daemon, sessions[0], count, pause)
     await daemon.clear(sessions[:1])
     return took
 
@@ -267,14 +267,14 @@ def line_of(name: str, rounds: list[tuple[float, float]]) -> str:
 
 
 def ratio_of(name: str, over: list[float]) -> str:
-    return f"{name:44} {statistics.median(over):5.2f} [{min(over):.2f}-{max(over):.2f}]"
+    return f"{name:52} {statistics.median(over):5.2f} [{min(over):.2f}-{max(over):.2f}]"
 
 
 async def measure(options: argparse.Namespace) -> None:
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     full = f"{options.posters} at full speed"
-    paced = {f"{options.posters}, {rate}/s in all": rate for rate in options.rates}
     beside = f"one, beside {options.reads} reads"
+    ratios = [(full, "one at full speed", 0), (beside, "one at full speed", 1)]
     with tempfile.TemporaryDirectory(prefix="crushlite-bench-", dir=options.folder) as folder:
         async with Daemon(Path(folder), options.sync_ms) as daemon:
             sessions = [await daemon.busy_session() for _ in range(options.posters)]
@@ -282,26 +282,26 @@ async def measure(options: argparse.Namespace) -> None:
             big = (await daemon.line.json("POST", f"{daemon.base}/sessions", title))["id"]
             fill(daemon.project / ".crushlite" / "crushlite.db", big, options.messages)
             await alone(daemon, sessions, 50)  # warm
-            per_poster = max(10, options.count // 8)
+            each = max(10, options.count // 8)
             for _ in range(options.rounds):
-                rows["one poster"].append(figures(await alone(daemon, sessions, options.count)))
-                rows[full].append(figures(await company(daemon, sessions, per_poster)))
-                for name, rate in paced.items():
+                took = await alone(daemon, sessions, options.count)
+                rows["one at full speed"].append(figures(took))
+                rows[full].append(figures(await company(daemon, sessions, each)))
+                for rate in options.rates:
                     pause = options.posters / rate
-                    took = await company(daemon, sessions, per_poster, pause)
-                    rows[name].append(figures(took))
+                    one, all_ = f"one, {1 / pause:g}/s", f"{options.posters}, {rate}/s in all"
+                    ratios += [(all_, one, 0)] * ((all_, one, 0) not in ratios)
+                    rows[one].append(figures(await alone(daemon, sessions, each, pause)))
+                    rows[all_].append(figures(await company(daemon, sessions, each, pause)))
                 took = await beside_reader(daemon, sessions, options.count, big, options.reads)
                 rows[beside].append(figures(took))
     print(f"{platform.python_version()}, {os.cpu_count()} cores, {options.rounds} rounds")
-    one = rows["one poster"]
     for name, values in rows.items():
         print(line_of(name, values))
-    print(f"\nagainst one poster in the same round ({options.messages} messages are read)")
-    for name in (full, *paced):
-        over = [them[0] / alone[0] for alone, them in zip(one, rows[name], strict=True)]
-        print(ratio_of(f"p50 of {name}", over))
-    over = [them[1] / alone[1] for alone, them in zip(one, rows[beside], strict=True)]
-    print(ratio_of(f"p99 of {beside}", over))
+    print(f"\nratios in the same round ({options.messages} messages are read)")
+    for many, one, which in ratios:
+        over = [m[which] / o[which] for m, o in zip(rows[many], rows[one], strict=True)]
+        print(ratio_of(f"{('p50', 'p99')[which]}: {many} / {one}", over))
 
 
 def main() -> None:
