@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 import threading
 import unittest
@@ -269,11 +270,13 @@ class ReaderTests(StoreCase):
     async def test_a_long_read_pauses_for_others_and_a_short_one_does_not(self) -> None:
         async with self.opened() as store:
             await store.submit(lambda conn: [add(f"s{n}")(conn) for n in range(1_000)])
-            with mock.patch("crushlite.store.reader.time.sleep", return_value=None) as pause:
-                await store.read(lambda conn: get_session(conn, "", "s1"))
-                self.assertEqual(pause.call_count, 0)
+            with mock.patch("crushlite.store.reader.time") as time:
+                time.monotonic.return_value = 0
                 self.assertEqual(len(await store.read(ids)), 1_000)
-                self.assertGreater(pause.call_count, 10)
+                self.assertEqual(time.sleep.call_count, 0)
+                time.monotonic.side_effect = itertools.count()  # a slow machine
+                self.assertEqual(len(await store.read(ids)), 1_000)
+                self.assertGreater(time.sleep.call_count, 10)
 
     async def test_a_read_cannot_write_and_does_not_spoil_the_next(self) -> None:
         async with self.opened() as store:

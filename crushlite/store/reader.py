@@ -6,7 +6,8 @@ one behind it.
 
 Making objects of many rows keeps the interpreter busy, and a thread gets hold of it again only
 after some milliseconds: a prompt that is being stored would lose that at each of its statements. So
-a long read pauses every few rows.
+a long read pauses every few rows. One of a few milliseconds (a thousand sessions) does not: it is
+over before anybody would have had to wait for long.
 """
 
 from __future__ import annotations
@@ -24,15 +25,11 @@ if TYPE_CHECKING:
     from crushlite.store.checkpoints import Checkpoints
     from crushlite.store.executor import Executor
 
-__all__ = ["Reader", "give_way"]
+__all__ = ["Reader"]
 
+_SHORT = 0.004  # seconds of a read without a pause
 _STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond
 _PAUSE = 0.0001  # seconds: long enough for a thread that waits
-
-
-def give_way(conn: sqlite3.Connection) -> None:
-    """Make the reads of a connection pause now and then."""
-    conn.set_progress_handler(lambda: time.sleep(_PAUSE), _STEPS)
 
 
 class Reader(Lane):
@@ -48,6 +45,7 @@ class Reader(Lane):
         super().__init__(executor, conn, path, connect)
         self._checkpoints = checkpoints
         self._poke = poke
+        self._began = 0.0  # the read that is under way
 
     def _run(self, batch: list[Call]) -> None:
         for call in batch:
@@ -58,12 +56,18 @@ class Reader(Lane):
     def _read(self, call: Call) -> None:
         try:
             self._renew()
+            self._began = time.monotonic()
+            self._conn.set_progress_handler(self._give_way, _STEPS)
             self._conn.execute("BEGIN")
             call.value = call.work(self._conn)
             self._conn.execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter gets it
             self._fail(call, error)
             self._end()
+
+    def _give_way(self) -> None:
+        if time.monotonic() - self._began > _SHORT:
+            time.sleep(_PAUSE)
 
     def _end(self) -> None:
         try:

@@ -44,7 +44,7 @@ from crushlite.store.health import Health
 from crushlite.store.inspection import damaged, inspect_owned, no_litter
 from crushlite.store.lanes import run_in
 from crushlite.store.migrations import VERSION, migrate
-from crushlite.store.reader import Reader, give_way
+from crushlite.store.reader import Reader
 from crushlite.store.recovery import recover
 from crushlite.store.sizes import bytes_of
 from crushlite.store.writer import Writer
@@ -307,7 +307,6 @@ class Stores:
             # From the first read on the writer is not the last to close, which must not happen
             # behind its back: it may be closed because it must not write.
             conn.execute("SELECT 1 FROM sqlite_master").fetchall()
-            give_way(conn)
         except BaseException:
             conn.close()
             raise
