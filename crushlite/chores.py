@@ -148,6 +148,10 @@ class Chores:
             self._asked.add(session_id)
             self._spawn(self._title(agent, run_id, session_id, text))
 
+    def forget(self, session_id: str) -> None:
+        """The session is deleted, or was about to be: then the store is asked once more."""
+        self._asked.discard(session_id)
+
     async def _title(self, agent: Agent, run_id: str, session_id: str, text: str) -> None:
         services, scope = self._services, self._services.scope
         try:
@@ -157,13 +161,14 @@ class Chores:
                 return
             try:
                 title = await agent.title(text)
+                usage = title.usage
+                counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
+                if usage.estimated:
+                    counts = (0, 0, 0.0)
+                session_rows.check_usage(*counts)
             except BaseException:  # no later prompt is the first one
                 await self._title_plainly(session_id, text)
                 raise
-            usage = title.usage
-            counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
-            if usage.estimated:
-                counts = (0, 0, 0.0)
             now = services.clock.now()
             session = await services.store.submit(
                 lambda conn: session_rows.set_title(

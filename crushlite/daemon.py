@@ -30,7 +30,7 @@ from crushlite.api.routes import build_router, is_public
 from crushlite.api.vitals import Vitals
 from crushlite.backend import Backend
 from crushlite.clock import SystemClock
-from crushlite.errors import ShuttingDown, UsageError
+from crushlite.errors import IllegalCall, ShuttingDown, UsageError
 from crushlite.http.limits import Limits
 from crushlite.http.server import HTTPServer
 from crushlite.listen import (
@@ -98,8 +98,9 @@ class Daemon:
         self._auth = auth
         self._shared_store: Store | None = None
         self._listeners: list[Listener] = []
-        self._opening = asyncio.Lock()  # one new port at a time
+        self._opening = asyncio.Lock()  # the start, then one new port at a time
         self._stopping: asyncio.Task[None] | None = None
+        self._begun = False  # `start` was called
         self._signals = 0  # received so far
         self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=is_public)
         self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
@@ -152,17 +153,23 @@ class Daemon:
         """Open the shared store, bind, listen. On failure nothing is left behind."""
         if self._stopping is not None:
             raise ShuttingDown("this daemon has been stopped: make another one")
+        if self._begun:
+            raise IllegalCall("a daemon is started once: make another one")
+        self._begun = True
         _raise_file_limit()
         self._vitals.begin()
-        try:
-            if self.settings.data_dir:
-                self._shared_store = await self._stores.open(Path(self.settings.data_dir))
-            for listener in self._bind():
-                await self.server.listen(listener.sock)
-                log.info("listening on %s", listener.address.url)
-        except BaseException:
-            await self._release()
-            raise
+        async with self._opening:
+            try:
+                if self.settings.data_dir:
+                    self._shared_store = await self._stores.open(Path(self.settings.data_dir))
+                if self._stopping is not None:
+                    raise ShuttingDown("this daemon was stopped while it started")
+                for listener in self._bind():
+                    await self.server.listen(listener.sock)
+                    log.info("listening on %s", listener.address.url)
+            except BaseException:
+                await self._release()
+                raise
         self.watchdog.start()
         self.backend.begin()
 
@@ -181,7 +188,8 @@ class Daemon:
         self.server.stop_listening()
         await self.backend.shutdown()
         await self.server.drain(DRAIN_SECONDS)
-        await self._release()
+        async with self._opening:  # what is being opened is released there, and before we are gone
+            await self._release()
         self.watchdog.stop()
         log.info("left")
 

@@ -168,7 +168,9 @@ class Runner:
             return known
         assert job.inserted is not None  # a summary has no row, but its digest is no prompt's
         await asyncio.shield(job.inserted)
-        if job.run.state is RunState.WITHDRAWN:
+        # Not promised: a repeat of a run that has ended. Or a repeat that came in the turn of the
+        # loop between the commit and `_inserted`. In both cases the row knows.
+        if not job.run.durable:
             return await self.run_info(job.run.run_id)
         return self._job_info(job)
 

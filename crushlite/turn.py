@@ -377,6 +377,8 @@ class LiveTurn:
         self._check()
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
+        if self._out_of_steps:
+            return []  # nothing could be said to them any more: they get a turn of their own
         folded = await self._fold()
         # What is said from here on answers them, and stands behind them.
         self._new_step = self._new_step or bool(folded)
@@ -496,10 +498,14 @@ class LiveTurn:
         if self._over:
             raise TurnOver(f"the turn of run {self.run_id} has ended")
 
-    def _check_steps(self) -> None:
+    @property
+    def _out_of_steps(self) -> bool:
         limit = self._order.max_steps  # not what the agent may have made of its own copy
-        if limit is not None and self._steps >= limit:
-            raise LimitReached(f"stopped at max_steps = {limit}")
+        return limit is not None and self._steps >= limit
+
+    def _check_steps(self) -> None:
+        if self._out_of_steps:
+            raise LimitReached(f"stopped at max_steps = {self._order.max_steps}")
 
     async def _noted(self) -> None:
         """Wait until what commands that have ended changed is on record: what comes next must not

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between two looks at a loop that is busy,
 LONGEST = 2.0  # doubled each time up to this while it is idle: a look wakes the whole process
-_WAITING = selectors.DefaultSelector.select.__code__
+# Where a loop waits, and from where: an agent may wait for a selector of its own.
+_WAITING = selectors.DefaultSelector.select.__code__, asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 
 
 class Watchdog:
@@ -64,10 +65,11 @@ class Watchdog:
         reported = False
         pause = BEAT
         while not self._stop.wait(pause):
-            if self._asked is None:
+            asked = self._asked  # once: the loop may answer between two looks
+            if asked is None:
                 reported = False
                 pause = min(2 * pause, LONGEST) if self._is_waiting() else BEAT
-            elif not reported and (late := time.monotonic() - self._asked) >= self._limit:
+            elif not reported and (late := time.monotonic() - asked) >= self._limit:
                 reported = True
                 log.warning("the event loop is blocked for %.1f s:\n%s", late, self._where())
                 self.stalls += 1
@@ -75,14 +77,14 @@ class Watchdog:
     def _is_waiting(self) -> bool:
         """Whether the loop has nothing to do; if it has, it is asked."""
         frame = sys._current_frames().get(self._loop_thread)
-        if frame is not None and frame.f_code is _WAITING:
+        if frame is not None and frame.f_back and (frame.f_code, frame.f_back.f_code) == _WAITING:
             self._late = 0.0
             return True
         self._asked = time.monotonic()
         try:
             self._loop.call_soon_threadsafe(self._answer)
         except RuntimeError:
-            pass  # the loop is closed: nobody is left to wait for it
+            self._asked = None  # the loop is closed: nobody is left to wait for it
         return False
 
     def _where(self) -> str:

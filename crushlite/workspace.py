@@ -182,6 +182,7 @@ class Workspace:
             gone = await self._write(session_rows.delete_session, session_id, promise=True)
         finally:
             for member in family:  # if it is gone, the store refuses its prompts from now on
+                self.runs.chores.forget(member)
                 self.runs.readmit(member)
         self.transcript.forget(gone)
         for member in gone:

@@ -437,6 +437,11 @@ class UsageTests(CoderBench):
         counted = await self.used([Text("hi"), tokens, Stop("end_turn")])
         self.assertEqual(counted, (1011, 100, 0.0121))
 
+    async def test_a_price_below_nothing_is_none(self) -> None:
+        self.model = Model(id="m", cost_per_1m_in=-1.0)
+        counted = await self.used([Text("hi"), Tokens(1000, 100), Stop("end_turn")])
+        self.assertEqual(counted, (1000, 100, 0.0))
+
     async def test_counters_hold_the_last_call_and_the_cost_adds_up(self) -> None:
         first, last = Tokens(1000, 100), Tokens(3000, 10)
         counted = await self.used(echo(1, tokens=first), [Text("done"), last, Stop("end_turn")])
@@ -721,6 +726,7 @@ class SystemTests(CoderBench):
         (project / "INNER.md").symlink_to("IN.md")
         names = ["LINK.md", "folder/secret.md", str(outside / "secret.md"), "../x", "PIPE.md", "."]
         self.assertEqual(context_files(project, names), [])
+        self.assertEqual(context_files(project, ["~a\0b", "~\ud800", "a\0b", ""]), [])
         # A link within the project is a file of the project, and one file is shown once.
         self.assertEqual(context_files(project, ["INNER.md", "IN.md"]), [("INNER.md", "inside")])
 

@@ -28,12 +28,14 @@ from unittest import mock
 
 from crushlite import cli, logs
 from crushlite.agent.scripted import ScriptedAgent
-from crushlite.clock import SystemClock
+from crushlite.clock import FakeClock, SystemClock
 from crushlite.daemon import Daemon
-from crushlite.errors import ShuttingDown, UsageError
+from crushlite.errors import IllegalCall, ShuttingDown, UsageError
+from crushlite.settings import Settings
 from crushlite.store import Store, Stores
 from crushlite.version import __version__
 from tests.helpers_curl import path_with_curl
+from tests.helpers_workspaces import Openings, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -1057,8 +1059,6 @@ def short_folder() -> Iterator[Path]:
 
 class InProcess(unittest.IsolatedAsyncioTestCase):
     async def test_a_signal_during_the_start_lets_it_leave_in_order(self) -> None:
-        from crushlite.settings import Settings
-
         with short_folder() as root:
             stores = SlowStores()
             daemon = Daemon(
@@ -1105,6 +1105,43 @@ class InProcess(unittest.IsolatedAsyncioTestCase):
                 for start in (daemon.start, daemon.serve):
                     with self.assertRaisesRegex(ShuttingDown, "make another one"):
                         await start()
+            self.assertFalse((root / "d.sock").exists())
+
+    async def test_a_second_start_is_refused_and_the_first_goes_on(self) -> None:
+        with short_folder() as root:
+            daemon = Daemon(agent=ScriptedAgent(), hosts=[f"unix://{root}/d.sock"])
+            async with asyncio.timeout(SECONDS):
+                await daemon.start()
+                with self.assertRaisesRegex(IllegalCall, "started once"):
+                    await daemon.start()
+                _, writer = await asyncio.open_unix_connection(f"{root}/d.sock")
+                writer.close()
+                await writer.wait_closed()
+                await daemon.stop()
+
+    async def test_a_stop_during_the_start_leaves_nothing_behind(self) -> None:
+        with short_folder() as root:
+            openings = Openings(FakeClock())
+            daemon = Daemon(
+                agent=ScriptedAgent(),
+                hosts=[f"unix://{root}/d.sock"],
+                settings=Settings(data_dir=str(root / "data")),
+                stores=openings.stores,
+            )
+            openings.gate.clear()
+            async with asyncio.timeout(SECONDS):
+                starting = asyncio.create_task(daemon.start())
+                await until(lambda: openings.count == 1, "the store is being opened")
+                stopping = asyncio.create_task(daemon.stop())
+                await until(daemon.backend.leaving.is_set, "it is being stopped")
+                openings.gate.set()
+                with self.assertRaisesRegex(ShuttingDown, "while it started"):
+                    await starting
+                await stopping
+                # Neither is the store in use any more.
+                store = await openings.stores.open(root / "data")
+                self.assertEqual(openings.count, 2)
+                await openings.stores.release(store)
             self.assertFalse((root / "d.sock").exists())
 
     async def test_a_successor_keeps_its_socket_and_its_token(self) -> None:

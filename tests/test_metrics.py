@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import selectors
+import sys
 import threading
 import time
 import unittest
@@ -429,6 +431,51 @@ class LagTests(BoundedTestCase):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         self.assertGreaterEqual(self.watchdog.worst, late)
+
+    async def test_a_loop_that_answers_between_two_looks_is_watched_on(self) -> None:
+        watchdog = self.watchdog
+        watchdog._asked = 0.0
+
+        def monotonic() -> float:  # where another thread may get its turn
+            watchdog._asked = None
+            return 0.1
+
+        looks = unittest.mock.Mock(wait=unittest.mock.Mock(side_effect=[False, True]))
+        with (
+            unittest.mock.patch("crushlite.watchdog.time", monotonic=monotonic),
+            unittest.mock.patch.object(watchdog, "_stop", looks),
+        ):
+            watchdog._watch()
+        self.assertEqual((looks.wait.call_count, watchdog.stalls), (2, 0))
+
+    async def test_a_loop_that_waits_for_the_selector_of_an_agent_is_blocked(self) -> None:
+        self.watchdog.start()
+        blocked, seen = threading.get_ident(), []
+        end, way_out = os.pipe()
+        self.addCleanup(os.close, end)
+
+        def look() -> None:
+            with open(way_out, "wb"):  # closed: the selector is done
+                deadline = time.monotonic() + LIMIT / 2
+                while time.monotonic() < deadline:
+                    frame = sys._current_frames()[blocked]
+                    if frame.f_code is selectors.DefaultSelector.select.__code__:
+                        break
+                seen.append(self.watchdog._is_waiting())
+
+        with selectors.DefaultSelector() as own:
+            own.register(end, selectors.EVENT_READ)
+            looking = threading.Thread(target=look)
+            looking.start()
+            own.select(LIMIT / 2)
+            looking.join()
+        self.assertEqual(seen, [False])
+
+    async def test_a_loop_that_is_closed_is_not_late(self) -> None:
+        self.watchdog._loop = asyncio.new_event_loop()
+        self.watchdog._loop.close()
+        self.assertFalse(self.watchdog._is_waiting())
+        self.assertEqual(self.watchdog.lag, 0.0)
 
 
 # Health -----------------------------------------------------------------------------------------

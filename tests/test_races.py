@@ -427,6 +427,21 @@ class RepeatTests(PromptTestCase):
             self.assertEqual(told, [("r", "ended", "completed", "hello")] * 3)
             self.assertEqual((await repeat).json["state"], "ended")
 
+    async def test_a_repeat_between_the_commit_and_its_news_is_told_the_state_of_the_run(
+        self,
+    ) -> None:
+        async with LocalDaemon(ScriptedAgent(auto=True)) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hello", run_id="r")
+            self.assertEqual(await self.outcome(anna, "r"), "completed")
+            runs = daemon.backend.get(anna.workspace["id"]).runs
+            again = Prompt(session, "hello", run_id="r")
+            inserted = runs.accept(again).inserted
+            assert inserted is not None
+            await until(inserted.done, "the store has answered")  # in this very turn of the loop
+            self.assertEqual((await runs.prompt(again)).state, "ended")
+
     async def test_a_repeat_after_a_restart_is_the_run_of_before(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with LocalDaemon(ScriptedAgent(auto=True)) as daemon:

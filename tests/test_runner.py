@@ -118,6 +118,19 @@ class WhenBusyTests(RunnerTestCase):
         behind = [("tool", ""), ("user", "turn left"), ("assistant", "turned")]
         self.assertEqual(told, [("user", "main"), ("assistant", ""), *behind])
 
+    async def test_a_turn_without_a_step_left_takes_nobody_along(self) -> None:
+        await self.anna.prompt(self.session, "main", run_id="main", max_steps=1)
+        run = await self.daemon.entered(1)
+        await run.say("going right")
+        await self.post("turn left", run_id="left", when_busy="steer")
+        self.assertEqual(await run.do(lambda turn: turn.followups()), [])
+        run.release()
+        self.assertEqual((await self.complete("main"))["error"], None)
+        second = await self.daemon.entered(2)
+        await second.say("turned")
+        second.release()
+        self.assertEqual((await self.complete("left"))["text"], "turned")
+
     async def test_what_is_said_after_a_fold_stands_behind_the_folded_prompt(self) -> None:
         run = await self.begin()
         await run.say("going right")

@@ -336,6 +336,21 @@ class RecoveryTests(DamageCase):
                     self.assertIsInstance(await self.refusal(folder), CorruptDatabase)
                     self.assertEqual(self.kept(folder), before)
 
+    async def test_the_reason_is_told_also_if_nobody_else_can_open_the_file(self) -> None:
+        folder = self.copy(self.sound.closed)
+        damage.FOR_DAEMONS[self.NAMES[0]][0](random.Random(SEED), folder)
+        modes: list[bool] = []
+
+        def without_descriptors(path: Path, read_only: bool) -> Connection:
+            modes.append(read_only)
+            if read_only and False in modes:
+                raise sqlite3.OperationalError("unable to open database file")
+            return connect(path, read_only)
+
+        self.stores = Stores(clock=FakeClock(), boot_id="next", connect=without_descriptors)
+        self.assertIsInstance(await self.refusal(folder), CorruptDatabase)
+        self.assertEqual(modes[-2:], [False, True])
+
     def kept(self, folder: Path) -> dict[str, bytes]:
         """All but the index of the log, which SQLite makes anew whenever it looks at it."""
         return {tail: (folder / tail).read_bytes() for tail in ("crushlite.db", "crushlite.db-wal")}

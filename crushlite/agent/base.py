@@ -194,7 +194,9 @@ class Turn(Protocol):
         ...
 
     async def followups(self) -> list[Message]:
-        """The prompts typed to steer this turn since the last call, stored as user messages."""
+        """The prompts typed to steer this turn since the last call, stored as user messages. None
+        while a tool call has no result, or at max_steps: they wait for the next call of this, or
+        for a turn of their own. What is said after some begins a message of its own."""
         ...
 
     async def usage(self, usage: Usage) -> None:

@@ -321,7 +321,8 @@ class CoderAgent:
             + answer.cache_read * model.cost_per_1m_out_cached
             + answer.cache_write * model.cost_per_1m_in_cached
         ) / 1_000_000
-        return Usage(prompt + answer.cache_read + answer.cache_write, completion, cost)
+        size = prompt + answer.cache_read + answer.cache_write
+        return Usage(size, completion, max(cost, 0.0))  # catalogues write -1 for an unknown price
 
     def _is_full(self, session: Session) -> bool:
         """Whether the last model call, as it was reported or estimated, left too little room."""

@@ -67,13 +67,13 @@ def context_files(path: Path, names: Sequence[str]) -> list[tuple[str, str]]:
     leads out of the project is not one of them: a repository must not choose what is read there."""
     found: dict[Path, tuple[str, str]] = {}
     for name in names:
-        if not os.path.lexists(os.path.join(path, os.path.expanduser(name))):
-            continue  # as most of them: following every link on the way there costs a hundred times
         try:
+            if not os.path.lexists(os.path.join(path, os.path.expanduser(name))):
+                continue  # as most of them: following every link there costs a hundred times
             place = locate(path, name)
             if place.inside and place.path not in found:
                 data, _ = read_bytes(place)
                 found[place.path] = (name, data[:CONTEXT_BYTES].decode("utf-8", "replace"))
-        except BadRequest:
+        except (BadRequest, ValueError):
             continue  # a file that is not there or cannot be read is as good as none
     return list(found.values())

@@ -29,7 +29,7 @@ class Heartbeat(Protocol):
 
     @property
     def lag(self) -> float:
-        """Seconds by which the loop is late now, or was at its last heartbeat."""
+        """Seconds by which the loop is late now, or was when it was last asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ closed, an open of the same path waits: this process must not meet its own lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -50,7 +52,6 @@ from crushlite.store.sizes import bytes_of
 from crushlite.store.writer import Writer
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Callable
 
     from crushlite.clock import Clock
@@ -289,12 +290,13 @@ class Stores:
             with transaction(conn):
                 recovered = recover(conn, self._boot_id, self._clock.now())
         except BaseException as error:
-            nonsense = isinstance(error, _NONSENSE)
-            try:
-                # A file that is refused stays as it is: the writer must not close last.
-                last = self._reading(path) if nonsense or says_damage(error) else conn
-            finally:
-                conn.close()
+            nonsense, last = isinstance(error, _NONSENSE), conn
+            if nonsense or says_damage(error):
+                # A file that is refused stays as it is: the writer must not close last. If nobody
+                # else can open it, the reason of the refusal is still the one to tell.
+                with contextlib.suppress(sqlite3.Error, OSError):
+                    last = self._reading(path)
+            conn.close()
             last.close()
             if nonsense:
                 raise damaged(path, str(error)) from error
