@@ -48,7 +48,7 @@ from crushlite.jobs import (
     row_infos,
 )
 from crushlite.protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt
-from crushlite.runs import Drained, End, Fold, Runs, RunState, Start, Stop, WhenBusy
+from crushlite.runs import Drained, End, Fold, Outcome, Runs, RunState, Start, Stop, WhenBusy
 from crushlite.staff import Staff
 from crushlite.store import TROUBLE, runs as run_rows, sessions as session_rows
 from crushlite.turn import Order, Services
@@ -234,9 +234,22 @@ class Runner:
     # Cancel and the queue ------------------------------------------------------------------------
 
     def cancel(self, session_id: str) -> Hit:
-        """Cancel all that a session has accepted so far."""
+        """Cancel all that a session has accepted so far. What an earlier cancel has hit is listed
+        again until its ending is out: who asks a second time waits for the same."""
         self.chores.kill_shells(session_id)
-        return self._canceled(self._runs.cancel(session_id))
+        unwinding = [
+            job
+            for job in self._jobs.values()
+            if job.run.session_id == session_id
+            and job.run.state is RunState.ENDED
+            and job.run.doom is Outcome.CANCELED
+        ]
+        receipt, endings = self._canceled(self._runs.cancel(session_id))
+        again = [CanceledRun(job.run.run_id, self._describe(job)) for job in unwinding]
+        return (
+            CancelReceipt([*again, *receipt.canceled]),
+            [*(job.published for job in unwinding), *endings],
+        )
 
     async def cancel_run(self, run_id: str) -> Hit:
         """Cancel one run, and nobody behind it. One that has ended is left alone."""

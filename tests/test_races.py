@@ -263,6 +263,27 @@ class CancelEverywhereTests(PromptTestCase):
             finishes = [message.finish for message in await anna.messages(session)]
             self.assertEqual(finishes, ["stop", "end_turn", "stop", "canceled"])
 
+    async def test_a_second_cancel_lists_and_awaits_what_the_first_one_hit(self) -> None:
+        async with gated() as (daemon, gate):
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hello", run_id="one")
+            await daemon.entered(1)
+            await anna.prompt(session, "hello", run_id="two")
+            gate.shut()
+            await anna.cancel(session)
+            await anna.events.wait_for("message", finish="canceled")  # its ending waits at the gate
+            waits = asyncio.create_task(anna.cancel(session, wait=60))
+            again = await anna.cancel(session)
+            self.assertEqual([hit["run_id"] for hit in again], ["one", "two"])
+            server = daemon.daemon.server
+            await until(lambda: server.statistics.in_flight == 1, "the second cancel waits")
+            gate.open()
+            self.assertEqual([hit["run_id"] for hit in await waits], ["one", "two"])
+            ended = [event["run_id"] for event in anna.events.all("run_complete")]
+            self.assertEqual(sorted(ended), ["one", "two"])
+            self.assertEqual(await anna.cancel(session), [])
+
     async def test_a_cancel_at_any_commit_agrees_with_its_receipt(self) -> None:
         async with gated(bookkeeper, self.settings) as (daemon, gate):
             anna = await daemon.join()

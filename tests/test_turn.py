@@ -537,7 +537,7 @@ class BookkeepingTests(TurnBench):
 
     async def test_impossible_usage_is_refused_and_lifts_no_limit(self) -> None:
         turn = self.turn(max_cost=0.5)
-        costs = (float("nan"), float("inf"), -0.25)
+        costs: tuple[Any, ...] = (float("nan"), float("inf"), -0.25, "1.5")
         counts = (Usage(-1), Usage(0, -1), Usage(2**63))
         for wrong in (*counts, *(Usage(cost=cost) for cost in costs)):
             with self.subTest(wrong), self.assertRaises(BadRequest):

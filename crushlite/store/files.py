@@ -131,6 +131,7 @@ def record_change(
 
 
 def _state(content: str, present: int, mode: int | None) -> FileState:
+    check_row("a version of a file with mode", (mode, present, content), (int | None, int, str))
     return FileState(content, mode) if present else FileState(None)
 
 

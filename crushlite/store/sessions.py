@@ -256,5 +256,5 @@ def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None
     refuses the session."""
     counts = (prompt_tokens, completion_tokens)
     whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
-    if not whole or not 0 <= cost < math.inf:
+    if not whole or not isinstance(cost, float | int) or not 0 <= cost < math.inf:
         raise BadRequest("token counts must be whole and 64-bit, a cost finite, none negative")
