@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import shutil
 import signal
@@ -204,6 +205,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # that runs were interrupted is what this is about
     if options.child:
         work = story if options.child == "story" else reopen
         asyncio.run(work(options.folder, options.number))
