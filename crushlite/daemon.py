@@ -98,7 +98,8 @@ class Daemon:
         self._auth = auth
         self._shared_store: Store | None = None
         self._listeners: list[Listener] = []
-        self._opening = asyncio.Lock()  # the start, then one new port at a time
+        self._starting = asyncio.Lock()  # held by the start, and by the end of the stop
+        self._opening = asyncio.Lock()  # one new port at a time
         self._stopping: asyncio.Task[None] | None = None
         self._begun = False  # `start` was called
         self._signals = 0  # received so far
@@ -158,7 +159,7 @@ class Daemon:
         self._begun = True
         _raise_file_limit()
         self._vitals.begin()
-        async with self._opening:
+        async with self._starting:
             try:
                 if self.settings.data_dir:
                     self._shared_store = await self._stores.open(Path(self.settings.data_dir))
@@ -188,7 +189,7 @@ class Daemon:
         self.server.stop_listening()
         await self.backend.shutdown()
         await self.server.drain(DRAIN_SECONDS)
-        async with self._opening:  # what is being opened is released there, and before we are gone
+        async with self._starting:  # what that has opened it releases itself, before we are gone
             await self._release()
         self.watchdog.stop()
         log.info("left")
