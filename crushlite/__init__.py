@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from crushlite.version import __version__
+from .version import __version__
 
 if TYPE_CHECKING:
-    from crushlite.agent.base import Agent, Info, Title, Turn, Usage
-    from crushlite.client import Client
-    from crushlite.daemon import Daemon
-    from crushlite.launch import open_workspace
-    from crushlite.settings import Settings
+    from .agent.base import Agent, Info, Title, Turn, Usage
+    from .client import Client
+    from .daemon import Daemon
+    from .launch import open_workspace
+    from .settings import Settings
 
 __all__ = [
     "Agent",
@@ -31,21 +31,21 @@ __all__ = [
     "open_workspace",
 ]
 
-_HOMES = {
-    "Agent": "crushlite.agent.base",
-    "Client": "crushlite.client",
-    "Daemon": "crushlite.daemon",
-    "Info": "crushlite.agent.base",
-    "Settings": "crushlite.settings",
-    "Title": "crushlite.agent.base",
-    "Turn": "crushlite.agent.base",
-    "Usage": "crushlite.agent.base",
-    "open_workspace": "crushlite.launch",
+_HOMES = {  # relative to this package, whatever it is called
+    "Agent": ".agent.base",
+    "Client": ".client",
+    "Daemon": ".daemon",
+    "Info": ".agent.base",
+    "Settings": ".settings",
+    "Title": ".agent.base",
+    "Turn": ".agent.base",
+    "Usage": ".agent.base",
+    "open_workspace": ".launch",
 }
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'crushlite' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home, __name__), name)

@@ -71,7 +71,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from crushlite.errors import (
+from .errors import (
     ClientRetired,
     IllegalCall,
     NotAttached,
@@ -80,21 +80,6 @@ from crushlite.errors import (
     UsageError,
     WorkspaceNotFound,
 )
-
-__all__ = [
-    "TRANSITIONS",
-    "Arm",
-    "ClaimState",
-    "Claims",
-    "Disarm",
-    "Effect",
-    "Graces",
-    "Shutdown",
-    "Teardown",
-    "Timer",
-    "TimerKind",
-    "transition",
-]
 
 
 class ClaimState(Enum):

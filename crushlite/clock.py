@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Clock", "FakeClock", "SystemClock", "Timer", "settled", "within"]
-
 
 class Timer(Protocol):
     """What `call_later` returns. Cancelling twice, or after it fired, is harmless."""

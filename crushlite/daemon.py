@@ -22,18 +22,18 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import agent_factory
-from crushlite.api.auth import Guard
-from crushlite.api.console import Console
-from crushlite.api.context import translate
-from crushlite.api.routes import build_router, is_public
-from crushlite.api.vitals import Vitals
-from crushlite.backend import Backend
-from crushlite.clock import SystemClock
-from crushlite.errors import IllegalCall, ShuttingDown, UsageError
-from crushlite.http.limits import Limits
-from crushlite.http.server import HTTPServer
-from crushlite.listen import (
+from .agent.base import agent_factory
+from .api.auth import Guard
+from .api.context import translate
+from .api.routes import build_router, is_public
+from .api.vitals import Vitals
+from .clock import SystemClock
+from .console.routes import Console
+from .errors import IllegalCall, ShuttingDown, UsageError
+from .hosting.backend import Backend
+from .http.limits import Limits
+from .http.server import HTTPServer
+from .listen import (
     Address,
     Listener,
     TokenFile,
@@ -44,19 +44,17 @@ from crushlite.listen import (
     parse_address,
     private_directory,
 )
-from crushlite.settings import Settings
-from crushlite.store import Stores
-from crushlite.watchdog import Watchdog
+from .settings import Settings
+from .store import Stores
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from crushlite.agent.base import AgentFactory
-    from crushlite.clock import Clock
-    from crushlite.config import Roots
-    from crushlite.store import Store
-
-__all__ = ["Daemon"]
+    from .agent.base import AgentFactory
+    from .clock import Clock
+    from .config import Roots
+    from .store import Store
 
 log = logging.getLogger(__name__)
 

@@ -45,44 +45,6 @@ sqlite3's never leave `store/`.
 
 from __future__ import annotations
 
-__all__ = [
-    "BadRequest",
-    "ChannelMismatch",
-    "ClientRetired",
-    "ConfigError",
-    "Conflict",
-    "CorruptDatabase",
-    "CrushliteError",
-    "DataDirectoryInUse",
-    "IllegalCall",
-    "LimitReached",
-    "NewerSchema",
-    "NoAgent",
-    "NotAttached",
-    "NotFound",
-    "NotQueued",
-    "NotSaved",
-    "ProviderFailed",
-    "RequestNotFound",
-    "RunIdReused",
-    "RunNotFound",
-    "ServerInUse",
-    "SessionBusy",
-    "SessionNotFound",
-    "ShuttingDown",
-    "StoreBusy",
-    "StoreFailed",
-    "StoreFull",
-    "StoreOverloaded",
-    "StoreUnusable",
-    "TurnOver",
-    "Unavailable",
-    "UsageError",
-    "WorkspaceClosing",
-    "WorkspaceNotFound",
-    "WrongPeer",
-]
-
 
 class CrushliteError(Exception):
     """Base of the tree. `message` is written for the person or program that caused it."""
@@ -255,3 +217,12 @@ class LimitReached(CrushliteError):
 
 class IllegalCall(CrushliteError):
     code = "illegal_call"
+
+
+def every_error() -> list[type[CrushliteError]]:
+    """The classes of this module, the base first."""
+    return [
+        value
+        for value in globals().values()
+        if isinstance(value, type) and issubclass(value, CrushliteError)
+    ]

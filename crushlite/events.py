@@ -27,26 +27,16 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from crushlite.errors import IllegalCall
-from crushlite.protocol.codec import dumps
-from crushlite.protocol.events import Resync, to_json
-from crushlite.protocol.messages import Message, ToolOutput
+from .errors import IllegalCall
+from .protocol.codec import dumps
+from .protocol.events import Resync, to_json
+from .protocol.messages import Message, ToolOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from crushlite.clock import Clock, Timer
-
-__all__ = [
-    "Bounds",
-    "Event",
-    "Hub",
-    "HubStatistics",
-    "Sink",
-    "Subscriber",
-    "SubscriberStatistics",
-]
+    from .clock import Clock, Timer
 
 _CHUNK = 256 * 1024  # most bytes per write: what is still queued can conflate, what is sent cannot
 _STALL_CHECKS = 4  # looks at a paused sink per stall period

@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from crushlite.client import Client, ConnectionFailed
-from crushlite.clock import SystemClock
-from crushlite.errors import (
+from .client import Client, ConnectionFailed
+from .clock import SystemClock
+from .errors import (
     BadRequest,
     CrushliteError,
     DataDirectoryInUse,
@@ -41,27 +41,14 @@ from crushlite.errors import (
     UsageError,
     WrongPeer,
 )
-from crushlite.listen import default_socket, parse_address, private_directory
-from crushlite.version import WIRE_VERSION
+from .listen import default_socket, parse_address, private_directory
+from .version import WIRE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.clock import Clock
-
-__all__ = [
-    "Wanted",
-    "default_address",
-    "ensure_daemon",
-    "goodbye",
-    "here",
-    "join",
-    "log_path",
-    "open_workspace",
-    "own_environment",
-    "ready_seconds",
-]
+    from .client import RemoteWorkspace
+    from .clock import Clock
 
 READY_SECONDS = 10.0
 ATTEMPT_SECONDS = 0.1  # between two looks

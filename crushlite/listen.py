@@ -19,23 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.errors import UsageError
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-__all__ = [
-    "Address",
-    "Listener",
-    "TokenFile",
-    "default_socket",
-    "directory_lock",
-    "is_stale",
-    "left_behind_ports",
-    "listen",
-    "parse_address",
-    "private_directory",
-]
 
 PATH_LIMIT = 104  # bytes: what sockaddr_un takes on every platform we know
 PROBE_SECONDS = 0.2  # a living daemon accepts at once; see is_stale for one that does not

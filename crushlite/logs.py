@@ -16,8 +16,6 @@ import threading
 import time
 from typing import TextIO
 
-__all__ = ["FORMATS", "LEVELS", "JSONFormatter", "Outlet", "TextFormatter", "configure"]
-
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 

@@ -60,29 +60,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from crushlite.errors import (
-    IllegalCall,
-    NotQueued,
-    SessionBusy,
-    SessionNotFound,
-    WorkspaceClosing,
-)
-
-__all__ = [
-    "TRANSITIONS",
-    "Canceled",
-    "Drained",
-    "Effect",
-    "End",
-    "Fold",
-    "Outcome",
-    "Run",
-    "RunState",
-    "Runs",
-    "Start",
-    "Stop",
-    "WhenBusy",
-]
+from .errors import IllegalCall, NotQueued, SessionBusy, SessionNotFound, WorkspaceClosing
 
 
 class RunState(Enum):

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from crushlite.claims import Graces
-
-__all__ = ["Settings"]
+from .claims import Graces
 
 
 @dataclass(frozen=True, slots=True)

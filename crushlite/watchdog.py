@@ -17,8 +17,6 @@ import threading
 import time
 import traceback
 
-__all__ = ["Watchdog"]
-
 log = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between two looks at a loop that is busy,

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from crushlite.clock import SystemClock  # noqa: E402
-from crushlite.process import Command, Exit, start  # noqa: E402
+from crushlite.commands.process import Command, Exit, start  # noqa: E402
 
 LIMIT = 2.0
 GROWTH = 8 * 2**20

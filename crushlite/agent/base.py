@@ -14,30 +14,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from crushlite.errors import UsageError
-from crushlite.protocol.config import Model, SelectedModel
+from ..errors import UsageError
+from ..protocol.config import Model, SelectedModel
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from crushlite.background import JobOutput
-    from crushlite.process import Command, Exit
-    from crushlite.protocol.messages import Attachment, Message
-    from crushlite.protocol.questions import Question, QuestionResponse
-    from crushlite.protocol.sessions import Session, Todo
-
-__all__ = [
-    "Agent",
-    "AgentFactory",
-    "FollowsConfig",
-    "Info",
-    "RunsTurns",
-    "Title",
-    "Turn",
-    "Usage",
-    "Verdict",
-    "agent_factory",
-]
+    from ..commands.background import JobOutput
+    from ..commands.process import Command, Exit
+    from ..protocol.messages import Attachment, Message
+    from ..protocol.questions import Question, QuestionResponse
+    from ..protocol.sessions import Session, Todo
 
 
 @dataclass(frozen=True, slots=True)

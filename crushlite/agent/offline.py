@@ -12,19 +12,17 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from crushlite.agent.base import Info
-from crushlite.protocol.config import Model, SelectedModel
-from crushlite.protocol.questions import Choice, Question
-from crushlite.protocol.sessions import Todo
+from ..protocol.config import Model, SelectedModel
+from ..protocol.questions import Choice, Question
+from ..protocol.sessions import Todo
+from .base import Info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from crushlite.agent.base import Turn, Verdict
+    from .base import Turn, Verdict
 
     Directive = Callable[[Turn, str], Awaitable[None]]
-
-__all__ = ["OfflineAgent"]
 
 HELP = """I am the offline agent: I need no network and no key. I quote what you write, and obey:
 

@@ -16,15 +16,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.base import Info
-from crushlite.protocol.config import Model, SelectedModel
+from ..protocol.config import Model, SelectedModel
+from .base import Info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from crushlite.agent.base import Turn
-
-__all__ = ["ScriptedAgent", "ScriptedFailure", "ScriptedRun"]
+    from .base import Turn
 
 
 class ScriptedRun:

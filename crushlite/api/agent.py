@@ -6,47 +6,20 @@ import asyncio
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from crushlite.api.context import (
-    EMPTY,
-    answer,
-    body,
-    optional_body,
-    optional_client,
-    seconds,
-)
-from crushlite.api.views import agent_info
-from crushlite.clock import within
-from crushlite.errors import BadRequest, NotFound
-from crushlite.protocol.config import AgentInit, SelectedModel
-from crushlite.protocol.messages import Prompt
-from crushlite.protocol.runs import RUN_STATES, Accepted
-from crushlite.protocol.sessions import AgentSession, ShellCommand
+from ..clock import within
+from ..errors import BadRequest, NotFound
+from ..protocol.config import AgentInit, SelectedModel
+from ..protocol.messages import Prompt
+from ..protocol.runs import RUN_STATES, Accepted
+from ..protocol.sessions import AgentSession, ShellCommand
+from .context import EMPTY, answer, body, optional_body, optional_client, seconds
+from .views import agent_info
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.clock import Clock
-    from crushlite.http.messages import Request, Response
-    from crushlite.protocol.runs import CancelReceipt
-
-__all__ = [
-    "agent_session",
-    "cancel",
-    "cancel_run",
-    "clear_queue",
-    "default_small_model",
-    "info",
-    "init",
-    "list_queue",
-    "list_runs",
-    "prompt",
-    "queue",
-    "queued",
-    "remove_queued",
-    "run",
-    "shell",
-    "summarize",
-    "update",
-]
+    from ..clock import Clock
+    from ..http.messages import Request, Response
+    from ..protocol.runs import CancelReceipt
+    from .context import Context
 
 
 async def info(context: Context, request: Request) -> Response:

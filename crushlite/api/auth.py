@@ -13,14 +13,12 @@ import hmac
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from crushlite.http.messages import HTTPError
+from ..http.messages import HTTPError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.http.messages import RequestHead
-
-__all__ = ["Guard"]
+    from ..http.messages import RequestHead
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OWN_SITES = frozenset({"same-origin", "none"})  # our own page; typed by a person

@@ -7,31 +7,17 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from crushlite.errors import BadRequest, CrushliteError
-from crushlite.http.messages import HTTPError, Response
-from crushlite.protocol.codec import decode, dumps, encode, loads
+from ..errors import BadRequest, CrushliteError
+from ..http.messages import HTTPError, Response
+from ..protocol.codec import decode, dumps, encode, loads
 
 if TYPE_CHECKING:
-    from crushlite.api.console import Console
-    from crushlite.api.entry import Entry
-    from crushlite.api.vitals import Vitals
-    from crushlite.backend import Backend, Hosted
-    from crushlite.http.messages import Request
-    from crushlite.workspace import Workspace
-
-__all__ = [
-    "EMPTY",
-    "Context",
-    "answer",
-    "answer_list",
-    "body",
-    "canonical_client",
-    "client_of",
-    "optional_body",
-    "optional_client",
-    "seconds",
-    "translate",
-]
+    from ..console.routes import Console
+    from ..hosting.backend import Backend, Hosted
+    from ..hosting.workspace import Workspace
+    from ..http.messages import Request
+    from .entry import Entry
+    from .vitals import Vitals
 
 T = TypeVar("T")
 

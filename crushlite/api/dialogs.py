@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crushlite.api.context import EMPTY, answer, body, optional_client
-from crushlite.errors import BadRequest
-from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
-from crushlite.protocol.questions import QuestionAnswer, QuestionReply
+from ..errors import BadRequest
+from ..protocol.permissions import Grant, PermissionAnswer, PermissionSkip
+from ..protocol.questions import QuestionAnswer, QuestionReply
+from .context import EMPTY, answer, body, optional_client
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.http.messages import Request, Response
-
-__all__ = [
-    "answer_batch",
-    "answer_permission",
-    "answer_questions",
-    "cancel_questions",
-    "get_skip",
-    "grant",
-    "list_permissions",
-    "list_questions",
-    "set_skip",
-]
+    from ..http.messages import Request, Response
+    from .context import Context
 
 
 async def get_skip(context: Context, request: Request) -> Response:

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from crushlite.api.context import Context
-    from crushlite.http.messages import Request, Response, Stream
+    from ..http.messages import Request, Response, Stream
+    from .context import Context
 
     Function = Callable[[Context, Request], Awaitable[Response | Stream]]
-
-__all__ = ["MIB", "Entry", "Param"]
 
 MIB = 1 << 20
 

@@ -8,30 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crushlite.api.context import EMPTY, answer, body
-from crushlite.errors import BadRequest, NotFound
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from ..errors import BadRequest, NotFound
+from ..protocol.features import GetPrompt, NamedServer, ReadSkill
+from .context import EMPTY, answer, body
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.http.messages import Request, Response
-
-__all__ = [
-    "diagnostics",
-    "init_project",
-    "init_prompt",
-    "mcp_absent",
-    "mcp_address",
-    "mcp_docker",
-    "mcp_prompt",
-    "mcp_refresh",
-    "mcp_resources",
-    "needs_init",
-    "no_list",
-    "no_map",
-    "nothing_to_do",
-    "read_skill",
-]
+    from ..http.messages import Request, Response
+    from .context import Context
 
 INIT_PROMPT = """\
 Get to know this project, then write {name} in its root: notes for an agent that comes here without

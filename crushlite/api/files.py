@@ -5,24 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from crushlite.api.context import EMPTY, answer, body
-from crushlite.errors import BadRequest
-from crushlite.protocol.changes import UndoRequest
-from crushlite.protocol.sessions import FileRead
+from ..errors import BadRequest
+from ..protocol.changes import UndoRequest
+from ..protocol.sessions import FileRead
+from .context import EMPTY, answer, body
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.http.messages import Request, Response
-
-__all__ = [
-    "changed_runs",
-    "history",
-    "last_read",
-    "mark_read",
-    "read_files",
-    "run_changes",
-    "undo",
-]
+    from ..http.messages import Request, Response
+    from .context import Context
 
 NEVER = "0001-01-01T00:00:00Z"  # what a Go client takes for "no time"
 

@@ -11,21 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.api.vitals import Process
-from crushlite.http.messages import Response
-from crushlite.protocol.runs import LIVE_STATES
-from crushlite.runs import Outcome
-from crushlite.version import __version__
+from ..http.messages import Response
+from ..protocol.runs import LIVE_STATES
+from ..runs import Outcome
+from ..version import __version__
+from .vitals import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from crushlite.api.context import Context
-    from crushlite.api.vitals import Vitals
-    from crushlite.backend import Backend
-    from crushlite.http.messages import Request
-
-__all__ = ["TEXT_FORMAT", "Family", "metrics", "write"]
+    from ..hosting.backend import Backend
+    from ..http.messages import Request
+    from .context import Context
+    from .vitals import Vitals
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 CLASSES = (2, 3, 4, 5)  # of statuses: there from the start, so that a rate sees the first one

@@ -10,19 +10,17 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any, get_args
 
-from crushlite import errors
-from crushlite.api.context import answer
-from crushlite.protocol.events import Envelope
-from crushlite.protocol.schema import Schemas
-from crushlite.version import __version__
+from .. import errors
+from ..protocol.events import Envelope
+from ..protocol.schema import Schemas
+from ..version import __version__
+from .context import answer
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.api.entry import Entry, Param
-    from crushlite.http.messages import Request, Response
-    from crushlite.protocol.codec import JSON
-
-__all__ = ["AT_THE_DOOR", "document", "openapi"]
+    from ..http.messages import Request, Response
+    from ..protocol.codec import JSON
+    from .context import Context
+    from .entry import Entry, Param
 
 SCHEMAS = "#/components/schemas/"
 ABOUT = (
@@ -192,9 +190,8 @@ def _refusals(entry: Entry) -> list[int]:
 
 def _codes() -> dict[int, list[str]]:
     """Every code that can be the answer to a request, by status."""
-    tree = [getattr(errors, name) for name in errors.__all__]
     codes = {status: set(listed) for status, listed in AT_THE_DOOR.items()}
-    for error in tree:
+    for error in errors.every_error():
         if error not in UNANSWERED:
             codes.setdefault(error.status, set()).add(error.code)
     return {status: sorted(codes[status]) for status in sorted(codes)}

@@ -5,25 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from crushlite.api import (
-    agent,
-    config,
-    console,
-    dialogs,
-    features,
-    files,
-    metrics,
-    openapi,
-    sessions,
-    system,
-    workspaces,
-)
-from crushlite.api.context import MAX_WAIT, Context
-from crushlite.api.entry import MIB, Entry, Param
-from crushlite.http.messages import HTTPError
-from crushlite.http.router import Route, Router
-from crushlite.protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
-from crushlite.protocol.config import (
+from ..config import routes as config
+from ..console import routes as console
+from ..http.messages import HTTPError
+from ..http.router import Route, Router
+from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
+from ..protocol.config import (
     AgentInfo,
     AgentInit,
     CompactMode,
@@ -34,20 +21,20 @@ from crushlite.protocol.config import (
     SelectedModel,
     SetValue,
 )
-from crushlite.protocol.events import Envelope
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
-from crushlite.protocol.health import Health
-from crushlite.protocol.messages import Message, Prompt
-from crushlite.protocol.permissions import (
+from ..protocol.events import Envelope
+from ..protocol.features import GetPrompt, NamedServer, ReadSkill
+from ..protocol.health import Health
+from ..protocol.messages import Message, Prompt
+from ..protocol.permissions import (
     Grant,
     PermissionAnswer,
     PermissionRequest,
     PermissionSkip,
     Resolution,
 )
-from crushlite.protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
-from crushlite.protocol.runs import RUN_STATES, Accepted, CancelReceipt, QueuedPrompt, RunInfo
-from crushlite.protocol.sessions import (
+from ..protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
+from ..protocol.runs import RUN_STATES, Accepted, CancelReceipt, QueuedPrompt, RunInfo
+from ..protocol.sessions import (
     AgentSession,
     CurrentSession,
     File,
@@ -56,23 +43,18 @@ from crushlite.protocol.sessions import (
     ShellAnswer,
     ShellCommand,
 )
-from crushlite.protocol.space import Space
-from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
-from crushlite.protocol.workspaces import (
-    Control,
-    CreateWorkspace,
-    VersionInfo,
-    WireConfig,
-    Workspace,
-)
+from ..protocol.space import Space
+from ..protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, WireConfig, Workspace
+from . import agent, dialogs, features, files, metrics, openapi, sessions, system, workspaces
+from .context import MAX_WAIT, Context
+from .entry import MIB, Entry, Param
 
 if TYPE_CHECKING:
-    from crushlite.api.auth import Guard
-    from crushlite.api.vitals import Vitals
-    from crushlite.backend import Backend
-    from crushlite.http.messages import Request, RequestHead, Response
-
-__all__ = ["TABLE", "Entry", "build_router", "is_public"]
+    from ..hosting.backend import Backend
+    from ..http.messages import Request, RequestHead, Response
+    from .auth import Guard
+    from .vitals import Vitals
 
 W = "/v1/workspaces/{id}"
 S = W + "/sessions/{sid}"

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crushlite.api.context import EMPTY, answer, answer_list, body
-from crushlite.protocol.sessions import Session
+from ..protocol.sessions import Session
+from .context import EMPTY, answer, answer_list, body
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.http.messages import Request, Response
-
-__all__ = [
-    "all_user_messages",
-    "create",
-    "delete",
-    "get",
-    "list_sessions",
-    "messages",
-    "rename",
-    "user_messages",
-]
+    from ..http.messages import Request, Response
+    from .context import Context
 
 
 def _with_viewers(context: Context, request: Request, session: Session) -> Session:

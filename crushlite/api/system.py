@@ -8,21 +8,19 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-from crushlite.api.context import EMPTY, answer, body, canonical_client
-from crushlite.api.vitals import Process
-from crushlite.clock import within
-from crushlite.errors import BadRequest, ServerInUse
-from crushlite.protocol.health import Check, Health
-from crushlite.protocol.workspaces import Control, VersionInfo
-from crushlite.version import WIRE_VERSION
+from ..clock import within
+from ..errors import BadRequest, ServerInUse
+from ..protocol.health import Check, Health
+from ..protocol.workspaces import Control, VersionInfo
+from ..version import WIRE_VERSION
+from .context import EMPTY, answer, body, canonical_client
+from .vitals import Process
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.clock import Clock
-    from crushlite.http.messages import Request, Response
-    from crushlite.store import Store
-
-__all__ = ["control", "health", "retire_client", "version"]
+    from ..clock import Clock
+    from ..http.messages import Request, Response
+    from ..store import Store
+    from .context import Context
 
 STORE_SECONDS = 1.0  # a store may take so long to show that it can write
 LAG_SECONDS = 1.0  # the event loop may be so late: what the watchdog calls blocked

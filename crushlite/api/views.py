@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from crushlite.protocol.config import AgentInfo
-from crushlite.protocol.workspaces import Workspace as WireWorkspace
-from crushlite.version import WIRE_VERSION
+from ..protocol.config import AgentInfo
+from ..protocol.workspaces import Workspace as WireWorkspace
+from ..version import WIRE_VERSION
 
 if TYPE_CHECKING:
-    from crushlite.backend import Hosted
-    from crushlite.workspace import Workspace
-
-__all__ = ["agent_info", "describe", "wire_config"]
+    from ..hosting.backend import Hosted
+    from ..hosting.workspace import Workspace
 
 
 def describe(hosted: Hosted, client: str | None = None) -> WireWorkspace:

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.clock import Clock
-    from crushlite.http.server import Statistics
-
-__all__ = ["Heartbeat", "Process", "Vitals"]
+    from ..clock import Clock
+    from ..http.server import Statistics
 
 PROC = Path("/proc/self")
 

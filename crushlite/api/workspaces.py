@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crushlite.api.context import EMPTY, answer, body, canonical_client, client_of
-from crushlite.api.views import describe
-from crushlite.errors import BadRequest
-from crushlite.http.messages import Stream
-from crushlite.protocol.ids import check_id
-from crushlite.protocol.sessions import CurrentSession
-from crushlite.protocol.space import Space
-from crushlite.protocol.workspaces import CreateWorkspace
-from crushlite.version import WIRE_VERSION, __version__
+from ..errors import BadRequest
+from ..http.messages import Stream
+from ..protocol.ids import check_id
+from ..protocol.sessions import CurrentSession
+from ..protocol.space import Space
+from ..protocol.workspaces import CreateWorkspace
+from ..version import WIRE_VERSION, __version__
+from .context import EMPTY, answer, body, canonical_client, client_of
+from .views import describe
 
 if TYPE_CHECKING:
-    from crushlite.api.context import Context
-    from crushlite.events import Subscriber
-    from crushlite.http.messages import Pairs, Request, Response, Sink
-
-__all__ = [
-    "compact",
-    "create",
-    "current_session",
-    "events",
-    "get",
-    "list_workspaces",
-    "release",
-]
+    from ..events import Subscriber
+    from ..http.messages import Pairs, Request, Response, Sink
+    from .context import Context
 
 
 async def create(context: Context, request: Request) -> Response:

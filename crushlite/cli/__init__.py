@@ -16,9 +16,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.cli.helptext import columns, fill, row
-from crushlite.errors import CrushliteError, UsageError
-from crushlite.version import __version__
+from ..errors import CrushliteError, UsageError
+from ..version import __version__
+from .helptext import columns, fill, row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +111,7 @@ def _main(given: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="crushlite", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     module = command.module or command.name
-    importlib.import_module(f"crushlite.cli.{module}").add_parser(commands)
+    importlib.import_module(f".{module}", __name__).add_parser(commands)
     options = parser.parse_args(given)
     return int(options.run(options))
 

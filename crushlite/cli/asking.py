@@ -12,14 +12,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from crushlite.errors import CrushliteError
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
+from ..errors import CrushliteError
+from ..protocol.permissions import PermissionNotification, PermissionRequest
 
 if TYPE_CHECKING:
-    from crushlite.cli.progress import Progress
-    from crushlite.client import RunStream
-
-__all__ = ["Asking"]
+    from ..client import RunStream
+    from .progress import Progress
 
 ANSWERS = {
     **dict.fromkeys(("y", "yes"), "allow"),

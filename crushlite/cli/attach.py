@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import add_connection, add_json, command, perform
-from crushlite.cli.follow import BROKEN_PIPE, CANCELED, Viewer, exit_code, signals
-from crushlite.cli.progress import Progress
-from crushlite.cli.runs import workspace_of
+from .common import add_connection, add_json, command, perform
+from .follow import BROKEN_PIPE, CANCELED, Viewer, exit_code, signals
+from .progress import Progress
+from .runs import workspace_of
 
 if TYPE_CHECKING:
     import argparse
-
-__all__ = ["add_parser", "run"]
 
 DESCRIPTION = """\
 Print what a run has said and follow it to its end, wherever it was started. The beginning of its

@@ -7,14 +7,12 @@ import mimetypes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.errors import UsageError
-from crushlite.protocol.codec import dumps, encode
-from crushlite.protocol.messages import Attachment, Prompt
+from ..errors import UsageError
+from ..protocol.codec import dumps, encode
+from ..protocol.messages import Attachment, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["PROMPT_BYTES", "check_size", "read_attachments"]
 
 PROMPT_BYTES = 32 << 20  # of a request with a prompt: what a daemon takes
 IDS = 1024  # bytes: room for the other fields of the request

@@ -7,7 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..client import ConnectionFailed
+from ..config import Roots
+from ..config.profile import Places
+from ..errors import UsageError
+from ..store.backup import backup
+from .common import (
     add_connection,
     add_json,
     command,
@@ -18,19 +23,12 @@ from crushlite.cli.common import (
     show_json,
     wanted,
 )
-from crushlite.cli.gc import size
-from crushlite.cli.lookup import is_here
-from crushlite.cli.render import count
-from crushlite.client import ConnectionFailed
-from crushlite.config import Roots
-from crushlite.errors import UsageError
-from crushlite.profile import Places
-from crushlite.store.backup import backup
+from .gc import size
+from .lookup import is_here
+from .render import count
 
 if TYPE_CHECKING:
     import argparse
-
-__all__ = ["add_parser", "run"]
 
 DESCRIPTION = """\
 Write a copy of the database to FILE: all sessions, messages, runs and file versions, as they are at

@@ -5,26 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
-    add_connection,
-    add_json,
-    command,
-    perform,
-    say,
-    seconds,
-    show,
-    show_json,
-)
-from crushlite.cli.lookup import SHORT, choose, is_here, running
-from crushlite.errors import CrushliteError, RunNotFound, UsageError
+from ..errors import CrushliteError, RunNotFound, UsageError
+from .common import add_connection, add_json, command, perform, say, seconds, show, show_json
+from .lookup import SHORT, choose, is_here, running
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.protocol.runs import CanceledRun
-
-__all__ = ["add_parser", "run"]
+    from ..client import RemoteWorkspace
+    from ..protocol.runs import CanceledRun
 
 WAIT = 30.0  # seconds that --wait waits if it is not told otherwise
 MOST = 600.0

@@ -15,12 +15,13 @@ import termios
 import threading
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.chat_commands import Commands
-from crushlite.cli.chat_history import HistoryFile, history_path
-from crushlite.cli.chat_lines import LineEditor
-from crushlite.cli.chat_screen import Screen, put_out
-from crushlite.cli.chat_session import Chat
-from crushlite.cli.common import (
+from ..errors import CrushliteError
+from .chat_commands import Commands
+from .chat_history import HistoryFile, history_path
+from .chat_lines import LineEditor
+from .chat_screen import Screen, put_out
+from .chat_session import Chat
+from .common import (
     Style,
     add_connection,
     command,
@@ -31,20 +32,17 @@ from crushlite.cli.common import (
     say_nothing,
     wanted,
 )
-from crushlite.cli.follow import CANCELED, Viewer, exit_code, signals
-from crushlite.cli.lookup import find_session
-from crushlite.cli.person import warn_if_unasked
-from crushlite.cli.progress import Progress
-from crushlite.errors import CrushliteError
+from .follow import CANCELED, Viewer, exit_code, signals
+from .lookup import find_session
+from .person import warn_if_unasked
+from .progress import Progress
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from crushlite.cli.chat_lines import Pressed
-    from crushlite.client import RemoteWorkspace, RunStream
-
-__all__ = ["add_parser", "run"]
+    from ..client import RemoteWorkspace, RunStream
+    from .chat_lines import Pressed
 
 READ = 4096
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"

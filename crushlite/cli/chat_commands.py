@@ -7,20 +7,18 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from crushlite.cli.chat_dialogs import QuestionDialog
-from crushlite.cli.common import ago, one_line
-from crushlite.cli.lookup import SHORT, choose
-from crushlite.cli.tables import table
-from crushlite.errors import CrushliteError, NotFound, UsageError
-from crushlite.protocol.config import SelectedModel
+from ..errors import CrushliteError, NotFound, UsageError
+from ..protocol.config import SelectedModel
+from .chat_dialogs import QuestionDialog
+from .common import ago, one_line
+from .lookup import SHORT, choose
+from .tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from crushlite.cli.chat_session import Chat
-    from crushlite.protocol.sessions import Session
-
-__all__ = ["Commands"]
+    from ..protocol.sessions import Session
+    from .chat_session import Chat
 
 _COMMAND = re.compile(r"/[a-z?]+(?=\s|$)")
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crushlite.cli.render import count, request_lines, visible
-from crushlite.protocol.questions import QuestionResponse
+from ..protocol.questions import QuestionResponse
+from .render import count, request_lines, visible
 
 if TYPE_CHECKING:
-    from crushlite.protocol.permissions import PermissionRequest
-    from crushlite.protocol.questions import Question, QuestionBatch
-
-__all__ = ["Dialog", "PermissionDialog", "QuestionDialog", "looks_like_answer"]
+    from ..protocol.permissions import PermissionRequest
+    from ..protocol.questions import Question, QuestionBatch
 
 FIRST_LINES = 24  # of a long request; `d` shows the rest
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HistoryFile", "history_path"]
-
 KEPT = 1000  # lines; twice as many are cut back to these
 LONGEST = 10_000  # characters of a line: a pasted file is no history
 

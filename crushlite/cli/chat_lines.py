@@ -12,12 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.cli.common import width
+from .common import width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["LineEditor", "Pressed"]
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|\x1b\[[0-?]*[@-~]|[^\[O])", re.S)
 _PASTE, _PASTED = "\x1b[200~", "\x1b[201~"

@@ -15,15 +15,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from crushlite.cli.common import Style, width
-from crushlite.cli.render import cut
+from .common import Style, width
+from .render import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from crushlite.cli.chat_lines import LineEditor
-
-__all__ = ["Screen", "put_out", "wrapped"]
+    from .chat_lines import LineEditor
 
 LONGEST = 4000  # characters of an incomplete line of code
 NARROW = 10

@@ -18,32 +18,30 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
-from crushlite.cli.chat_view import Transcript
-from crushlite.cli.common import elapsed, one_line
-from crushlite.cli.render import clean
-from crushlite.client import ConnectionFailed, Lost, Recovered
-from crushlite.client.wire import passes
-from crushlite.errors import CrushliteError, NotFound
-from crushlite.launch import ensure_daemon, ready_seconds
-from crushlite.protocol.events import Resync
-from crushlite.protocol.messages import Message, ToolOutput
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
-from crushlite.protocol.questions import QuestionBatch, QuestionNotification
-from crushlite.protocol.runs import RunComplete
-from crushlite.protocol.sessions import Session
+from ..client import ConnectionFailed, Lost, Recovered
+from ..client.wire import passes
+from ..errors import CrushliteError, NotFound
+from ..launch import ensure_daemon, ready_seconds
+from ..protocol.events import Resync
+from ..protocol.messages import Message, ToolOutput
+from ..protocol.permissions import PermissionNotification, PermissionRequest
+from ..protocol.questions import QuestionBatch, QuestionNotification
+from ..protocol.runs import RunComplete
+from ..protocol.sessions import Session
+from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
+from .chat_view import Transcript
+from .common import elapsed, one_line
+from .render import clean
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from crushlite.cli.chat_dialogs import Dialog
-    from crushlite.cli.chat_lines import LineEditor
-    from crushlite.cli.chat_screen import Screen
-    from crushlite.client import EventStream, RemoteWorkspace
-    from crushlite.launch import Wanted
-    from crushlite.protocol.events import Envelope
-
-__all__ = ["Chat"]
+    from ..client import EventStream, RemoteWorkspace
+    from ..launch import Wanted
+    from ..protocol.events import Envelope
+    from .chat_dialogs import Dialog
+    from .chat_lines import LineEditor
+    from .chat_screen import Screen
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PLAIN_FRAMES = "|/-\\"

@@ -11,23 +11,13 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from crushlite.cli.common import one_line
-from crushlite.cli.render import (
-    arguments,
-    call_line,
-    clean,
-    count,
-    cut,
-    ending_words,
-    result_words,
-)
-from crushlite.protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
+from ..protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
+from .common import one_line
+from .render import arguments, call_line, clean, count, cut, ending_words, result_words
 
 if TYPE_CHECKING:
-    from crushlite.cli.chat_screen import Screen
-    from crushlite.protocol.messages import Message, ToolCallPart, ToolOutput, ToolResultPart
-
-__all__ = ["Transcript"]
+    from ..protocol.messages import Message, ToolCallPart, ToolOutput, ToolResultPart
+    from .chat_screen import Screen
 
 CALL_COLUMNS = 40  # of a call that runs, beside the last line that it put out
 OUTPUT_LINES = 20  # of a command that somebody typed; `/show` has the rest

@@ -18,40 +18,17 @@ import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from crushlite.cli.helptext import Formatter
-from crushlite.client import Client
-from crushlite.errors import UsageError
-from crushlite.launch import Wanted, default_address, goodbye, here, join
-from crushlite.listen import default_socket, parse_address
-from crushlite.protocol.codec import dumps, encode
+from ..client import Client
+from ..errors import UsageError
+from ..launch import Wanted, default_address, goodbye, here, join
+from ..listen import default_socket, parse_address
+from ..protocol.codec import dumps, encode
+from .helptext import Formatter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from crushlite.client import RemoteWorkspace
-
-__all__ = [
-    "Style",
-    "add_connection",
-    "add_json",
-    "address_of",
-    "ago",
-    "command",
-    "elapsed",
-    "one_line",
-    "opened",
-    "perform",
-    "printable",
-    "reached",
-    "say",
-    "say_nothing",
-    "seconds",
-    "show",
-    "show_json",
-    "wanted",
-    "when",
-    "width",
-]
+    from ..client import RemoteWorkspace
 
 NOTE_CHARS = 200
 

@@ -13,7 +13,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..client import ConnectionFailed
+from ..config import Roots, redact, remove_value, set_value
+from ..config.merge import spell
+from ..config.profile import Places
+from ..config.secrets import is_secret_name, looks_like_token, mask
+from .common import (
     Style,
     add_connection,
     add_json,
@@ -27,22 +32,15 @@ from crushlite.cli.common import (
     show_json,
     wanted,
 )
-from crushlite.cli.lookup import inherit, is_here
-from crushlite.cli.tables import table
-from crushlite.client import ConnectionFailed
-from crushlite.config import Roots, redact, remove_value, set_value
-from crushlite.config.merge import spell
-from crushlite.config.secrets import is_secret_name, looks_like_token, mask
-from crushlite.profile import Places
+from .lookup import inherit, is_here
+from .tables import table
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.config import Config
-
-__all__ = ["add_parser", "entries", "places", "run"]
+    from ..client import RemoteWorkspace
+    from ..config import Config
 
 PREFIX = "CRUSHLITE_"
 # Below these every text may be a credential, whatever it is called.

@@ -9,24 +9,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
-    Style,
-    add_connection,
-    add_json,
-    command,
-    perform,
-    show,
-    show_json,
-)
-from crushlite.cli.doctor_checks import examine
-from crushlite.cli.render import clean, count
+from .common import Style, add_connection, add_json, command, perform, show, show_json
+from .doctor_checks import examine
+from .render import clean, count
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.cli.doctor_checks import Finding
-
-__all__ = ["add_parser", "run"]
+    from .doctor_checks import Finding
 
 DESCRIPTION = """\
 Look at everything crushlite needs, and say what works, what does not, and what to do: Python, the

@@ -15,27 +15,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from crushlite.cli.common import Style, address_of, reached
-from crushlite.cli.config import places
-from crushlite.client import ConnectionFailed
-from crushlite.errors import CrushliteError
-from crushlite.listen import default_socket, parse_address
-from crushlite.protocol.codec import omitted
-from crushlite.store import connect
-from crushlite.store.directory import Note
-from crushlite.store.inspection import inspect
-from crushlite.version import WIRE_VERSION, __version__
+from ..client import ConnectionFailed
+from ..errors import CrushliteError
+from ..listen import default_socket, parse_address
+from ..protocol.codec import omitted
+from ..store import connect
+from ..store.directory import Note
+from ..store.inspection import inspect
+from ..version import WIRE_VERSION, __version__
+from .common import Style, address_of, reached
+from .config import places
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from crushlite.config import Config, Provider
-    from crushlite.profile import Places
-    from crushlite.protocol.health import Health
-
-__all__ = ["Finding", "examine"]
+    from ..config import Config, Provider
+    from ..config.profile import Places
+    from ..protocol.health import Health
 
 OLDEST = (3, 11)
 CONNECT_SECONDS = 3.0

@@ -14,23 +14,21 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from crushlite.cli.output import JSONOutput, Output, TextOutput, call_words, is_answer, words
-from crushlite.client import Lost, Recovered
-from crushlite.errors import CrushliteError
-from crushlite.launch import ready_seconds
-from crushlite.protocol.messages import Message
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
-from crushlite.protocol.questions import QuestionBatch, QuestionNotification
+from ..client import Lost, Recovered
+from ..errors import CrushliteError
+from ..launch import ready_seconds
+from ..protocol.messages import Message
+from ..protocol.permissions import PermissionNotification, PermissionRequest
+from ..protocol.questions import QuestionBatch, QuestionNotification
+from .output import JSONOutput, Output, TextOutput, call_words, is_answer, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from crushlite.cli.progress import Progress
-    from crushlite.client import RunStream
-    from crushlite.protocol.events import Envelope
-    from crushlite.protocol.runs import RunComplete
-
-__all__ = ["BROKEN_PIPE", "CANCELED", "Interrupt", "Narrator", "Viewer", "exit_code", "signals"]
+    from ..client import RunStream
+    from ..protocol.events import Envelope
+    from ..protocol.runs import RunComplete
+    from .progress import Progress
 
 CANCELED = 130
 BROKEN_PIPE = 141  # what a shell reports for a program that died of SIGPIPE

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..errors import NotFound, SessionBusy
+from ..store.sizes import session_sizes
+from .common import (
     Style,
     add_connection,
     add_json,
@@ -23,18 +25,14 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.lookup import SHORT
-from crushlite.cli.person import agreed, is_there
-from crushlite.cli.render import clean, count
-from crushlite.cli.tables import table
-from crushlite.errors import NotFound, SessionBusy
-from crushlite.store.sizes import session_sizes
+from .lookup import SHORT
+from .person import agreed, is_there
+from .render import clean, count
+from .tables import table
 
 if TYPE_CHECKING:
-    from crushlite.client import RemoteWorkspace
-    from crushlite.protocol.sessions import Session
-
-__all__ = ["add_parser", "age", "run", "size"]
+    from ..client import RemoteWorkspace
+    from ..protocol.sessions import Session
 
 _UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 

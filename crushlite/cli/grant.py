@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..errors import RequestNotFound, UsageError
+from ..protocol.codec import encode
+from .common import (
     Style,
     add_connection,
     add_json,
@@ -16,19 +18,15 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.lookup import SHORT, choose, running
-from crushlite.cli.render import call_line, request_lines
-from crushlite.cli.tables import table
-from crushlite.errors import RequestNotFound, UsageError
-from crushlite.protocol.codec import encode
+from .lookup import SHORT, choose, running
+from .render import call_line, request_lines
+from .tables import table
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.protocol.permissions import PermissionRequest
-
-__all__ = ["add_parser", "run"]
+    from ..client import RemoteWorkspace
+    from ..protocol.permissions import PermissionRequest
 
 DESCRIPTION = """\
 Answer what a tool asks for. Without an id: list what waits for an answer, in all workspaces that

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DefaultsFormatter", "Formatter", "columns", "fill", "row"]
-
 WIDEST = 100
 NARROW = 50  # below that there is no room for explanations beside the options
 _COMMENTED = re.compile(r"( +)(.*?) +# (.*)")

@@ -9,25 +9,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from crushlite.cli.common import (
-    add_connection,
-    add_json,
-    address_of,
-    command,
-    say,
-    show,
-    show_json,
-)
-from crushlite.cli.render import clean
-from crushlite.errors import CrushliteError, UsageError
-from crushlite.launch import log_path
+from ..errors import CrushliteError, UsageError
+from ..launch import log_path
+from .common import add_connection, add_json, address_of, command, say, show, show_json
+from .render import clean
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
     from pathlib import Path
-
-__all__ = ["add_parser", "run"]
 
 LOOK_SECONDS = 0.25
 BLOCK = 64 * 1024

@@ -7,16 +7,14 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from crushlite.cli.common import address_of, reached, say_nothing, wanted
-from crushlite.client import ConnectionFailed
-from crushlite.errors import CrushliteError, NotFound
+from ..client import ConnectionFailed
+from ..errors import CrushliteError, NotFound
+from .common import address_of, reached, say_nothing, wanted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from crushlite.client import Client, RemoteWorkspace
-
-__all__ = ["SHORT", "choose", "find_session", "inherit", "is_here", "running"]
+    from ..client import Client, RemoteWorkspace
 
 SHORT = 8  # characters of an id: enough to tell things apart, and to name one by
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import one_line, printable
-from crushlite.protocol.codec import dumps, encode
-from crushlite.protocol.events import KINDS, to_json
-from crushlite.protocol.messages import Message
-from crushlite.protocol.runs import RunComplete
+from ..protocol.codec import dumps, encode
+from ..protocol.events import KINDS, to_json
+from ..protocol.messages import Message
+from ..protocol.runs import RunComplete
+from .common import one_line, printable
 
 if TYPE_CHECKING:
-    from crushlite.protocol.events import Envelope
-    from crushlite.protocol.messages import ToolCallPart
-    from crushlite.protocol.runs import Accepted
-
-__all__ = ["JSONOutput", "Output", "TextOutput", "call_words", "is_answer", "words"]
+    from ..protocol.events import Envelope
+    from ..protocol.messages import ToolCallPart
+    from ..protocol.runs import Accepted
 
 WORDS_CHARS = 140  # of a tool call: what stands around it must fit into the note too
 

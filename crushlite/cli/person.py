@@ -6,15 +6,13 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from crushlite.cli.common import say
-from crushlite.errors import UsageError
+from ..errors import UsageError
+from .common import say
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.client import RemoteWorkspace
-
-__all__ = ["agreed", "is_there", "warn_if_unasked"]
+    from ..client import RemoteWorkspace
 
 
 def is_there() -> bool:

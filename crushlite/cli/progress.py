@@ -14,9 +14,7 @@ import os
 import sys
 import time
 
-from crushlite.cli.common import Style, elapsed, one_line, say, width
-
-__all__ = ["Progress"]
+from .common import Style, elapsed, one_line, say, width
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PLAIN_FRAMES = "|/-\\"

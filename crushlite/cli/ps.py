@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..client import ConnectionFailed
+from ..errors import NotFound
+from .common import (
     Style,
     add_connection,
     add_json,
@@ -21,21 +23,17 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.lookup import SHORT
-from crushlite.cli.render import count, cut
-from crushlite.cli.tables import clip, shorten
-from crushlite.client import ConnectionFailed
-from crushlite.errors import NotFound
+from .lookup import SHORT
+from .render import count, cut
+from .tables import clip, shorten
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.protocol.health import Health
-    from crushlite.protocol.runs import RunInfo
-    from crushlite.protocol.sessions import Session
-
-__all__ = ["add_parser", "run"]
+    from ..client import RemoteWorkspace
+    from ..protocol.health import Health
+    from ..protocol.runs import RunInfo
+    from ..protocol.sessions import Session
 
 DESCRIPTION = """\
 Show the daemon and what goes on in it: workspaces, who is there, sessions at work with their runs

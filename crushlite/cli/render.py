@@ -12,23 +12,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import one_line, printable, width
+from .common import one_line, printable, width
 
 if TYPE_CHECKING:
-    from crushlite.protocol.messages import FinishPart, ToolCallPart, ToolResultPart
-    from crushlite.protocol.permissions import PermissionRequest
-
-__all__ = [
-    "arguments",
-    "call_line",
-    "clean",
-    "count",
-    "cut",
-    "ending_words",
-    "request_lines",
-    "result_words",
-    "visible",
-]
+    from ..protocol.messages import FinishPart, ToolCallPart, ToolResultPart
+    from ..protocol.permissions import PermissionRequest
 
 # Whole sequences, so that nothing of them is left: CSI, OSC and other strings, two-byte ones.
 _ANSI = re.compile(

@@ -6,9 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from crushlite.cli.common import one_line, when
-from crushlite.cli.render import arguments, clean, ending_words
-from crushlite.protocol.messages import (
+from ..protocol.messages import (
     BinaryPart,
     FinishPart,
     ReasoningPart,
@@ -17,12 +15,12 @@ from crushlite.protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from .common import one_line, when
+from .render import arguments, clean, ending_words
 
 if TYPE_CHECKING:
-    from crushlite.client import SessionExport
-    from crushlite.protocol.messages import Message, Part
-
-__all__ = ["markdown"]
+    from ..client import SessionExport
+    from ..protocol.messages import Message, Part
 
 
 def markdown(export: SessionExport) -> str:

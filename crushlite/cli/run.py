@@ -13,9 +13,13 @@ import select
 import stat
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.asking import Asking
-from crushlite.cli.attachments import check_size, read_attachments
-from crushlite.cli.common import (
+from ..errors import CrushliteError, UsageError
+from ..launch import goodbye, join
+from ..protocol.permissions import PermissionNotification, PermissionRequest
+from ..protocol.questions import QuestionBatch
+from .asking import Asking
+from .attachments import check_size, read_attachments
+from .common import (
     add_connection,
     add_json,
     command,
@@ -27,21 +31,15 @@ from crushlite.cli.common import (
     show_json,
     wanted,
 )
-from crushlite.cli.follow import CANCELED, Viewer, exit_code, signals
-from crushlite.cli.lookup import find_session
-from crushlite.cli.progress import Progress
-from crushlite.errors import CrushliteError, UsageError
-from crushlite.launch import goodbye, join
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
-from crushlite.protocol.questions import QuestionBatch
+from .follow import CANCELED, Viewer, exit_code, signals
+from .lookup import find_session
+from .progress import Progress
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.client import RemoteWorkspace, RunStream
-    from crushlite.protocol.messages import Attachment
-
-__all__ = ["add_parser", "run"]
+    from ..client import RemoteWorkspace, RunStream
+    from ..protocol.messages import Attachment
 
 STDIN_SECONDS = 1.0  # after which we say that we wait for standard input
 TITLE_CHARS = 60

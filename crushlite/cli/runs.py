@@ -7,7 +7,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..client import ConnectionFailed
+from ..errors import NotFound, RunNotFound
+from ..launch import goodbye
+from ..protocol.codec import encode
+from .common import (
     Style,
     add_connection,
     add_json,
@@ -20,21 +24,15 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.lookup import SHORT, choose
-from crushlite.cli.tables import table
-from crushlite.client import ConnectionFailed
-from crushlite.errors import NotFound, RunNotFound
-from crushlite.launch import goodbye
-from crushlite.protocol.codec import encode
+from .lookup import SHORT, choose
+from .tables import table
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncIterator
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.protocol.runs import RunInfo
-
-__all__ = ["add_parser", "run", "workspace_of"]
+    from ..client import RemoteWorkspace
+    from ..protocol.runs import RunInfo
 
 STATES = ("accepted", "queued", "active", "folded", "ended")
 

@@ -14,23 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from crushlite import logs
-from crushlite.claims import Graces
-from crushlite.cli.common import seconds
-from crushlite.cli.helptext import DefaultsFormatter
-from crushlite.clock import SystemClock
-from crushlite.listen import default_socket
-from crushlite.settings import Settings
-from crushlite.store.directory import require_free
-from crushlite.version import __version__
+from .. import logs
+from ..claims import Graces
+from ..clock import SystemClock
+from ..listen import default_socket
+from ..settings import Settings
+from ..store.directory import require_free
+from ..version import __version__
+from .common import seconds
+from .helptext import DefaultsFormatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.daemon import Daemon
+    from ..daemon import Daemon
 
-
-__all__ = ["add_parser", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +163,9 @@ def serve(options: argparse.Namespace) -> int:
     if settings.data_dir:
         require_free(Path(settings.data_dir))
     # Imported here: who finds the data directory in use learns it without waiting for all this.
-    from crushlite.agent.build import find_agent
-    from crushlite.agent.discovery import LOCAL_SERVERS
-    from crushlite.daemon import Daemon
+    from ..coder.build import find_agent
+    from ..coder.discovery import LOCAL_SERVERS
+    from ..daemon import Daemon
 
     clock = SystemClock()
     daemon = Daemon(

@@ -8,7 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..errors import CrushliteError, UsageError
+from ..protocol.codec import dumps, encode
+from ..protocol.messages import ShellCommandPart, TextPart, ToolCallPart, ToolResultPart
+from .common import (
     Style,
     add_connection,
     add_json,
@@ -21,21 +24,16 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.lookup import SHORT, find_session, inherit
-from crushlite.cli.person import agreed
-from crushlite.cli.render import arguments, call_line, clean, count, ending_words, result_words
-from crushlite.cli.render_markdown import markdown
-from crushlite.cli.tables import table
-from crushlite.errors import CrushliteError, UsageError
-from crushlite.protocol.codec import dumps, encode
-from crushlite.protocol.messages import ShellCommandPart, TextPart, ToolCallPart, ToolResultPart
+from .lookup import SHORT, find_session, inherit
+from .person import agreed
+from .render import arguments, call_line, clean, count, ending_words, result_words
+from .render_markdown import markdown
+from .tables import table
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.protocol.messages import Message
-
-__all__ = ["add_parser", "run"]
+    from ..protocol.messages import Message
 
 DESCRIPTION = """\
 The sessions of this directory. A session is named by its id, the beginning of it, or `last` for

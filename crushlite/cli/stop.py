@@ -11,7 +11,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..client import Client, ConnectionFailed
+from ..errors import CrushliteError, NotFound, ServerInUse, UsageError
+from .common import (
     add_connection,
     add_json,
     address_of,
@@ -23,16 +25,12 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.lookup import SHORT
-from crushlite.cli.render import count
-from crushlite.client import Client, ConnectionFailed
-from crushlite.errors import CrushliteError, NotFound, ServerInUse, UsageError
+from .lookup import SHORT
+from .render import count
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-
-__all__ = ["add_parser", "run"]
 
 ATTEMPTS = 5  # at a daemon that is about to leave: a connection may be lost to that
 GONE_SECONDS = 30.0  # for a daemon to end its runs and close its databases

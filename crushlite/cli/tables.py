@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from crushlite.cli.common import one_line, width
-from crushlite.cli.render import cut
+from .common import one_line, width
+from .render import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from crushlite.cli.common import Style
-
-__all__ = ["clip", "shorten", "table"]
+    from .common import Style
 
 GAP = 2  # blanks between columns
 LEAST = 8  # columns that a cell keeps: an id is never cut

@@ -7,29 +7,17 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
-    Style,
-    add_connection,
-    add_json,
-    command,
-    opened,
-    perform,
-    say,
-    show,
-    show_json,
-)
-from crushlite.cli.lookup import SHORT, choose
-from crushlite.cli.person import agreed
-from crushlite.cli.render import count, visible
-from crushlite.errors import Conflict, CrushliteError, RunNotFound, UsageError
+from ..errors import Conflict, CrushliteError, RunNotFound, UsageError
+from .common import Style, add_connection, add_json, command, opened, perform, say, show, show_json
+from .lookup import SHORT, choose
+from .person import agreed
+from .render import count, visible
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.protocol.changes import FileChange, RunChanges
-
-__all__ = ["add_parser", "run"]
+    from ..client import RemoteWorkspace
+    from ..protocol.changes import FileChange, RunChanges
 
 SHOWN_LINES = 400  # of the diff of one file
 

@@ -7,7 +7,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.common import (
+from ..client import Lost, Recovered
+from ..protocol.events import KINDS, ConfigChanged, Resync, to_json
+from ..protocol.messages import Message, ShellCommandPart
+from ..protocol.permissions import PermissionNotification, PermissionRequest
+from ..protocol.questions import QuestionBatch, QuestionNotification
+from ..protocol.runs import RunComplete
+from ..protocol.sessions import File, Session
+from .common import (
     Style,
     add_connection,
     add_json,
@@ -19,24 +26,15 @@ from crushlite.cli.common import (
     show,
     show_json,
 )
-from crushlite.cli.follow import CANCELED, signals
-from crushlite.cli.lookup import SHORT, find_session
-from crushlite.cli.render import arguments, call_line, ending_words, result_words
-from crushlite.client import Lost, Recovered
-from crushlite.protocol.events import KINDS, ConfigChanged, Resync, to_json
-from crushlite.protocol.messages import Message, ShellCommandPart
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
-from crushlite.protocol.questions import QuestionBatch, QuestionNotification
-from crushlite.protocol.runs import RunComplete
-from crushlite.protocol.sessions import File, Session
+from .follow import CANCELED, signals
+from .lookup import SHORT, find_session
+from .render import arguments, call_line, ending_words, result_words
 
 if TYPE_CHECKING:
     import argparse
 
-    from crushlite.client import RemoteWorkspace
-    from crushlite.protocol.events import Envelope
-
-__all__ = ["Teller", "add_parser", "run"]
+    from ..client import RemoteWorkspace
+    from ..protocol.events import Envelope
 
 DESCRIPTION = """\
 Tell what happens in the workspace of this directory until Ctrl-C: prompts, answers, tool calls,

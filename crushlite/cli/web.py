@@ -11,14 +11,12 @@ import webbrowser
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from crushlite.cli.common import add_connection, add_json, command, perform, say, show_json, wanted
-from crushlite.launch import join
-from crushlite.protocol.web import WebAddress
+from ..launch import join
+from ..protocol.web import WebAddress
+from .common import add_connection, add_json, command, perform, say, show_json, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["add_parser", "web"]
 
 EXAMPLES = """\
   crushlite web                # of this directory, in the default browser

@@ -24,12 +24,12 @@ Streams resume by themselves. Where one cannot know that nothing was missed, it 
 kind `resync`: whoever shows state must then read it afresh. See `stream` and `following`.
 """
 
-from crushlite.client.connection import Client
-from crushlite.client.following import Follower, RunStream
-from crushlite.client.stream import EventStream, Lost, Recovered
-from crushlite.client.wire import ConnectionFailed
-from crushlite.client.workspace import RemoteWorkspace, SessionExport
-from crushlite.protocol.events import Envelope, Resync
+from ..protocol.events import Envelope, Resync
+from .connection import Client
+from .following import Follower, RunStream
+from .stream import EventStream, Lost, Recovered
+from .wire import ConnectionFailed
+from .workspace import RemoteWorkspace, SessionExport
 
 __all__ = [
     "Client",

@@ -8,21 +8,19 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from crushlite.client.wire import Wire, route
-from crushlite.client.workspace import RemoteWorkspace
-from crushlite.clock import SystemClock
-from crushlite.errors import NotFound
-from crushlite.protocol.health import Health
-from crushlite.protocol.web import WebAddress, WebRequest
-from crushlite.protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
+from ..clock import SystemClock
+from ..errors import NotFound
+from ..protocol.health import Health
+from ..protocol.web import WebAddress, WebRequest
+from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
+from .wire import Wire, route
+from .workspace import RemoteWorkspace
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from crushlite.client.stream import EventStream
-    from crushlite.clock import Clock
-
-__all__ = ["Client"]
+    from ..clock import Clock
+    from .stream import EventStream
 
 RECOVERY_SECONDS = 5.0  # a goodbye waits so long for a create that is on its way
 

@@ -14,24 +14,22 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from crushlite.client.stream import Lost, Recovered
-from crushlite.client.wire import ConnectionFailed, passes
-from crushlite.errors import CrushliteError, NotFound, NotQueued, RunNotFound
-from crushlite.protocol.events import Envelope, Resync
-from crushlite.protocol.messages import Message
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
-from crushlite.protocol.questions import QuestionBatch, QuestionNotification
-from crushlite.protocol.runs import RunComplete
-from crushlite.protocol.sessions import Session
+from ..errors import CrushliteError, NotFound, NotQueued, RunNotFound
+from ..protocol.events import Envelope, Resync
+from ..protocol.messages import Message
+from ..protocol.permissions import PermissionNotification, PermissionRequest
+from ..protocol.questions import QuestionBatch, QuestionNotification
+from ..protocol.runs import RunComplete
+from ..protocol.sessions import Session
+from .stream import Lost, Recovered
+from .wire import ConnectionFailed, passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from crushlite.client.stream import EventStream
-    from crushlite.client.workspace import RemoteWorkspace
-    from crushlite.protocol.runs import Accepted, RunInfo
-
-__all__ = ["Follower", "RunStream"]
+    from ..protocol.runs import Accepted, RunInfo
+    from .stream import EventStream
+    from .workspace import RemoteWorkspace
 
 POSTS = 3  # attempts to post a prompt: under one run_id it is the same prompt each time
 TITLE_CHARS = 60

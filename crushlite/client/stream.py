@@ -19,17 +19,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.client.wire import ANSWER, passes, refusal
-from crushlite.errors import BadRequest, CrushliteError, NotFound
-from crushlite.http import client as http
-from crushlite.http.sse import SSEEvent, SSEParser, SSETooLong
-from crushlite.protocol.codec import loads
-from crushlite.protocol.events import Envelope, Resync, parse
+from ..errors import BadRequest, CrushliteError, NotFound
+from ..http import client as http
+from ..http.sse import SSEEvent, SSEParser, SSETooLong
+from ..protocol.codec import loads
+from ..protocol.events import Envelope, Resync, parse
+from .wire import ANSWER, passes, refusal
 
 if TYPE_CHECKING:
-    from crushlite.client.workspace import RemoteWorkspace
-
-__all__ = ["EventStream", "Lost", "Recovered"]
+    from .workspace import RemoteWorkspace
 
 log = logging.getLogger(__name__)
 

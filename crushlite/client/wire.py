@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlencode
 
-from crushlite import errors
-from crushlite.errors import BadRequest, CrushliteError, NotFound
-from crushlite.http import client as http
-from crushlite.protocol.codec import decode, dumps, encode, loads
+from .. import errors
+from ..errors import BadRequest, CrushliteError, NotFound
+from ..http import client as http
+from ..protocol.codec import decode, dumps, encode, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crushlite.clock import Clock
-
-__all__ = ["ANSWER", "ConnectionFailed", "Wire", "passes", "refusal", "route"]
+    from ..clock import Clock
 
 T = TypeVar("T")
 
@@ -40,9 +38,7 @@ class ConnectionFailed(CrushliteError):
 
 # Refusals and failures ------------------------------------------------------------------------
 
-_BY_CODE: dict[str, type[CrushliteError]] = {
-    cls.code: cls for cls in (getattr(errors, name) for name in errors.__all__)
-}
+_BY_CODE: dict[str, type[CrushliteError]] = {cls.code: cls for cls in errors.every_error()}
 _BY_STATUS = {400: BadRequest, 404: NotFound, 409: errors.Conflict, 503: errors.Unavailable}
 # What a stream waits out although the status says that the request itself was at fault: a daemon
 # that leaves, and one that starts while its predecessor still holds the database.

@@ -7,12 +7,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from crushlite.client.following import RunStream
-from crushlite.client.stream import EventStream
-from crushlite.client.wire import route
-from crushlite.errors import CrushliteError, NoAgent
-from crushlite.protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
-from crushlite.protocol.config import (
+from ..errors import CrushliteError, NoAgent
+from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
+from ..protocol.config import (
     AgentInfo,
     AgentInit,
     ModelChoice,
@@ -21,26 +18,22 @@ from crushlite.protocol.config import (
     SelectedModel,
     SetValue,
 )
-from crushlite.protocol.messages import Attachment, Message, Prompt
-from crushlite.protocol.permissions import (
-    PermissionAnswer,
-    PermissionRequest,
-    PermissionSkip,
-    Resolution,
-)
-from crushlite.protocol.questions import QuestionBatch, QuestionReply, QuestionResponse
-from crushlite.protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunComplete, RunInfo
-from crushlite.protocol.sessions import CurrentSession, File, Session, ShellAnswer, ShellCommand
-from crushlite.protocol.space import Space
-from crushlite.protocol.workspaces import Workspace
+from ..protocol.messages import Attachment, Message, Prompt
+from ..protocol.permissions import PermissionAnswer, PermissionRequest, PermissionSkip, Resolution
+from ..protocol.questions import QuestionBatch, QuestionReply, QuestionResponse
+from ..protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunComplete, RunInfo
+from ..protocol.sessions import CurrentSession, File, Session, ShellAnswer, ShellCommand
+from ..protocol.space import Space
+from ..protocol.workspaces import Workspace
+from .following import RunStream
+from .stream import EventStream
+from .wire import route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from crushlite.client.connection import Client
-    from crushlite.protocol.workspaces import CreateWorkspace
-
-__all__ = ["RemoteWorkspace", "SessionExport"]
+    from ..protocol.workspaces import CreateWorkspace
+    from .connection import Client
 
 log = logging.getLogger(__name__)
 

@@ -27,12 +27,12 @@ Synchronous: call it in a thread.
 
 from __future__ import annotations
 
-from crushlite.config.files import Roots, global_file
-from crushlite.config.loading import data_directory, load
-from crushlite.config.providers import Provider, Selected
-from crushlite.config.secrets import redact, scrubbed_environment
-from crushlite.config.view import CONTEXT_FILES, Choice, Config, Options
-from crushlite.config.writing import change, put, remove_value, set_value, take
+from .files import Roots, global_file
+from .loading import data_directory, load
+from .providers import Provider, Selected
+from .secrets import redact, scrubbed_environment
+from .view import CONTEXT_FILES, Choice, Config, Options
+from .writing import change, put, remove_value, set_value, take
 
 __all__ = [
     "CONTEXT_FILES",

@@ -6,8 +6,6 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
-__all__ = ["ip_address", "is_local", "is_loopback"]
-
 
 def is_local(url: str) -> bool:
     """Whether a URL leads to this machine, whoever answers for names: of these only `localhost`

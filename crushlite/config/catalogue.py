@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crushlite.protocol.config import Model
-
-__all__ = ["CATALOGUE", "SUPPORTED_TYPES", "Known"]
+from ..protocol.config import Model
 
 # Two ways to talk: Anthropic's messages, and chat completions for all others. A type that needs
 # a third one (google, azure, bedrock, google-vertex, hyper) is not supported.

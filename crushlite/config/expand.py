@@ -26,16 +26,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config.secrets import is_secret_name, looks_like_token, looks_secret
-from crushlite.errors import ConfigError
+from ..errors import ConfigError
+from .secrets import is_secret_name, looks_like_token, looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from crushlite.config.files import Source
-
-__all__ = ["FLAG", "Expander", "Guard", "Refused", "variables"]
+    from .files import Source
 
 FLAG = "--allow-config-commands"
 COMMAND_SECONDS = 5.0

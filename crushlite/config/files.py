@@ -17,22 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from crushlite.errors import BadRequest, ConfigError
-from crushlite.protocol.codec import loads
+from ..errors import BadRequest, ConfigError
+from ..protocol.codec import loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-__all__ = [
-    "MAX_FILE",
-    "NAME",
-    "Roots",
-    "Source",
-    "find",
-    "global_file",
-    "parse",
-    "read",
-]
 
 NAME = "crush.json"
 MAX_FILE = 1024 * 1024  # bytes; the longest honest file (a full model list) is a tenth of it

@@ -5,21 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config.catalogue import CATALOGUE
-from crushlite.config.expand import Expander, Guard, variables
-from crushlite.config.files import Roots, find, read
-from crushlite.config.merge import Merged, check
-from crushlite.config.project import Outside, allowed_tools
-from crushlite.config.providers import Builder
-from crushlite.config.secrets import hidden_values, is_secret_name, looks_like_token
-from crushlite.config.view import Config
+from .catalogue import CATALOGUE
+from .expand import Expander, Guard, variables
+from .files import Roots, find, read
+from .merge import Merged, check
+from .project import Outside, allowed_tools
+from .providers import Builder
+from .secrets import hidden_values, is_secret_name, looks_like_token
+from .view import Config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from crushlite.config.files import Source
-
-__all__ = ["data_directory", "load"]
+    from .files import Source
 
 Layer = tuple["Source", dict[str, Any]]
 

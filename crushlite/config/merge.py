@@ -11,14 +11,12 @@ import copy
 import re
 from typing import TYPE_CHECKING, Any
 
-from crushlite.errors import ConfigError
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from crushlite.config.files import Source
-
-__all__ = ["Merged", "check", "kind_of", "spell", "split_key"]
+    from .files import Source
 
 MAX_ITEMS = 1000  # entries of one array or object
 MAX_TEXT = 32 * 1024  # characters of one string

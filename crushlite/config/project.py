@@ -24,17 +24,15 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config.catalogue import CATALOGUE
-from crushlite.config.merge import spell
+from .catalogue import CATALOGUE
+from .merge import spell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from crushlite.config.files import Source
-    from crushlite.config.merge import Merged
-
-__all__ = ["Outside", "allowed_tools"]
+    from .files import Source
+    from .merge import Merged
 
 _PASSED = frozenset({"$schema", "tools", "recent_models"})
 _PASSED_OPTIONS = frozenset(

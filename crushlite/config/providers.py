@@ -13,23 +13,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from crushlite.config.addresses import is_local
-from crushlite.config.catalogue import CATALOGUE, SUPPORTED_TYPES
-from crushlite.config.expand import Refused
-from crushlite.config.merge import spell
-from crushlite.config.secrets import looks_secret
-from crushlite.protocol.codec import decode
-from crushlite.protocol.config import Model, SelectedModel
+from ..protocol.codec import decode
+from ..protocol.config import Model, SelectedModel
+from .addresses import is_local
+from .catalogue import CATALOGUE, SUPPORTED_TYPES
+from .expand import Refused
+from .merge import spell
+from .secrets import looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from crushlite.config.catalogue import Known
-    from crushlite.config.expand import Expander
-    from crushlite.config.files import Source
-    from crushlite.config.merge import Merged
-
-__all__ = ["Builder", "Provider", "Selected", "select"]
+    from .catalogue import Known
+    from .expand import Expander
+    from .files import Source
+    from .merge import Merged
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # The connection's own: a second one of these would break the framing or name another server.

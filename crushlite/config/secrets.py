@@ -16,19 +16,7 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from crushlite.config.view import Config
-
-__all__ = [
-    "HIDDEN",
-    "hidden_values",
-    "is_secret_name",
-    "looks_like_token",
-    "looks_secret",
-    "mask",
-    "redact",
-    "scrubbed_environment",
-    "worth_hiding",
-]
+    from .view import Config
 
 HIDDEN = "[redacted]"
 

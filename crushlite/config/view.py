@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from crushlite.config.catalogue import CATALOGUE
-from crushlite.config.merge import split_key
-from crushlite.config.providers import Provider, Selected, select
-from crushlite.config.secrets import (
+from ..protocol.codec import decode, encode
+from ..protocol.config import Model, SelectedModel
+from .catalogue import CATALOGUE
+from .merge import split_key
+from .providers import Provider, Selected, select
+from .secrets import (
     HIDDEN,
     hidden_values,
     is_secret_name,
@@ -23,17 +25,13 @@ from crushlite.config.secrets import (
     redact,
     worth_hiding,
 )
-from crushlite.protocol.codec import decode, encode
-from crushlite.protocol.config import Model, SelectedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from crushlite.config.merge import Merged
-    from crushlite.protocol.config import AgentInfo
-
-__all__ = ["CONTEXT_FILES", "Choice", "Config", "Options", "options_of"]
+    from ..protocol.config import AgentInfo
+    from .merge import Merged
 
 # Where projects keep notes for agents, whichever agent they had in mind.
 CONTEXT_FILES = (

@@ -16,15 +16,13 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config.files import MAX_FILE, Source, parse, read
-from crushlite.config.merge import check, kind_of, spell, split_key
-from crushlite.errors import ConfigError
+from ..errors import ConfigError
+from .files import MAX_FILE, Source, parse, read
+from .merge import check, kind_of, spell, split_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-__all__ = ["change", "put", "remove_value", "set_value", "take"]
 
 
 def change(

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crushlite.http.client import (
+    from .client import (
         ClientError,
         ClientResponse,
         ConnectFailed,
@@ -24,20 +24,11 @@ if TYPE_CHECKING:
         TCPConnector,
         UnixConnector,
     )
-    from crushlite.http.limits import Limits
-    from crushlite.http.messages import (
-        Headers,
-        HTTPError,
-        Peer,
-        Request,
-        RequestHead,
-        Response,
-        Sink,
-        Stream,
-    )
-    from crushlite.http.router import Admission, Route, Router
-    from crushlite.http.server import HTTPServer, Statistics
-    from crushlite.http.sse import SSEEvent, SSEParser, SSETooLong
+    from .limits import Limits
+    from .messages import Headers, HTTPError, Peer, Request, RequestHead, Response, Sink, Stream
+    from .router import Admission, Route, Router
+    from .server import HTTPServer, Statistics
+    from .sse import SSEEvent, SSEParser, SSETooLong
 
 __all__ = [
     "Admission",

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from crushlite.clock import Clock, Timer
-
-__all__ = ["Acceptor", "House"]
+    from ..clock import Clock, Timer
 
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
 _BATCH = 16  # per tick of the loop: what makes room for them happens between the ticks

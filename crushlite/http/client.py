@@ -26,31 +26,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import h11
 
-from crushlite.clock import settled
-from crushlite.http.messages import Headers, Pairs
-from crushlite.http.peercred import peer_uid
+from ..clock import settled
+from .messages import Headers, Pairs
+from .peercred import peer_uid
 
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
 
-    from crushlite.clock import Clock, Timer
-
-__all__ = [
-    "ClientError",
-    "ClientResponse",
-    "ConnectFailed",
-    "ConnectionLost",
-    "Connector",
-    "HTTPClient",
-    "PeerMismatch",
-    "ProtocolError",
-    "ResponseTimeout",
-    "StreamResponse",
-    "TCPConnector",
-    "UnixConnector",
-]
+    from ..clock import Clock, Timer
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})

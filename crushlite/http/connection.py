@@ -31,22 +31,20 @@ import enum
 import math
 from typing import TYPE_CHECKING, Literal
 
-from crushlite.http.deadline import Deadline
-from crushlite.http.framing import CONTINUE, frame_response, frame_stream
-from crushlite.http.messages import HTTPError, Peer, Request, Response, Stream, overloaded
-from crushlite.http.outbox import Outbox, slices
-from crushlite.http.parsing import find_head, too_large
-from crushlite.http.peercred import peer_uid
-from crushlite.http.sink import StreamSink
+from .deadline import Deadline
+from .framing import CONTINUE, frame_response, frame_stream
+from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
+from .outbox import Outbox, slices
+from .parsing import find_head, too_large
+from .peercred import peer_uid
+from .sink import StreamSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.http.owner import Owner
-    from crushlite.http.parsing import ParsedHead
-    from crushlite.http.router import Admission
-
-__all__ = ["Connection", "Kind", "State"]
+    from .owner import Owner
+    from .parsing import ParsedHead
+    from .router import Admission
 
 Kind = Literal["unix", "tcp", "memory"]
 

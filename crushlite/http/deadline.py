@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.clock import Clock, Timer
-
-__all__ = ["Deadline"]
+    from ..clock import Clock, Timer
 
 # Timers may fire a hair early in floating point.
 _EPSILON = 1e-3

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from crushlite.http.messages import Response, Stream
-
-__all__ = ["CONTINUE", "date_line", "frame_response", "frame_stream", "header_lines"]
+    from .messages import Response, Stream
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Limits"]
-
 _KIB = 1024
 _MIB = 1024 * _KIB
 

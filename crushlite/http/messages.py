@@ -13,19 +13,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "HTTPError",
-    "Headers",
-    "Pairs",
-    "Peer",
-    "Request",
-    "RequestHead",
-    "Response",
-    "Sink",
-    "Stream",
-    "overloaded",
-]
-
 Pairs = tuple[tuple[str, str], ...]
 
 

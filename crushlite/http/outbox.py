@@ -27,9 +27,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from crushlite.clock import Clock, Timer
-
-__all__ = ["Outbox", "slices"]
+    from ..clock import Clock, Timer
 
 Piece = bytes | memoryview
 

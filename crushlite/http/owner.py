@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections import Counter, OrderedDict
 
-    from crushlite.clock import Clock
-    from crushlite.http.connection import Connection
-    from crushlite.http.limits import Limits
-    from crushlite.http.messages import HTTPError, Request, RequestHead
-    from crushlite.http.parsing import HeadParser
-    from crushlite.http.router import Admission, Router
-
-__all__ = ["Owner"]
+    from ..clock import Clock
+    from .connection import Connection
+    from .limits import Limits
+    from .messages import HTTPError, Request, RequestHead
+    from .parsing import HeadParser
+    from .router import Admission, Router
 
 
 class Owner(Protocol):

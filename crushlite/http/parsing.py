@@ -17,12 +17,10 @@ from urllib.parse import unquote_to_bytes
 
 import h11
 
-from crushlite.http.messages import Headers, HTTPError, Peer, RequestHead
+from .messages import Headers, HTTPError, Peer, RequestHead
 
 if TYPE_CHECKING:
-    from crushlite.http.limits import Limits
-
-__all__ = ["ChunkedBody", "HeadParser", "ParsedHead", "find_head", "split_target", "too_large"]
+    from .limits import Limits
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([^\r]*?)[ \t]*(?=\r)", re.IGNORECASE)

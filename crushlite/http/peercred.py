@@ -11,8 +11,6 @@ import struct
 import sys
 from typing import Protocol
 
-__all__ = ["peer_uid"]
-
 
 class _HasOptions(Protocol):
     """A socket, or asyncio's read-only view of one."""

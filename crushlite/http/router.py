@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from crushlite.http.messages import HTTPError, Request, RequestHead, Response, Stream
-
-__all__ = ["Admission", "Guard", "Handler", "Route", "Router"]
+from .messages import HTTPError, Request, RequestHead, Response, Stream
 
 Handler = Callable[[Request], Awaitable["Response | Stream"]]
 Guard = Callable[[RequestHead], None]

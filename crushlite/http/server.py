@@ -17,26 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.http.accepting import Acceptor
-from crushlite.http.connection import Connection, Kind
-from crushlite.http.framing import date_line, frame_response
-from crushlite.http.limits import Limits
-from crushlite.http.messages import (
-    HTTPError,
-    Request,
-    RequestHead,
-    Response,
-    Stream,
-    overloaded,
-)
-from crushlite.http.parsing import HeadParser
-from crushlite.http.peercred import peer_uid
+from .accepting import Acceptor
+from .connection import Connection, Kind
+from .framing import date_line, frame_response
+from .limits import Limits
+from .messages import HTTPError, Request, RequestHead, Response, Stream, overloaded
+from .parsing import HeadParser
+from .peercred import peer_uid
 
 if TYPE_CHECKING:
-    from crushlite.clock import Clock
-    from crushlite.http.router import Admission, Handler, Router
-
-__all__ = ["HTTPServer", "Statistics"]
+    from ..clock import Clock
+    from .router import Admission, Handler, Router
 
 _CANCEL_GRACE = 1.0
 

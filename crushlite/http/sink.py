@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-    from crushlite.http.outbox import Outbox
-
-__all__ = ["StreamSink"]
+    from .outbox import Outbox
 
 
 class _Connection(Protocol):

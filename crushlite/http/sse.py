@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["LINE_LIMIT", "SSEEvent", "SSEParser", "SSETooLong"]
-
 # Bytes. What a server takes in one body of 32 MiB comes back as one line of JSON in ASCII, in which
 # two bytes of UTF-8 are six. A stream that cannot be read on is lost for good: leave room.
 LINE_LIMIT = 128 * 1024 * 1024

@@ -12,13 +12,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from crushlite.http.client import ConnectFailed, TCPConnector
+from .client import ConnectFailed, TCPConnector
 
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import Callable
-
-__all__ = ["Proxy", "ProxyRefused", "TunnelConnector"]
 
 _HEAD_LIMIT = 64 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([\x20-\x7e]*))?\r?\n")

@@ -20,22 +20,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, field
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
-from crushlite.errors import BadRequest
-
-__all__ = [
-    "JSON",
-    "MAX_DEPTH",
-    "MAX_VALUES",
-    "decode",
-    "dumps",
-    "encode",
-    "loads",
-    "omitted",
-    "omitted_dict",
-    "omitted_list",
-    "tagged",
-    "wire",
-]
+from ..errors import BadRequest
 
 JSON = Any  # the one place where Any is honest: a JSON value of unknown shape
 T = TypeVar("T")

@@ -5,20 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from crushlite.protocol.codec import omitted, omitted_dict, omitted_list
-
-__all__ = [
-    "AgentInfo",
-    "AgentInit",
-    "CompactMode",
-    "Model",
-    "ModelChoice",
-    "OAuthRefresh",
-    "ProviderKey",
-    "RemoveValue",
-    "SelectedModel",
-    "SetValue",
-]
+from .codec import omitted, omitted_dict, omitted_list
 
 
 @dataclass(slots=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crushlite.errors import BadRequest
-from crushlite.protocol.codec import JSON, decode, encode
-from crushlite.protocol.messages import Message, ToolOutput
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
-from crushlite.protocol.questions import QuestionBatch, QuestionNotification
-from crushlite.protocol.runs import AgentEvent, RunComplete
-from crushlite.protocol.sessions import File, Session
-
-__all__ = ["ACTIONS", "KINDS", "ConfigChanged", "Envelope", "Resync", "parse", "to_json"]
+from ..errors import BadRequest
+from .codec import JSON, decode, encode
+from .messages import Message, ToolOutput
+from .permissions import PermissionNotification, PermissionRequest
+from .questions import QuestionBatch, QuestionNotification
+from .runs import AgentEvent, RunComplete
+from .sessions import File, Session
 
 ACTIONS = ("created", "updated", "deleted")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crushlite.protocol.codec import omitted, omitted_dict
-
-__all__ = ["GetPrompt", "NamedServer", "ReadSkill"]
+from .codec import omitted, omitted_dict
 
 
 @dataclass(slots=True)

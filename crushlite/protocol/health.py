@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from crushlite.protocol.codec import omitted
-
-__all__ = ["Check", "Health"]
+from .codec import omitted
 
 
 @dataclass(slots=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from crushlite.errors import BadRequest
-
-__all__ = ["check_id"]
+from ..errors import BadRequest
 
 ID_LENGTH = 200  # characters; long enough for any id scheme, short enough for a URL
 

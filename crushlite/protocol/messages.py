@@ -7,25 +7,8 @@ import binascii
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from crushlite.errors import BadRequest
-from crushlite.protocol.codec import omitted, omitted_list, tagged, wire
-
-__all__ = [
-    "PARTS",
-    "Attachment",
-    "BinaryPart",
-    "FinishPart",
-    "ImageURLPart",
-    "Message",
-    "Part",
-    "Prompt",
-    "ReasoningPart",
-    "ShellCommandPart",
-    "TextPart",
-    "ToolCallPart",
-    "ToolOutput",
-    "ToolResultPart",
-]
+from ..errors import BadRequest
+from .codec import omitted, omitted_list, tagged, wire
 
 
 class Part:

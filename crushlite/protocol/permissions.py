@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from crushlite.protocol.codec import omitted
-
-__all__ = [
-    "ACTIONS",
-    "Grant",
-    "PermissionAnswer",
-    "PermissionNotification",
-    "PermissionRequest",
-    "PermissionSkip",
-    "Resolution",
-]
+from .codec import omitted
 
 ACTIONS = ("allow", "allow_session", "deny")
 

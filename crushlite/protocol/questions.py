@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from crushlite.protocol.codec import omitted, omitted_dict, omitted_list
-
-__all__ = [
-    "QUESTION_TYPES",
-    "Choice",
-    "Question",
-    "QuestionAnswer",
-    "QuestionBatch",
-    "QuestionNotification",
-    "QuestionReply",
-    "QuestionResponse",
-]
+from .codec import omitted, omitted_dict, omitted_list
 
 QUESTION_TYPES = ("yes_no", "single_choice", "multi_choice", "free_text")
 

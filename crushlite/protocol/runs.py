@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from crushlite.protocol.codec import omitted
-
-__all__ = [
-    "LIVE_STATES",
-    "RUN_STATES",
-    "Accepted",
-    "AgentEvent",
-    "CancelReceipt",
-    "CanceledRun",
-    "QueuedPrompt",
-    "RunComplete",
-    "RunInfo",
-]
+from .codec import omitted
 
 LIVE_STATES = ("accepted", "queued", "active", "folded")
 RUN_STATES = (*LIVE_STATES, "ended")

@@ -16,12 +16,10 @@ import inspect
 import types
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from crushlite.protocol.events import ACTIONS, KINDS, Resync
+from .events import ACTIONS, KINDS, Resync
 
 if TYPE_CHECKING:
-    from crushlite.protocol.codec import JSON
-
-__all__ = ["Schemas"]
+    from .codec import JSON
 
 _SCALARS: dict[Any, JSON] = {
     str: {"type": "string"},

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crushlite.protocol.codec import omitted_list
-
-__all__ = [
-    "AgentSession",
-    "CurrentSession",
-    "File",
-    "FileRead",
-    "Session",
-    "ShellAnswer",
-    "ShellCommand",
-    "Todo",
-]
+from .codec import omitted_list
 
 
 @dataclass(slots=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crushlite.protocol.codec import omitted
-
-__all__ = ["WebAddress", "WebCode", "WebRequest", "WebToken"]
+from .codec import omitted
 
 
 @dataclass(slots=True)

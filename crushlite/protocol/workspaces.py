@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from crushlite.protocol.codec import omitted, omitted_list
-
-__all__ = ["Control", "CreateWorkspace", "VersionInfo", "WireConfig", "Workspace"]
+from .codec import omitted, omitted_list
 
 # What the Crush client reads without a check is there whatever the configuration holds.
 WireConfig = Annotated[dict[str, Any], "options.tui", "providers"]

@@ -18,11 +18,11 @@ events or HTTP.
 
 from __future__ import annotations
 
-from crushlite.store.connection import Connection, ConnectionFactory, connect
-from crushlite.store.executor import Executor, InlineExecutor, ThreadExecutor
-from crushlite.store.health import TROUBLE
-from crushlite.store.runs import RunRow
-from crushlite.store.stores import Store, Stores
+from .connection import Connection, ConnectionFactory, connect
+from .executor import Executor, InlineExecutor, ThreadExecutor
+from .health import TROUBLE
+from .runs import RunRow
+from .stores import Store, Stores
 
 __all__ = [
     "TROUBLE",

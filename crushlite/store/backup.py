@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.errors import Conflict, CorruptDatabase, CrushliteError, NotFound
-from crushlite.store.connection import connect, translated
-from crushlite.store.directory import Note, is_owned, last_note, sync_directory
-from crushlite.store.inspection import check_pages, inspect_owned
-from crushlite.store.migrations import version_of
+from ..errors import Conflict, CorruptDatabase, CrushliteError, NotFound
+from .connection import connect, translated
+from .directory import Note, is_owned, last_note, sync_directory
+from .inspection import check_pages, inspect_owned
+from .migrations import version_of
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ["Copied", "backup"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["BRAKE", "KEEP", "TOO_LONG", "Checkpoints"]
-
 KEEP = 4 * 2**20  # bytes: about a thousand pages, some milliseconds of copying
 BRAKE = 48 * 2**20  # bytes: at that pace the disk is what everybody waits for anyway
 TOO_LONG = 64 * 2**20  # bytes: past it somebody must be told

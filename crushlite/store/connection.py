@@ -10,36 +10,15 @@ import contextlib
 import errno
 import math
 import sqlite3
-from sqlite3 import Connection  # so that others can name what their work is given
+from sqlite3 import Connection as Connection  # so that others can name what their work is given
 from typing import TYPE_CHECKING, Protocol
 
-from crushlite.errors import (
-    BadRequest,
-    CorruptDatabase,
-    CrushliteError,
-    StoreBusy,
-    StoreFailed,
-    StoreFull,
-)
+from ..errors import BadRequest, CorruptDatabase, CrushliteError, StoreBusy, StoreFailed, StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import UnionType
-
-__all__ = [
-    "BUSY_TIMEOUT",
-    "Connection",
-    "ConnectionFactory",
-    "check_row",
-    "configure",
-    "connect",
-    "says_damage",
-    "spoils",
-    "transaction",
-    "translate",
-    "translated",
-]
 
 BUSY_TIMEOUT = 5.0  # seconds: longer than any backup tool's lock, shorter than a person's patience
 

@@ -21,20 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from crushlite.errors import DataDirectoryInUse, StoreUnusable
-
-__all__ = [
-    "DirectoryLock",
-    "Note",
-    "create_database_file",
-    "is_owned",
-    "last_note",
-    "make_directory",
-    "refuse_links",
-    "require_free",
-    "sync_directory",
-    "this_boot",
-]
+from ..errors import DataDirectoryInUse, StoreUnusable
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # where there is none every boot is unknown: ''
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix

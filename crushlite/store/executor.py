@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Executor", "InlineExecutor", "ThreadExecutor"]
-
 
 class Executor(Protocol):
     def submit(self, call: Callable[[], None]) -> None:

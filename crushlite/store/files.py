@@ -12,31 +12,15 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crushlite.errors import CorruptDatabase, RunNotFound
-from crushlite.protocol.changes import ChangedRun
-from crushlite.protocol.sessions import File
-from crushlite.store.connection import check_row
-from crushlite.store.sessions import require_session
-from crushlite.worktree.states import FileState
+from ..errors import CorruptDatabase, RunNotFound
+from ..protocol.changes import ChangedRun
+from ..protocol.sessions import File
+from ..worktree.states import FileState
+from .connection import check_row
+from .sessions import require_session
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = [
-    "Change",
-    "Mark",
-    "PathHistory",
-    "RunHistory",
-    "changed_runs",
-    "insert_file",
-    "last_read",
-    "list_files",
-    "list_read",
-    "mark_read",
-    "record_change",
-    "record_gap",
-    "run_history",
-]
 
 _YEAR_9999 = 253_370_764_800  # seconds: no date is behind it
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from crushlite.errors import CorruptDatabase, StoreBusy, StoreFailed, StoreFull, StoreOverloaded
+from ..errors import CorruptDatabase, StoreBusy, StoreFailed, StoreFull, StoreOverloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["TROUBLE", "Health"]
 
 TROUBLE = (StoreFull, StoreOverloaded, StoreBusy, StoreFailed, CorruptDatabase)
 

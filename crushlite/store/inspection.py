@@ -23,17 +23,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.errors import CorruptDatabase, CrushliteError, NewerSchema
-from crushlite.store.directory import Note, this_boot
-from crushlite.store.migrations import MIGRATIONS, VERSION, version_of
-from crushlite.store.walfile import LogIndex, lost_commits
+from ..errors import CorruptDatabase, CrushliteError, NewerSchema
+from .directory import Note, this_boot
+from .migrations import MIGRATIONS, VERSION, version_of
+from .walfile import LogIndex, lost_commits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crushlite.store.connection import ConnectionFactory
-
-__all__ = ["check_pages", "damaged", "inspect", "inspect_owned", "no_litter"]
+    from .connection import ConnectionFactory
 
 QUICK = 64 * 2**20  # bytes of a file that is read through at every opening: some 50 milliseconds
 _MAGIC = b"SQLite format 3\0"

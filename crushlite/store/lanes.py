@@ -16,16 +16,14 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from crushlite.errors import StoreFailed, StoreOverloaded
-from crushlite.store.connection import spoils, translate
+from ..errors import StoreFailed, StoreOverloaded
+from .connection import spoils, translate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from crushlite.store.executor import Executor
-
-__all__ = ["MAX_WAITING", "Call", "Lane", "deliver", "run_in"]
+    from .executor import Executor
 
 T = TypeVar("T")
 

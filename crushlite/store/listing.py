@@ -12,16 +12,14 @@ import sqlite3
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from crushlite.errors import CorruptDatabase
-from crushlite.store.connection import check_row
-from crushlite.store.messages import MESSAGE_COLUMNS, message_from_row
+from ..errors import CorruptDatabase
+from .connection import check_row
+from .messages import MESSAGE_COLUMNS, message_from_row
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from crushlite.protocol.messages import Message
-
-__all__ = ["message_texts", "user_message_texts"]
+    from ..protocol.messages import Message
 
 PIECE = 250  # messages: no piece is long in anybody's way
 BEYOND = 2**62  # any position and sequence number

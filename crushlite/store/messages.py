@@ -10,25 +10,14 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from crushlite.errors import BadRequest, CorruptDatabase, NotFound
-from crushlite.protocol.codec import decode, dumps, encode
-from crushlite.protocol.messages import Message, Part
-from crushlite.store.connection import check_row
-from crushlite.store.sessions import require_session
+from ..errors import BadRequest, CorruptDatabase, NotFound
+from ..protocol.codec import decode, dumps, encode
+from ..protocol.messages import Message, Part
+from .connection import check_row
+from .sessions import require_session
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = [
-    "MESSAGE_COLUMNS",
-    "delete_message",
-    "get_message",
-    "insert_message",
-    "list_messages",
-    "message_from_row",
-    "position_of",
-    "save_message",
-]
 
 MESSAGE_COLUMNS = (
     "id, role, session_id, parts, model, provider, created_at, updated_at, is_summary_message"

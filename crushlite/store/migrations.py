@@ -12,16 +12,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.store.connection import transaction
-from crushlite.store.directory import sync_directory
-from crushlite.store.schema import V1, V2, V3
+from .connection import transaction
+from .directory import sync_directory
+from .schema import V1, V2, V3
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-__all__ = ["BACKUPS", "MIGRATIONS", "VERSION", "Migration", "migrate", "version_of"]
 
 BACKUPS = 2  # copies that are kept: each may be as large as the database
 

@@ -16,16 +16,14 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING
 
-from crushlite.store.lanes import Call, Lane, deliver
+from .lanes import Call, Lane, deliver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from crushlite.store.checkpoints import Checkpoints
-    from crushlite.store.executor import Executor
-
-__all__ = ["Reader"]
+    from .checkpoints import Checkpoints
+    from .executor import Executor
 
 _SHORT = 0.004  # seconds of a read without a pause
 _STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond

@@ -18,9 +18,9 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crushlite.errors import BadRequest, RunNotFound
-from crushlite.protocol.codec import decode
-from crushlite.protocol.messages import (
+from ..errors import BadRequest, RunNotFound
+from ..protocol.codec import decode
+from ..protocol.messages import (
     Attachment,
     BinaryPart,
     FinishPart,
@@ -31,21 +31,13 @@ from crushlite.protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from crushlite.store.connection import check_row
-from crushlite.store.messages import (
-    MESSAGE_COLUMNS,
-    insert_message,
-    message_from_row,
-    position_of,
-    save_message,
-)
-from crushlite.store.runs import RUN_COLUMNS, RunRow, end_run, get_run, run_from_row, start_run
-from crushlite.store.sessions import child_ids
+from .connection import check_row
+from .messages import MESSAGE_COLUMNS, insert_message, message_from_row, position_of, save_message
+from .runs import RUN_COLUMNS, RunRow, end_run, get_run, run_from_row, start_run
+from .sessions import child_ids
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ["INTERRUPTED", "recover"]
 
 INTERRUPTED = "interrupted: the daemon stopped"
 _END = 2**63 - 1  # a position behind all others

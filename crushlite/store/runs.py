@@ -12,27 +12,14 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from crushlite.errors import RunIdReused, RunNotFound, SessionNotFound
-from crushlite.store.connection import check_row
-from crushlite.store.messages import insert_message, position_of
+from ..errors import RunIdReused, RunNotFound, SessionNotFound
+from .connection import check_row
+from .messages import insert_message, position_of
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from crushlite.protocol.messages import Message
-
-__all__ = [
-    "RUN_COLUMNS",
-    "RunRow",
-    "end_run",
-    "ended_among",
-    "get_run",
-    "insert_run",
-    "is_first_prompt",
-    "list_runs",
-    "run_from_row",
-    "start_run",
-]
+    from ..protocol.messages import Message
 
 
 @dataclass(slots=True)

@@ -18,16 +18,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.errors import CorruptDatabase
-from crushlite.store.connection import configure, connect, transaction
-from crushlite.store.directory import create_database_file
-from crushlite.store.messages import MESSAGE_COLUMNS, message_from_row
-from crushlite.store.migrations import migrate
+from ..errors import CorruptDatabase
+from .connection import configure, connect, transaction
+from .directory import create_database_file
+from .messages import MESSAGE_COLUMNS, message_from_row
+from .migrations import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["main", "salvage"]
 
 # Sessions first: the others hang on them. The number of messages is counted anew by a trigger.
 _TABLES = ("sessions", "messages", "runs", "files", "reads", "gaps")

@@ -7,8 +7,6 @@ gives a message the position of the one it must follow; `seq` then puts it right
 
 from __future__ import annotations
 
-__all__ = ["V1", "V2", "V3"]
-
 _TOUCH = "touched = (SELECT max(touched) + 1 FROM sessions AS s WHERE s.scope = {scope})"
 
 V1 = (

@@ -11,29 +11,13 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from crushlite.errors import BadRequest, CorruptDatabase, SessionNotFound
-from crushlite.protocol.codec import decode, dumps, encode
-from crushlite.protocol.sessions import Session, Todo
-from crushlite.store.connection import check_row
+from ..errors import BadRequest, CorruptDatabase, SessionNotFound
+from ..protocol.codec import decode, dumps, encode
+from ..protocol.sessions import Session, Todo
+from .connection import check_row
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = [
-    "MOST_COST",
-    "check_usage",
-    "child_ids",
-    "delete_session",
-    "get_session",
-    "insert_session",
-    "list_sessions",
-    "rename_session",
-    "require_session",
-    "save_usage",
-    "set_summary",
-    "set_title",
-    "set_todos",
-]
 
 _COLUMNS = (
     "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crushlite.store.connection import connect, translated
+from .connection import connect, translated
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["bytes_of", "session_sizes"]
 
 # A row is its texts and a little more; what an index adds is not counted.
 _SIZES = """

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from crushlite.errors import (
+from ..errors import (
     BadRequest,
     CorruptDatabase,
     CrushliteError,
@@ -27,37 +27,24 @@ from crushlite.errors import (
     StoreFailed,
     StoreUnusable,
 )
-from crushlite.store.checkpoints import Checkpoints
-from crushlite.store.connection import (
-    configure,
-    connect as default_connect,
-    says_damage,
-    transaction,
-    translated,
-)
-from crushlite.store.directory import (
-    DirectoryLock,
-    create_database_file,
-    make_directory,
-    refuse_links,
-)
-from crushlite.store.executor import Executor, ThreadExecutor
-from crushlite.store.health import Health
-from crushlite.store.inspection import damaged, inspect_owned, no_litter
-from crushlite.store.lanes import run_in
-from crushlite.store.migrations import VERSION, migrate
-from crushlite.store.reader import Reader
-from crushlite.store.recovery import recover
-from crushlite.store.sizes import bytes_of
-from crushlite.store.writer import Writer
+from .checkpoints import Checkpoints
+from .connection import configure, connect as default_connect, says_damage, transaction, translated
+from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
+from .executor import Executor, ThreadExecutor
+from .health import Health
+from .inspection import damaged, inspect_owned, no_litter
+from .lanes import run_in
+from .migrations import VERSION, migrate
+from .reader import Reader
+from .recovery import recover
+from .sizes import bytes_of
+from .writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.clock import Clock
-    from crushlite.store.connection import ConnectionFactory
-
-__all__ = ["Store", "Stores"]
+    from ..clock import Clock
+    from .connection import ConnectionFactory
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["LogIndex", "lost_commits"]
-
 _INDEX = struct.Struct("=3I2BH2I2I2I2I")  # in the byte order of the machine
 _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">4I8x")

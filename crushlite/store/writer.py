@@ -18,22 +18,20 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from crushlite.errors import CorruptDatabase, CrushliteError, StoreFailed
-from crushlite.store.connection import says_damage, spoils
-from crushlite.store.health import TROUBLE
-from crushlite.store.inspection import check_pages, damaged
-from crushlite.store.lanes import Call, Lane, deliver, run_in
+from ..errors import CorruptDatabase, CrushliteError, StoreFailed
+from .connection import says_damage, spoils
+from .health import TROUBLE
+from .inspection import check_pages, damaged
+from .lanes import Call, Lane, deliver, run_in
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
     from pathlib import Path
 
-    from crushlite.store.checkpoints import Checkpoints
-    from crushlite.store.executor import Executor
-    from crushlite.store.health import Health
-
-__all__ = ["Writer"]
+    from .checkpoints import Checkpoints
+    from .executor import Executor
+    from .health import Health
 
 _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
 _SAMPLE = 400  # rows per index that the statistics are made from

@@ -12,12 +12,12 @@ MemoryTransport, connect_pair   HTTP without sockets
 
 from __future__ import annotations
 
-from crushlite.agent.scripted import ScriptedAgent, ScriptedRun
-from crushlite.clock import FakeClock
-from crushlite.store import InlineExecutor, Stores
-from crushlite.testing.harness import Answer, EventReader, LocalDaemon, Participant, Seen
-from crushlite.testing.memory import MemoryTransport, connect_pair
-from crushlite.testing.model import FakeModel, ModelCall, obedient
+from ..agent.scripted import ScriptedAgent, ScriptedRun
+from ..clock import FakeClock
+from ..store import InlineExecutor, Stores
+from .harness import Answer, EventReader, LocalDaemon, Participant, Seen
+from .memory import MemoryTransport, connect_pair
+from .model import FakeModel, ModelCall, obedient
 
 __all__ = [
     "Answer",

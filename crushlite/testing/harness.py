@@ -26,24 +26,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.agent.scripted import ScriptedAgent
-from crushlite.clock import SystemClock
-from crushlite.config import Roots
-from crushlite.daemon import Daemon
-from crushlite.http.client import ClientError, HTTPClient, TCPConnector, UnixConnector
-from crushlite.http.sse import SSEParser
+from ..agent.scripted import ScriptedAgent
+from ..clock import SystemClock
+from ..config import Roots
+from ..daemon import Daemon
+from ..http.client import ClientError, HTTPClient, TCPConnector, UnixConnector
+from ..http.sse import SSEParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from crushlite.agent.scripted import ScriptedRun
-    from crushlite.clock import Clock
-    from crushlite.http.messages import Headers
-    from crushlite.settings import Settings
-    from crushlite.store import Stores
-
-__all__ = ["Answer", "EventReader", "LocalDaemon", "Participant", "Seen"]
+    from ..agent.scripted import ScriptedRun
+    from ..clock import Clock
+    from ..http.messages import Headers
+    from ..settings import Settings
+    from ..store import Stores
 
 PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
 QUIET = 0.25  # seconds without an event that count as "never"

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MemoryTransport", "connect_pair"]
-
 _HIGH_WATER = 64 * 1024
 
 

@@ -31,27 +31,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from crushlite.clock import SystemClock
+from ..clock import SystemClock
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from crushlite.clock import Clock
-
-__all__ = [
-    "Drop",
-    "End",
-    "Fail",
-    "FakeModel",
-    "ModelCall",
-    "Say",
-    "Script",
-    "Step",
-    "Think",
-    "Use",
-    "Wait",
-    "obedient",
-]
+    from ..clock import Clock
 
 PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
 

@@ -22,21 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crushlite.errors import BadRequest, Conflict
+from ..errors import BadRequest, Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = [
-    "FILE_BYTES",
-    "Place",
-    "digest",
-    "exists",
-    "locate",
-    "read_bytes",
-    "remove",
-    "write_bytes",
-]
 
 FILE_BYTES = 5 * 1024 * 1024  # larger files are not for a model to read or rewrite
 PATH_CHARS = 4096

@@ -11,10 +11,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from crushlite.errors import BadRequest, Conflict
-from crushlite.worktree.paths import Place, exists, read_bytes, remove, write_bytes
-
-__all__ = ["MISSING", "FileState", "as_text", "look", "mode_of", "place_of", "put"]
+from ..errors import BadRequest, Conflict
+from .paths import Place, exists, read_bytes, remove, write_bytes
 
 
 @dataclass(frozen=True, slots=True)

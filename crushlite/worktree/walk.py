@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Entry", "Ignored", "Pattern", "Tree", "braces", "main"]
-
 FILE_BYTES = 5 * 1024 * 1024
 LINE_CHARS = 300
 DEPTH = 64

@@ -1,0 +1,412 @@
+"""The coder agent: a model that works on the project through tools.
+
+One turn is a loop of steps. A step folds in what was typed meanwhile, asks the model with the whole
+conversation, streams its answer into one assistant message, and runs the tools it called. The turn
+ends when the model calls none, when a tool result says stop, or when the loop guard finds the model
+going in circles.
+
+The agent keeps no conversation of its own: the stored history is the only truth, so a restart, a
+cancel or another client's prompt cannot make the two differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..agent.base import Info, Title, Usage
+from ..errors import CrushliteError, LimitReached
+from .history import chat_messages, estimated_tokens, parsed_input, valid_input
+from .prompts import SUMMARY, TITLE, context_files, system_prompt
+from .providers.base import (
+    CallPiece,
+    ChatMessage,
+    ModelRequest,
+    ProviderError,
+    Stop,
+    Text,
+    Thought,
+    Tokens,
+)
+from .tools.base import Call, Outcome, failure, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..agent.base import Turn
+    from ..clock import Clock
+    from ..protocol.config import Model, SelectedModel
+    from ..protocol.sessions import Session
+    from .providers.base import Provider, ToolSpec
+    from .tools.base import Desk, Tool
+
+log = logging.getLogger(__name__)
+
+RETRIES = 3
+RETRY_TOTAL = 180.0  # seconds spent waiting between attempts, all together
+MAX_STEPS = 100
+GUARD_WINDOW = 10  # steps looked back for a model that goes in circles,
+GUARD_REPEATS = 5  # and how often the same call with the same result may be among them
+
+
+@dataclass(frozen=True, slots=True)
+class Brain:
+    """A model, and the provider that serves it."""
+
+    provider: Provider
+    model: Model
+    selected: SelectedModel
+    system_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    context_paths: tuple[str, ...] = ()
+    auto_summarize: bool = True
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One step's answer as far as it has come."""
+
+    text: str = ""
+    thought: str = ""
+    calls: dict[int, _Pending] = field(default_factory=dict)
+    stop: str = ""
+    used: set[str] = field(default_factory=set)  # ids of tool calls that cannot be taken again
+    prompt: int | None = None
+    completion: int | None = None
+    cache_read: int = 0
+    cache_write: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class CoderAgent:
+    def __init__(
+        self,
+        *,
+        desk: Desk,
+        large: Brain,
+        small: Brain,
+        tools: Sequence[Tool],
+        options: Options,
+        clock: Clock,
+    ) -> None:
+        self._desk = desk
+        self._large = large
+        self._small = small
+        self._tools = {tool.name: tool for tool in tools}
+        self._options = options
+        self._clock = clock
+
+    def info(self) -> Info:
+        return Info(self._large.model, self._large.selected)
+
+    async def aclose(self) -> None:
+        await self._large.provider.aclose()
+        await self._small.provider.aclose()
+
+    # The turn ------------------------------------------------------------------------------------
+
+    async def run(self, turn: Turn) -> None:
+        system = await self._system(turn)
+        recent: deque[tuple[str, ...]] = deque(maxlen=GUARD_WINDOW)
+        used: set[str] = set()  # ids of this turn's tool calls, also of those a summary stands for
+        again: ChatMessage | None = None  # what was asked, once a summary stands for it
+        limit = turn.max_steps or MAX_STEPS
+        for step in range(limit):
+            await turn.step()
+            # Also before the first step: a conversation of plain answers grows as well.
+            session = await turn.session()
+            if self._is_full(session):
+                await turn.summarize()
+                session = await turn.session()
+                again = await self._asked(turn, whole=step == 0)
+            await turn.followups()
+            request = await self._request(turn, session, system, again)
+            answer = await self._ask(turn, request, used)
+            if not answer.calls:
+                await turn.finish(answer.stop)
+                return
+            outcomes = await self._run_tools(turn, answer)
+            if any(outcome.stop for outcome in outcomes):
+                return
+            recent.append(_signatures(answer, outcomes))
+            if _in_circles(recent):
+                await turn.say("I stopped: the same tool call kept giving the same result.")
+                return
+        raise LimitReached(f"stopped at max_steps = {limit}: ask again to go on")
+
+    async def _system(self, turn: Turn) -> str:
+        files = await asyncio.to_thread(context_files, self._desk.path, self._options.context_paths)
+        return system_prompt(
+            self._desk.path,
+            files,
+            prefix=self._large.system_prefix,
+            interactive=turn.interactive,
+        )
+
+    async def _asked(self, turn: Turn, *, whole: bool) -> ChatMessage:
+        """What this turn is about. Its files come along only if no step has seen them yet: they may
+        be what fills the window."""
+        found: list[ChatMessage] = []
+        if whole:
+            users = [m for m in await turn.history() if m.role == "user" and m.text == turn.prompt]
+            found = chat_messages(users[-1:], images=self._large.model.supports_attachments)
+        return found[0] if found else ChatMessage("user", turn.prompt)
+
+    async def _request(
+        self, turn: Turn, session: Session, system: str, again: ChatMessage | None = None
+    ) -> ModelRequest:
+        brain = self._large
+        messages = chat_messages(
+            await turn.history(),
+            summary_id=session.summary_message_id,
+            images=brain.model.supports_attachments,
+        )
+        tools = [
+            spec_of(tool)
+            for tool in self._tools.values()
+            if turn.interactive or tool.name != "question"
+        ]
+        if again is not None and session.summary_message_id and messages:
+            # The summary was made in this turn and stands for its prompt, too: say what is on.
+            messages[0].text += f"\n\nGo on with what was asked last:\n{again.text}"
+            messages[0].images += again.images
+        return _model_request(brain, system, messages, tools)
+
+    async def _ask(
+        self, turn: Turn, request: ModelRequest, used: set[str] | None = None
+    ) -> _Answer:
+        """One answer, retried as long as the provider says that may help. What a failed attempt
+        streamed is erased before the next; what the last one streamed stays beneath its error."""
+        waited = 0.0
+        for attempt in range(RETRIES + 1):
+            answer = _Answer(used=set(used or ()))
+            try:
+                await self._stream(turn, request, answer)
+            except ProviderError as error:
+                delay = error.retry_after or float(2**attempt)
+                if not error.retryable or attempt == RETRIES or waited + delay > RETRY_TOTAL:
+                    raise
+                await turn.erase()
+                await self._clock.sleep(delay)
+                waited += delay
+            else:
+                await turn.usage(self._usage(self._large, request, answer))
+                if used is not None:
+                    used |= answer.used
+                return answer
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _stream(self, turn: Turn, request: ModelRequest, answer: _Answer) -> None:
+        answer.used |= {call.id for message in request.messages for call in message.tool_calls}
+        stream = self._large.provider.stream(request)
+        try:
+            async for piece in stream:
+                if isinstance(piece, Text):
+                    answer.text += piece.text
+                    await turn.say(piece.text)
+                elif isinstance(piece, Thought):
+                    answer.thought += piece.text
+                    await turn.think(piece.text, piece.signature)
+                elif isinstance(piece, CallPiece):
+                    await self._call_piece(turn, answer, piece)
+                elif isinstance(piece, Tokens):
+                    _count(answer, piece)
+                elif isinstance(piece, Stop):
+                    answer.stop = piece.reason
+        finally:
+            await _close(stream)
+        for call in answer.calls.values():
+            call.id = await turn.tool_call(call.name, valid_input(call.arguments), call.id or None)
+
+    async def _call_piece(self, turn: Turn, answer: _Answer, piece: CallPiece) -> None:
+        call = answer.calls.setdefault(piece.index, _Pending())
+        call.name = call.name or piece.name
+        call.arguments += piece.arguments
+        if not call.id and call.name:
+            # Some servers count their calls from zero in every answer; in a history an id means
+            # one call.
+            wanted = piece.id if piece.id not in answer.used else None
+            call.id = await turn.tool_call(call.name, "", wanted or None, finished=False)
+            answer.used.add(call.id)
+
+    # Tools ---------------------------------------------------------------------------------------
+
+    async def _run_tools(self, turn: Turn, answer: _Answer) -> list[Outcome]:
+        """Run the calls in order; neighbours that only read run at the same time."""
+        outcomes: list[Outcome] = []
+        batch: list[_Pending] = []
+        for call in answer.calls.values():
+            tool = self._tools.get(call.name)
+            if tool is None or not tool.read_only:
+                outcomes += await self._run_batch(turn, batch)
+                batch = []
+                if not any(outcome.stop for outcome in outcomes):
+                    outcomes += await self._run_batch(turn, [call])
+            else:
+                batch.append(call)
+            if any(outcome.stop for outcome in outcomes):
+                return outcomes  # the daemon gives the calls that are left their results
+        return outcomes + await self._run_batch(turn, batch)
+
+    async def _run_batch(self, turn: Turn, batch: list[_Pending]) -> list[Outcome]:
+        if len(batch) == 1:
+            return [await self._run_tool(turn, batch[0])]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._run_tool(turn, call)) for call in batch]
+        return [task.result() for task in tasks]
+
+    async def _run_tool(self, turn: Turn, call: _Pending) -> Outcome:
+        outcome = await self._outcome(turn, call)
+        await turn.tool_result(
+            call.id,
+            outcome.content,
+            outcome.is_error,
+            outcome.metadata,
+            outcome.data,
+            outcome.mime_type,
+        )
+        return outcome
+
+    async def _outcome(self, turn: Turn, call: _Pending) -> Outcome:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return failure(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
+        try:
+            value = parsed_input(call.arguments or "{}")
+        except ValueError as error:
+            return failure(f"the arguments are not valid JSON: {error}")
+        if not isinstance(value, dict):
+            return failure("the arguments must be a JSON object")
+        try:
+            return await tool.run(Call(call.id, call.name, value, turn, self._desk))
+        except CrushliteError as error:
+            return failure(error.message)
+        except OSError as error:
+            return failure(str(error))
+        except Exception:
+            log.exception("tool %s broke", call.name)
+            return failure("the tool broke; this is a fault of crushlite, its log says more")
+
+    # Usage and the size of the conversation ------------------------------------------------------
+
+    def _usage(self, brain: Brain, request: ModelRequest, answer: _Answer) -> Usage:
+        if not answer.prompt and not answer.completion:
+            texts = [request.system, *(message.text for message in request.messages)]
+            texts += [call.input for message in request.messages for call in message.tool_calls]
+            asked = estimated_tokens(*texts)
+            calls = [call.arguments for call in answer.calls.values()]
+            said = estimated_tokens(answer.text, answer.thought, *calls)
+            return Usage(asked, said, estimated=True)
+        model = brain.model
+        prompt, completion = answer.prompt or 0, answer.completion or 0
+        cost = (
+            prompt * model.cost_per_1m_in
+            + completion * model.cost_per_1m_out
+            + answer.cache_read * model.cost_per_1m_out_cached
+            + answer.cache_write * model.cost_per_1m_in_cached
+        ) / 1_000_000
+        size = prompt + answer.cache_read + answer.cache_write
+        return Usage(size, completion, max(cost, 0.0))  # catalogues write -1 for an unknown price
+
+    def _is_full(self, session: Session) -> bool:
+        """Whether the last model call, as it was reported or estimated, left too little room."""
+        window = self._large.model.context_window
+        if not self._options.auto_summarize or window <= 0:
+            return False
+        left = window - session.prompt_tokens - session.completion_tokens
+        return left <= (20_000 if window > 200_000 else window // 5)
+
+    # Summaries and titles ------------------------------------------------------------------------
+
+    async def summarize(self, turn: Turn) -> None:
+        """Stream a summary of the conversation; the turn is one whose message is the summary."""
+        session = await turn.session()
+        messages = chat_messages(await turn.history(), summary_id=session.summary_message_id)
+        todos = "\n".join(f"- [{todo.status}] {todo.content}" for todo in session.todos)
+        wish = SUMMARY + (f"\n\nThe to-do list:\n{todos}" if todos else "")
+        request = _model_request(
+            self._large, "You summarize conversations.", [*messages, ChatMessage("user", wish)], []
+        )
+        await self._ask(turn, request)
+
+    async def title(self, text: str) -> Title:
+        """By the small model, else by the large one; never fails."""
+        request = [ChatMessage("user", text[:2000])]
+        for brain in (self._small, self._large):
+            answer = _Answer()
+            asked = _model_request(brain, TITLE, request, [])
+            try:
+                async with asyncio.timeout(60):
+                    async for piece in brain.provider.stream(asked):
+                        if isinstance(piece, Text):
+                            answer.text += piece.text
+                        elif isinstance(piece, Tokens):
+                            _count(answer, piece)
+            except (ProviderError, TimeoutError):
+                continue
+            title = _one_line(answer.text) or _one_line(text)[:50]
+            return Title(title, self._usage(brain, asked, answer))
+        return Title("Untitled Session", Usage(estimated=True))
+
+
+def _model_request(
+    brain: Brain, system: str, messages: list[ChatMessage], tools: list[ToolSpec]
+) -> ModelRequest:
+    selected = brain.selected
+    return ModelRequest(
+        model=brain.model.id,
+        system=system,
+        messages=messages,
+        tools=tools,
+        max_tokens=selected.max_tokens or brain.model.default_max_tokens,
+        temperature=selected.temperature,
+        top_p=selected.top_p,
+        reasoning_effort=selected.reasoning_effort,
+        think=selected.think,
+    )
+
+
+async def _close(stream: object) -> None:
+    """Close the connection now, not when the garbage collector finds the generator."""
+    aclose = getattr(stream, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+def _count(answer: _Answer, tokens: Tokens) -> None:
+    """A report that lacks a value does not erase the one known."""
+    answer.prompt = tokens.prompt if tokens.prompt is not None else answer.prompt
+    answer.completion = tokens.completion if tokens.completion is not None else answer.completion
+    answer.cache_read = tokens.cache_read or answer.cache_read
+    answer.cache_write = tokens.cache_write or answer.cache_write
+
+
+def _signatures(answer: _Answer, outcomes: list[Outcome]) -> tuple[str, ...]:
+    return tuple(
+        json.dumps([call.name, call.arguments, outcome.content])
+        for call, outcome in zip(answer.calls.values(), outcomes, strict=False)
+    )
+
+
+def _in_circles(recent: deque[tuple[str, ...]]) -> bool:
+    counts = Counter(signature for step in recent for signature in step)
+    return any(count > GUARD_REPEATS for count in counts.values())
+
+
+def _one_line(text: str) -> str:
+    text = re.sub(r"<think>.*?(</think>|$)", "", text, flags=re.S)
+    return " ".join(text.split()).strip("\"' ")

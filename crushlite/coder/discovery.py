@@ -1,0 +1,158 @@
+"""Models that nobody listed: those of configured providers, and of a server on this machine.
+
+A provider that is configured without models is asked for them. If nothing at all is configured, the
+usual ports of the usual model servers are tried, on loopback and nowhere else: whoever has started
+one of them has said enough. All of it is a convenience. It takes a fraction of a second, it fails
+nobody, and an answer is remembered for a while, "nothing there" only briefly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..config import Provider
+from ..protocol.config import Model
+from .providers.base import ProviderError
+from .providers.build import provider_of
+from .providers.transport import MODELS_SECONDS, Timeouts, Transport, refusal
+from .proxies import proxies_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from ..clock import Clock
+    from ..config import Config
+
+log = logging.getLogger(__name__)
+
+PROBE_SECONDS = 0.2  # for a port of this machine, or for a list that nobody waits for
+FOUND_SECONDS = 60.0  # how long a list of models is believed,
+NONE_SECONDS = 5.0  # and how long that there is none
+
+_NO_CHAT = re.compile(r"embed|rerank|whisper|(?:^|[-/_])(?:bge|tts|clip)(?:[-_]|$)", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A model server that speaks the OpenAI dialect, and where it is usually found."""
+
+    id: str
+    name: str
+    port: int
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+
+LOCAL_SERVERS = (
+    LocalServer("ollama", "Ollama", 11434),
+    LocalServer("lmstudio", "LM Studio", 1234),
+    LocalServer("llamacpp", "llama.cpp", 8080),
+)
+
+
+class Discovery:
+    """`local` are the servers to look for on this machine, the first that answers is taken."""
+
+    def __init__(self, clock: Clock, local: Sequence[LocalServer] = ()) -> None:
+        self._clock = clock
+        self._local = tuple(local)
+        # By whom was asked, and how: until when it counts, and the ids.
+        self._known: dict[tuple[object, ...], tuple[float, list[str]]] = {}
+
+    async def complete(self, env: Mapping[str, str], config: Config, again: bool) -> Config:
+        """The configuration with the models that were found; never fails. With `again` nothing
+        that is remembered counts."""
+        if again:
+            self._known.clear()
+        waiting = [provider for provider in config.providers.values() if provider.discover]
+        if waiting:
+            # Without any model there is nothing to do but wait for them.
+            patience = MODELS_SECONDS if config.large is None or again else PROBE_SECONDS
+            lists = await asyncio.gather(*(self._listed(p, env, patience) for p in waiting))
+            found = {p.id: _models(ids) for p, ids in zip(waiting, lists, strict=True)}
+            config = config.discovered(found)
+        servers = [s for s in self._local if config.wants_local(s.id)]
+        if servers:
+            lists = await asyncio.gather(*(self._probed(server) for server in servers))
+            for server, ids in zip(servers, lists, strict=True):
+                if chats := [ident for ident in ids if not _NO_CHAT.search(ident)]:
+                    return config.joined(_provider(server, chats))
+        return config
+
+    async def _listed(
+        self, provider: Provider, env: Mapping[str, str], patience: float
+    ) -> list[str]:
+        async def ask() -> list[str]:
+            asked = provider_of(provider, self._clock, proxies_of(env))
+            try:
+                return await asked.list_models(patience)
+            finally:
+                await asked.aclose()
+
+        headers = tuple(provider.extra_headers.items())
+        key = (provider.type, provider.base_url, provider.api_key, headers)
+        return await self._remembered(key, ask, f"{provider.id} lists no models", logging.WARNING)
+
+    async def _probed(self, server: LocalServer) -> list[str]:
+        async def ask() -> list[str]:
+            timeouts = Timeouts(connect=PROBE_SECONDS)
+            transport = Transport(server.base_url, headers=(), clock=self._clock, timeouts=timeouts)
+            try:
+                return await transport.get("/models", _offered, timeout=PROBE_SECONDS)
+            finally:
+                await transport.aclose()
+
+        reason = f"no {server.name} on port {server.port}"
+        return await self._remembered((server,), ask, reason, logging.DEBUG)
+
+    async def _remembered(
+        self,
+        key: tuple[object, ...],
+        ask: Callable[[], Awaitable[list[str]]],
+        reason: str,
+        level: int,
+    ) -> list[str]:
+        now = self._clock.time()
+        self._known = {k: entry for k, entry in self._known.items() if entry[0] > now}
+        if key in self._known:
+            return self._known[key][1]
+        ids: list[str] = []
+        try:
+            ids = await ask()
+        except ProviderError as error:
+            log.log(level, "%s: %s", reason, error)
+        except Exception:
+            log.exception("%s", reason)
+        self._known[key] = (now + (FOUND_SECONDS if ids else NONE_SECONDS), ids)
+        return ids
+
+
+def _offered(answer: Any) -> list[str]:
+    """Stricter than for a provider that somebody named: any program may listen on such a port."""
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(listed, list) or answer.get("object") != "list":
+        raise refusal(answer)
+    models = [one for one in listed if isinstance(one, dict) and one.get("object") == "model"]
+    return [one["id"] for one in models if isinstance(one.get("id"), str) and one["id"]]
+
+
+def _models(ids: list[str]) -> list[Model]:
+    """The first one is what is used if nobody chooses: no model that cannot talk."""
+    ordered = sorted(ids, key=lambda ident: _NO_CHAT.search(ident) is not None)
+    return [Model(id=ident, name=ident) for ident in ordered]
+
+
+def _provider(server: LocalServer, ids: list[str]) -> Provider:
+    return Provider(
+        id=server.id,
+        name=server.name,
+        type=server.id,
+        base_url=server.base_url,
+        models=tuple(_models(ids)),
+    )

@@ -1,0 +1,131 @@
+"""Stored messages as a model request wants them: complete, alternating as providers insist, valid.
+
+Stored history is what clients saw, and that includes turns that were canceled, failed or cut off by
+a crash. A provider refuses a history with a tool call that has no result, a result without a call,
+or an empty assistant message, and would refuse it for ever: so it is repaired each time it is read.
+
+Each stored user message goes to the model as its own message, its text exactly as typed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
+from .providers.base import ChatMessage, Image, ToolCall
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..protocol.messages import Message
+
+INTERRUPTED = "Error: this tool call was interrupted and has no result"
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+def chat_messages(
+    messages: Sequence[Message], *, summary_id: str = "", images: bool = False
+) -> list[ChatMessage]:
+    """The conversation from the last summary on. `images` says whether the model takes them."""
+    start = next((n for n, m in enumerate(messages) if summary_id and m.id == summary_id), None)
+    answered = _results(messages[start or 0 :])
+    chat: list[ChatMessage] = []
+    for message in messages[start or 0 :]:
+        if start is not None and message.id == summary_id:
+            chat.append(ChatMessage("user", f"Summary of our conversation so far:\n{message.text}"))
+        elif message.is_summary_message:
+            continue  # an older summary, or one that was never finished
+        elif message.role == "user":
+            chat.append(_user(message, images=images))
+        elif message.role == "assistant":
+            chat += _assistant(message, answered)
+    return chat
+
+
+def _results(messages: Sequence[Message]) -> dict[str, ChatMessage]:
+    """Tool results by call id. They follow their call wherever they are stored."""
+    answered: dict[str, ChatMessage] = {}
+    for message in messages:
+        for result in message.tool_results if message.role == "tool" else ():
+            answered[result.tool_call_id] = ChatMessage(
+                "tool", result.content, tool_call_id=result.tool_call_id, is_error=result.is_error
+            )
+    return answered
+
+
+def _user(message: Message, *, images: bool) -> ChatMessage:
+    chat = ChatMessage("user", message.text)
+    for part in message.parts:
+        if isinstance(part, ShellCommandPart):
+            chat.text += f"I ran `{part.command}` (exit code {part.exit_code}):\n{part.output}"
+        elif isinstance(part, BinaryPart) and part.mime_type.startswith("text/"):
+            chat.text += f'\n\n<file path="{part.path}">\n{_decoded(part.data)}\n</file>'
+        elif isinstance(part, BinaryPart) and images and _is_image(part):
+            chat.images.append(Image(part.mime_type, part.data))
+        elif isinstance(part, BinaryPart):
+            chat.text += f"\n\n(attached file {part.path} of type {part.mime_type} is not shown)"
+    return chat
+
+
+def _is_image(part: BinaryPart) -> bool:
+    """One that providers take. A broken one would have every later request refused, too."""
+    if part.mime_type not in IMAGE_TYPES:
+        return False
+    try:
+        return bool(base64.b64decode(part.data, validate=True))
+    except ValueError:
+        return False
+
+
+def _decoded(data: str) -> str:
+    try:
+        return base64.b64decode(data, validate=True).decode("utf-8", "replace")
+    except ValueError:
+        return "(this attachment is damaged)"
+
+
+def _assistant(message: Message, answered: dict[str, ChatMessage]) -> list[ChatMessage]:
+    """The message and the results of its calls; nothing if it is empty."""
+    thought = next((part for part in message.parts if isinstance(part, ReasoningPart)), None)
+    calls = [ToolCall(call.id, call.name, valid_input(call.input)) for call in message.tool_calls]
+    if not message.text and not calls:
+        return []
+    chat = ChatMessage("assistant", message.text, tool_calls=calls)
+    if thought is not None:
+        chat.thinking, chat.signature = thought.thinking, thought.signature
+    missing = [
+        ChatMessage("tool", INTERRUPTED, tool_call_id=call.id, is_error=True)
+        if call.id not in answered
+        else answered[call.id]
+        for call in calls
+    ]
+    return [chat, *missing]
+
+
+def valid_input(text: str) -> str:
+    """Tool arguments as a JSON object; `{}` for anything else."""
+    try:
+        value = parsed_input(text)
+    except ValueError:
+        return "{}"
+    return text if isinstance(value, dict) else "{}"
+
+
+def parsed_input(text: str) -> Any:
+    """Tool arguments as a value; ValueError for what any strict reader of JSON would refuse: the
+    text is stored, and sent again with every later request."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def estimated_tokens(*texts: str) -> int:
+    """For servers that report no usage: about four characters to a token."""
+    return sum(len(text) for text in texts) // 4

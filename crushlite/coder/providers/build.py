@@ -1,0 +1,39 @@
+"""From a configured provider to one that can be asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...clock import Clock
+    from ...config import Provider
+    from ..proxies import Proxies
+    from .anthropic import AnthropicProvider
+    from .openai import OpenAIProvider
+
+
+def provider_of(
+    config: Provider, clock: Clock, proxies: Proxies
+) -> AnthropicProvider | OpenAIProvider:
+    """Raises ProviderError for a base URL or header that can never work."""
+    if config.type == "anthropic":
+        from .anthropic import AnthropicProvider
+
+        return AnthropicProvider(
+            config.base_url,
+            config.api_key,
+            extra_headers=config.extra_headers,
+            extra_body=config.extra_body,
+            clock=clock,
+            proxies=proxies,
+        )
+    from .openai import OpenAIProvider
+
+    return OpenAIProvider(
+        config.base_url,
+        config.api_key,
+        extra_headers=config.extra_headers,
+        extra_body=config.extra_body,
+        clock=clock,
+        proxies=proxies,
+    )

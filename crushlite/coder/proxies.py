@@ -1,0 +1,99 @@
+"""Which proxy the environment wants for an address.
+
+The variables are those that curl and most tools read: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and
+NO_PROXY, in small letters or capitals; small ones win. A host of this machine is never asked for
+through a proxy, whatever the variables say: the proxy would look on its own machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from ..config.addresses import ip_address, is_loopback
+from ..errors import BadRequest
+from ..http.tunnel import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+_PORTS = {"http": 80, "https": 443}
+
+
+class Proxies:
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._http = _first(env, "http_proxy", "all_proxy")
+        self._https = _first(env, "https_proxy", "all_proxy")
+        self._direct = [e for e in re.split(r"[,\s]+", _first(env, "no_proxy")[1].lower()) if e]
+
+    def find(self, host: str, port: int, *, secure: bool) -> Proxy | None:
+        """The proxy for a server; None for none. BadRequest if the variable makes no sense: going
+        around a proxy that somebody wants to be used would be worse."""
+        variable, wanted = self._https if secure else self._http
+        if not wanted or is_loopback(host) or self._is_direct(host.lower().rstrip("."), port):
+            return None
+        return _proxy(variable, wanted)
+
+    def _is_direct(self, host: str, port: int) -> bool:
+        return any(_covers(entry, host, port) for entry in self._direct)
+
+
+def proxies_of(env: Mapping[str, str]) -> Proxies:
+    """For a workspace: what its client's environment says, else the daemon's own."""
+    return Proxies({**os.environ, **env})
+
+
+def _first(env: Mapping[str, str], *names: str) -> tuple[str, str]:
+    """The first of some variables that is set: its name, and its value."""
+    for spelling in (spelling for name in names for spelling in (name, name.upper())):
+        if value := env.get(spelling, "").strip():
+            return spelling, value
+    return "", ""
+
+
+def _covers(entry: str, host: str, port: int) -> bool:
+    """An entry of NO_PROXY: `*`, a name that stands for all below it too, an address, a network of
+    addresses, each but the first and the last with or without a port."""
+    if entry == "*":
+        return True
+    if "/" in entry:
+        address = ip_address(host)
+        try:
+            return address is not None and address in ipaddress.ip_network(entry, strict=False)
+        except ValueError:
+            return False
+    name, colon, number = entry.rpartition(":")
+    if colon and number.isdecimal() and (":" not in name or name.endswith("]")):
+        if int(number) != port:
+            return False
+        entry = name
+    if (wanted := ip_address(entry)) is not None:
+        return wanted == ip_address(host)
+    entry = entry.removeprefix("*").strip(".")
+    return bool(entry) and (host == entry or host.endswith(f".{entry}"))
+
+
+def _proxy(variable: str, text: str) -> Proxy:
+    """Errors name the variable and not its value, which may hold a password."""
+    try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        raise BadRequest(f"{variable} is not the address of a proxy") from None
+    if url.scheme not in _PORTS:
+        raise BadRequest(f"{variable} names a {url.scheme} proxy: only http and https ones work")
+    if not _HOST.fullmatch(host) or port == 0:
+        raise BadRequest(f"{variable} is not the address of a proxy")
+    authorization = ""
+    if url.username is not None:
+        pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        authorization = "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
+    return Proxy(host, port or _PORTS[url.scheme], url.scheme == "https", authorization)
+
+
+NO_PROXIES = Proxies({})

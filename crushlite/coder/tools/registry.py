@@ -1,0 +1,39 @@
+"""All tools of the coder agent, by one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...clock import SystemClock
+from .files import Edit, MultiEdit, View, Write
+from .search import Glob, Grep, Ls
+from .shell import Bash, JobKill, JobOutput
+from .talk import Question, Todos
+from .web import Fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ...clock import Clock
+    from .base import Tool
+
+
+def all_tools(disabled: Collection[str] = (), *, clock: Clock | None = None) -> list[Tool]:
+    """The tools, in the order in which the model reads about them, without the disabled ones."""
+    clock = clock if clock is not None else SystemClock()
+    tools: list[Tool] = [
+        Bash(clock),
+        JobOutput(),
+        JobKill(),
+        View(),
+        Ls(clock),
+        Glob(clock),
+        Grep(clock),
+        Edit(),
+        MultiEdit(),
+        Write(),
+        Fetch(clock),
+        Todos(),
+        Question(),
+    ]
+    return [tool for tool in tools if tool.name not in disabled]

@@ -1,0 +1,241 @@
+"""ls, glob and grep: finding things in the project.
+
+The search itself is walk.py, run as a process of its own: this module checks what the model wants,
+asks if that is outside the workspace, and words the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...clock import within
+from ...errors import BadRequest
+from ...worktree import walk
+from ...worktree.paths import locate
+from .arguments import flag, number, schema, text, texts
+from .base import Outcome, denied
+
+if TYPE_CHECKING:
+    from ...clock import Clock
+    from ...worktree.paths import Place
+    from .base import Call
+
+ENTRIES = 1000  # of ls
+RESULTS = 100  # of glob and grep
+LS_DEPTH = 3
+SECONDS = 10.0
+PATIENCE = 3.0  # for a worker that does not come to look at its clock, as in a regular expression
+PATTERN_CHARS = 2000
+MOST_IGNORED = 100
+ANSWER_BYTES = 1 << 20
+
+_FOLDER = {"type": "string", "description": "Folder to look in; the project's root if absent"}
+
+
+@cache
+def _program() -> str:
+    return Path(walk.__file__).read_text("utf-8")
+
+
+class _Search:
+    """What the three have in common."""
+
+    name = ""
+    read_only = True
+
+    def __init__(self, clock: Clock, *, seconds: float = SECONDS) -> None:
+        self._clock = clock
+        self._seconds = seconds
+
+    async def _begin(
+        self, call: Call, action: str, params: dict[str, Any]
+    ) -> tuple[Place, Outcome | None]:
+        """Where to search, and the refusal if it is outside and not allowed."""
+        raw = text(call, "path", required=False) or "."
+        place = await asyncio.to_thread(locate, call.desk.path, raw)
+        if place.inside:
+            return place, None
+        verdict = await call.turn.permission(
+            call.name,
+            action,
+            description=f"Look into a folder outside the project: {place.path}",
+            params={"path": str(place.path), **params},
+            path=str(place.path),
+            tool_call_id=call.id,
+        )
+        return place, None if verdict else denied(verdict.reason)
+
+    async def _search(self, call: Call, place: Place, **request: Any) -> tuple[list[Any], str]:
+        """What was found, and a remark if that is not all."""
+        request |= {
+            "search": self.name,
+            "path": str(place.path),
+            "root": str(call.desk.path) if place.inside else "",
+            "seconds": self._seconds,
+        }
+        words = [sys.executable, "-I", "-S", "-X", "utf8", "-W", "ignore", "-c", _program()]
+        command = await call.turn.command(
+            [*words, json.dumps(request)], cwd="/", env=dict(call.desk.env)
+        )
+        try:
+            if not await within(self._clock, command.done, self._seconds + PATIENCE):
+                command.kill()
+            ended = await command.wait()
+        except BaseException:
+            command.kill()
+            raise
+        if ended.canceled:
+            raise BadRequest("the search took too long: use a simpler pattern, or a smaller folder")
+        return self._read(command.output.text(ANSWER_BYTES))
+
+    def _read(self, answer: str) -> tuple[list[Any], str]:
+        try:
+            value = json.loads(answer)
+        except ValueError:
+            raise BadRequest(f"the search failed: {answer[-500:]}") from None
+        if "error" in value:
+            raise BadRequest(value["error"])
+        found: list[Any] = value["found"]
+        remarks = {
+            "limit": f"\n(only {len(found)} are shown: be more specific)",
+            "time": f"\n(stopped after {self._seconds:g} s: there may be more)",
+        }
+        return found, remarks.get(value["cut"], "")
+
+
+def _pattern(call: Call) -> str:
+    pattern = text(call, "pattern")
+    if not 0 < len(pattern) <= PATTERN_CHARS:
+        raise BadRequest(f"pattern must have 1 to {PATTERN_CHARS} characters")
+    return pattern
+
+
+def _outcome(content: str, count: int, remark: str, counted: str) -> Outcome:
+    metadata = {counted: count, "truncated": bool(remark)}
+    return Outcome(content + remark, metadata=json.dumps(metadata))
+
+
+class Ls(_Search):
+    name = "ls"
+    description = (
+        "List a folder as a tree. Folders such as .git and node_modules, and what .gitignore "
+        "names, are left out; links are not followed."
+    )
+    parameters = schema(
+        {
+            "path": _FOLDER,
+            "ignore": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Patterns of names to leave out",
+            },
+            "depth": {"type": "integer", "description": f"Levels, {LS_DEPTH} if absent"},
+        }
+    )
+
+    async def run(self, call: Call) -> Outcome:
+        ignore, depth = texts(call, "ignore"), number(call, "depth", 0)
+        if len(ignore) > MOST_IGNORED or any(len(rule) > PATTERN_CHARS for rule in ignore):
+            raise BadRequest(f"ignore holds at most {MOST_IGNORED} short patterns")
+        place, refused = await self._begin(call, "list", {"ignore": ignore, "depth": depth})
+        if refused is not None:
+            return refused
+        found, remark = await self._search(
+            call, place, ignore=ignore, depth=depth or LS_DEPTH, limit=ENTRIES
+        )
+        content = f"{place.path}/\n{_tree(found)}".rstrip("\n")
+        return _outcome(content, len(found), remark, "number_of_files")
+
+
+def _tree(found: list[Any]) -> str:
+    """Entries come level by level; below its folder each is where one looks for it."""
+    ordered = sorted((tuple(parts), is_dir) for parts, is_dir in found)
+    return "".join(
+        f"{'  ' * len(parts)}{parts[-1]}{'/' if is_dir else ''}\n" for parts, is_dir in ordered
+    )
+
+
+class Glob(_Search):
+    name = "glob"
+    description = (
+        "Find files by a pattern of their path: * and ? within a name, ** for any folders, {a,b} "
+        "for alternatives. The newest come first."
+    )
+    parameters = schema(
+        {"pattern": {"type": "string", "description": "Such as src/**/*.py"}, "path": _FOLDER},
+        "pattern",
+    )
+
+    async def run(self, call: Call) -> Outcome:
+        pattern = _pattern(call)
+        if pattern.startswith("/") or ".." in pattern.split("/"):
+            raise BadRequest("pattern begins at path and does not lead out of it: set path")
+        place, refused = await self._begin(call, "read", {"pattern": pattern})
+        if refused is not None:
+            return refused
+        found, remark = await self._search(call, place, pattern=pattern, limit=RESULTS)
+        content = "\n".join(found) or "No files found"
+        return _outcome(content, len(found), remark, "number_of_files")
+
+
+class Grep(_Search):
+    name = "grep"
+    description = (
+        "Find lines in files by a regular expression (Python's), or by a text with literal_text. "
+        "Binary and very large files are left out."
+    )
+    parameters = schema(
+        {
+            "pattern": {"type": "string", "description": "What to look for"},
+            "path": {"type": "string", "description": "Folder or file; the project's if absent"},
+            "include": {"type": "string", "description": "Only these files, such as *.{ts,tsx}"},
+            "literal_text": {"type": "boolean", "description": "The pattern is a plain text"},
+        },
+        "pattern",
+    )
+
+    async def run(self, call: Call) -> Outcome:
+        pattern, include = _pattern(call), text(call, "include", required=False)
+        literal = flag(call.input.get("literal_text"), "literal_text")
+        if len(include) > PATTERN_CHARS:
+            raise BadRequest(f"include has at most {PATTERN_CHARS} characters")
+        params = {"pattern": pattern, "include": include, "literal_text": literal}
+        place, refused = await self._begin(call, "read", params)
+        if refused is not None:
+            return refused
+        found, remark = await self._search(
+            call,
+            place,
+            pattern=pattern,
+            include=include,
+            literal=literal,
+            file=await asyncio.to_thread(_is_file, place),
+            limit=RESULTS,
+        )
+        content = _by_file(found) or "No matches found"
+        return _outcome(content, len(found), remark, "number_of_matches")
+
+
+def _is_file(place: Place) -> bool:
+    """Only a hint: the worker opens what it is told to open, through no link."""
+    try:
+        return stat.S_ISREG(place.path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _by_file(found: list[Any]) -> str:
+    lines: list[str] = []
+    last = None
+    for name, line, content in found:
+        if name != last:
+            lines += ["", f"{name}:"] if lines else [f"{name}:"]
+            last = name
+        lines.append(f"  {line}: {content}")
+    return "\n".join(lines)

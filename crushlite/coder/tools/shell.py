@@ -1,0 +1,276 @@
+"""bash, job_output and job_kill: commands in the foreground and in the background.
+
+A command of the short list in safe.py runs at once, without a shell; every other one asks. In the
+foreground it is waited for: past `auto_background_after` seconds it goes on as a job of the session
+and the model is told its id; if it cannot, or was not to, it is killed at the time-out. When the
+task is cancelled, the command is killed from here and not only by the end of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from ...clock import within
+from ...errors import BadRequest, Conflict
+from ...worktree.paths import locate
+from .arguments import flag, number, schema, text
+from .base import Outcome, denied, failure
+from .safe import environment, is_harmless
+
+if TYPE_CHECKING:
+    from ...agent.base import Verdict
+    from ...clock import Clock, Timer
+    from ...commands.process import Command, Exit
+    from ...worktree.paths import Place
+    from .base import Call
+
+TIMEOUT = 120.0
+PROGRESS_SECONDS = 0.1
+PROGRESS_BYTES = 4000
+BACKGROUND_AFTER = 60
+COMMAND_BYTES = 64 * 1024  # nobody reads more than that before allowing it
+
+
+class Bash:
+    name = "bash"
+    description = (
+        "Run a shell command (bash, without a terminal, standard input closed) and get its output. "
+        f"One that still runs after {BACKGROUND_AFTER} seconds goes on as a background job. To "
+        "look at the project use view, ls, glob and grep: they need no permission."
+    )
+    parameters = schema(
+        {
+            "command": {"type": "string", "description": "The command"},
+            "description": {
+                "type": "string",
+                "description": "What it does, in a few words, for the user",
+            },
+            "working_dir": {
+                "type": "string",
+                "description": "Folder to run it in; the project's root if absent",
+            },
+            "run_in_background": {
+                "type": "boolean",
+                "description": "Do not wait for it: returns a job id for job_output and job_kill",
+            },
+            "auto_background_after": {
+                "type": "integer",
+                "description": f"Seconds after which it goes on in the background, "
+                f"{BACKGROUND_AFTER} if absent. With {TIMEOUT:g} or more it does not, and is "
+                f"killed after {TIMEOUT:g} seconds",
+            },
+        },
+        "command",
+        "description",
+    )
+    read_only = False
+
+    def __init__(self, clock: Clock, *, timeout: float = TIMEOUT) -> None:
+        self._clock = clock
+        self._timeout = timeout
+
+    async def run(self, call: Call) -> Outcome:
+        order = await _Order.of(call, self._clock)
+        words = await asyncio.to_thread(_unasked, order)
+        if words is None:
+            verdict = await order.permission()
+            if not verdict:
+                return denied(verdict.reason)
+        began = self._clock.now()
+        command = await (order.start() if words is None else order.start_unasked(words))
+        try:
+            job_id, ended = await self._wait(call, command, order)
+        except BaseException:
+            command.kill()
+            raise
+        finally:
+            order.progress.stop()
+        metadata: dict[str, Any] = {
+            "start_time": int(began * 1000),
+            "end_time": int(self._clock.now() * 1000),
+            "output": command.output.text(),
+            "description": order.description,
+            "working_directory": str(order.place.path),
+            "background": bool(job_id),
+        }
+        if ended is None:
+            metadata["shell_id"] = job_id
+            content = _in_background(job_id, command)
+        else:
+            content = _told(command.output.text(), ended, self._timeout)
+        content += f"\n\n<cwd>{order.place.path}</cwd>"
+        return Outcome(content, metadata=json.dumps(metadata))
+
+    async def _wait(self, call: Call, command: Command, order: _Order) -> tuple[str, Exit | None]:
+        """The job it has become, or its end."""
+        if order.background:
+            return call.turn.keep(command), None
+        done = command.done
+        left = self._timeout
+        if order.patience < self._timeout:
+            if await within(self._clock, done, order.patience):
+                return "", done.result()
+            try:
+                return call.turn.keep(command), None
+            except Conflict:  # there are too many jobs: it has the rest of its time
+                left -= order.patience
+        if await within(self._clock, done, left):
+            return "", done.result()
+        return "", await command.wait(0)
+
+
+class _Order:
+    """What the model wants to be run, checked."""
+
+    def __init__(self, call: Call, place: Place, clock: Clock) -> None:
+        self._call = call
+        self.place = place
+        self.progress = _Progress(call, clock)
+        self.command = text(call, "command")
+        self.description = text(call, "description", required=False)
+        self.background = flag(call.input.get("run_in_background"), "run_in_background")
+        self._after = number(call, "auto_background_after", 0)
+        self.patience = self._after or BACKGROUND_AFTER
+        if not self.command.strip() or "\0" in self.command:
+            raise BadRequest("command must not be empty or contain NUL")
+        if len(self.command.encode("utf-8")) > COMMAND_BYTES:
+            raise BadRequest(f"command is longer than {COMMAND_BYTES} bytes: write it to a file")
+
+    @classmethod
+    async def of(cls, call: Call, clock: Clock) -> _Order:
+        folder = text(call, "working_dir", required=False) or "."
+        place = await asyncio.to_thread(locate, call.desk.path, folder)
+        return cls(call, place, clock)
+
+    async def permission(self) -> Verdict:
+        call, place = self._call, self.place
+        # The whole of what is agreed to: a folder elsewhere belongs in the first line.
+        where = "" if place.inside else f" (outside the project, in {place.path})"
+        return await call.turn.permission(
+            call.name,
+            "execute",
+            description=f"Execute command: {self.command}{where}",
+            params={
+                "description": self.description,
+                "command": self.command,
+                "working_dir": str(place.path) if place.path != call.desk.path else "",
+                "run_in_background": self.background,
+                "auto_background_after": self._after,
+            },
+            path=str(place.path),
+            tool_call_id=call.id,
+        )
+
+    async def start(self) -> Command:
+        call = self._call
+        # Not where the folder was when the request was shown, but where it is: the same place.
+        again = await asyncio.to_thread(locate, call.desk.path, str(self.place.path))
+        if again != self.place:
+            raise BadRequest(f"{self.place.shown} changed while permission was asked: try again")
+        self.progress.command = await call.turn.command(
+            self.command,
+            cwd=str(self.place.path),
+            env=dict(call.desk.env),
+            on_output=self.progress.heard,
+        )
+        return self.progress.command
+
+    async def start_unasked(self, words: list[str]) -> Command:
+        turn = self._call.turn
+        return await turn.command(words, cwd="/", env=environment(), read_only=True)
+
+
+class _Progress:
+    """Shows what a command puts out while it runs, not more often than anybody could read it."""
+
+    def __init__(self, call: Call, clock: Clock) -> None:
+        self.command: Command | None = None
+        self._call = call
+        self._clock = clock
+        self._timer: Timer | None = None
+        self._over = False
+
+    def stop(self) -> None:
+        """The command is over, or goes on as a job: what it says is told elsewhere."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self, data: bytes) -> None:
+        if self._timer is None and not self._over:
+            self._timer = self._clock.call_later(PROGRESS_SECONDS, self._show)
+
+    def _show(self) -> None:
+        self._timer = None
+        if self.command is not None:
+            self._call.turn.progress(self._call.id, self.command.output.text(PROGRESS_BYTES))
+
+
+def _unasked(order: _Order) -> list[str] | None:
+    if not order.place.inside or order.background:
+        return None
+    return is_harmless(order.command, order.place.path)
+
+
+def _in_background(job_id: str, command: Command) -> str:
+    so_far = command.output.text().rstrip("\n")
+    note = f"It runs in the background as job {job_id}: see job_output and job_kill."
+    return f"{so_far}\n{note}" if so_far else note
+
+
+def _told(output: str, ended: Exit, timeout: float | None = None) -> str:
+    """The output, and then how it ended unless that was well."""
+    lines = [output.rstrip("\n")]
+    if ended.timed_out:
+        after = f" after {timeout:g} seconds" if timeout is not None else ""
+        lines.append(f"The command was killed{after}: it took too long")
+    elif ended.canceled:
+        lines.append("The command was killed")
+    if ended.code:
+        lines.append(f"Exit code {ended.code}")
+    return "\n".join(line for line in lines if line) or "(no output)"
+
+
+_JOB = {"job_id": {"type": "string", "description": "As bash gave it"}}
+
+
+def _job_id(call: Call) -> str:
+    value = call.input.get("job_id")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return text(call, "job_id")
+
+
+class JobOutput:
+    name = "job_output"
+    description = "The output so far of a background job, and whether it has ended."
+    parameters = schema(_JOB, "job_id")
+    read_only = False  # reading a job that has ended takes it off the list
+
+    async def run(self, call: Call) -> Outcome:
+        job_id = _job_id(call)
+        found = call.turn.job_output(job_id)
+        if found.exit is None:
+            state = f"Job {job_id} is still running."
+            content = "\n".join(part for part in (found.text.rstrip("\n"), state) if part)
+        else:
+            content = f"{_told(found.text, found.exit)}\nJob {job_id} has ended."
+        metadata = {"shell_id": job_id, "done": found.done, "output": found.text}
+        return Outcome(content, metadata=json.dumps(metadata))
+
+
+class JobKill:
+    name = "job_kill"
+    description = "End a background job, with everything it started. Its output stays readable."
+    parameters = schema(_JOB, "job_id")
+    read_only = False
+
+    async def run(self, call: Call) -> Outcome:
+        job_id = _job_id(call)
+        ended = await call.turn.kill_job(job_id)
+        if ended is not None and ended.survivors:
+            return failure(f"job {job_id}: {ended.survivors} processes could not be killed")
+        metadata = {"shell_id": job_id, "done": True}
+        return Outcome(f"Job {job_id} was killed.", metadata=json.dumps(metadata))

@@ -1,0 +1,1 @@
+"""Commands under a keeper: started, read, killed with everything below them, kept as jobs."""

@@ -1,0 +1,1 @@
+"""The web page and how a browser gets in. A wing."""

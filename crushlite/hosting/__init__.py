@@ -1,0 +1,1 @@
+"""Workspaces and their runs: performs what runs.py and claims.py decide."""

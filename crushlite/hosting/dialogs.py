@@ -1,0 +1,445 @@
+"""Permissions and questions: one first-wins machine for everything that waits for a person.
+
+A request is *waiting* behind an earlier one of its queue, *open* (listed, addressable, answerable),
+or *closed*. Permissions have a queue for each session, questions one for the whole workspace. The
+requests of a queue open one by one, in order: the first is the open one. Closing is a single
+synchronous step, so of any number of answers, a cancel and a timeout exactly one wins; the
+winner's notification goes out before the waiting tool wakes.
+
+The answer of a client is bound to the request as it was stored here: nothing a client sends back
+except the id is believed. What is stored is a copy that has been through JSON once: it cannot
+change under the user's eyes, and a request that no client could read is refused to the agent that
+made it instead of failing in the middle of somebody else's answer.
+
+The *stream* shows one permission request per workspace, the oldest open one, because the Crush UI
+has one dialog and a second request would replace it under the user's finger. Clients that can show
+several read the list when an awaiting notification arrives.
+
+Backpressure: none needed. Every open request belongs to a live run, a session has one active run,
+and everything a run left open is closed when it ends.
+
+Knows nothing of: runs, tasks, the store, HTTP. Requests and notifications leave through `publish`,
+each of them once and as something new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ..errors import BadRequest, RequestNotFound
+from ..protocol.codec import decode, dumps, encode, loads
+from ..protocol.permissions import ACTIONS, PermissionNotification, PermissionRequest, Resolution
+from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..clock import Clock, Timer
+    from ..protocol.questions import Question, QuestionResponse
+
+R = TypeVar("R", bound=PermissionRequest | QuestionBatch)
+A = TypeVar("A")
+
+REMEMBERED = 1024  # closed ids kept, so that a late answer learns who was first
+LOOKS = 4  # at who is watching, per unattended period
+UNATTENDED = "unattended"  # `by` of a request that nobody was there to answer
+
+
+class _Entry(Generic[R, A]):
+    __slots__ = ("answer", "dropped", "is_open", "number", "queue", "request", "run_id", "timer")
+
+    def __init__(self, number: int, request: R, queue: str, run_id: str, dropped: A) -> None:
+        self.number = number  # of asking: age, across queues
+        self.request = request
+        self.queue = queue
+        self.run_id = run_id
+        self.dropped = dropped  # the answer if its waiter is cancelled
+        self.answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self.is_open = False
+        self.timer: Timer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attendance:
+    """Whether somebody is there to answer, and how long a request stands while nobody is."""
+
+    clock: Clock
+    interactive: Callable[[], bool]
+    seconds: float | None  # None waits for ever
+
+
+class _Desk(Generic[R, A]):
+    """The machine: queues of entries, first close wins. `lapsed` answers what nobody attends to."""
+
+    def __init__(
+        self,
+        on_open: Callable[[_Entry[R, A]], None],
+        on_close: Callable[[_Entry[R, A], A], None],
+        attendance: _Attendance,
+        lapsed: A,
+    ) -> None:
+        self._on_open = on_open
+        self._on_close = on_close
+        self._attendance = attendance
+        self._lapsed = lapsed
+        self._numbers = itertools.count()
+        self._queues: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
+        self._opening: set[str] = set()  # queues in _open_next
+        self._closed: OrderedDict[str, str] = OrderedDict()  # id -> who answered
+
+    def open_entries(self) -> list[_Entry[R, A]]:
+        """The first of each queue, oldest first."""
+        firsts = (next(iter(queue.values())) for queue in self._queues.values())
+        return sorted((e for e in firsts if e.is_open), key=lambda entry: entry.number)
+
+    def find(self, request_id: str) -> _Entry[R, A] | None:
+        return next((e for e in self.open_entries() if e.request.id == request_id), None)
+
+    def winner(self, request_id: str) -> str | None:
+        """Who answered a closed request; None if this id was never open here."""
+        return self._closed.get(request_id)
+
+    def answerable(self, entry: _Entry[R, A] | None) -> _Entry[R, A] | None:
+        """The entry, unless its waiter was cancelled: that decided it, although the waiter has
+        not run since. An answer that comes in between must not claim to have won."""
+        if entry is not None and entry.answer.cancelled():
+            self.close(entry, entry.dropped)
+            return None
+        return entry
+
+    async def wait(self, request: R, queue: str, run_id: str, dropped: A) -> A:
+        """Stand in the queue until answered. `dropped` is recorded if the wait is cancelled."""
+        entry: _Entry[R, A] = _Entry(next(self._numbers), request, queue, run_id, dropped)
+        self._queues.setdefault(queue, {})[request.id] = entry
+        try:
+            self._open_next(queue)
+            return await entry.answer
+        finally:
+            self.close(entry, dropped)
+
+    def close(self, entry: _Entry[R, A], answer: A, by: str = "") -> bool:
+        """Decide an entry; False if it was decided already."""
+        queue = self._queues.get(entry.queue, {})
+        if queue.pop(entry.request.id, None) is None:
+            return False
+        if not queue:
+            del self._queues[entry.queue]
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.is_open:
+            self._closed[entry.request.id] = by
+            if len(self._closed) > REMEMBERED:
+                self._closed.popitem(last=False)
+            self._on_close(entry, answer)
+        if not entry.answer.done():
+            entry.answer.set_result(answer)
+        self._open_next(entry.queue)
+        return True
+
+    def close_run(self, run_id: str, dropped: A) -> None:
+        """Close whatever a run left behind."""
+        # Waiting ones first, so that closing the open one does not open a dead one for an instant.
+        everything = (entry for queue in self._queues.values() for entry in queue.values())
+        mine = [entry for entry in everything if entry.run_id == run_id]
+        for entry in sorted(mine, key=lambda entry: entry.is_open):
+            self.close(entry, dropped)
+
+    def _open_next(self, queue: str) -> None:
+        """Open the first of a queue, unless it is. A loop, for what opens may close at once, by a
+        remembered grant for example, and so may a thousand behind it: too many for the stack."""
+        if queue in self._opening:
+            return
+        self._opening.add(queue)
+        try:
+            while queue in self._queues:
+                first = next(iter(self._queues[queue].values()))
+                if first.is_open:
+                    break
+                first.is_open = True
+                self._on_open(first)
+                self._watch(first, None)
+        finally:
+            self._opening.discard(queue)
+
+    def _watch(self, entry: _Entry[R, A], alone_since: float | None) -> None:
+        """Close an entry once nobody was there for the whole period.
+
+        Looked at a few times per period: a person who reconnects between two looks was never
+        away, and one who leaves late leaves the others the full time to come.
+        """
+        seconds, clock = self._attendance.seconds, self._attendance.clock
+        if seconds is None or entry.answer.done():
+            return
+        now = clock.time()
+        if self._attendance.interactive():
+            since = None
+        else:
+            since = now if alone_since is None else alone_since
+        if since is not None and now - since >= seconds:
+            self.close(entry, self._lapsed, UNATTENDED)
+        else:
+            pause = seconds / LOOKS or 1.0
+            entry.timer = clock.call_later(pause, lambda: self._watch(entry, since))
+
+
+def _sealed(request: R) -> R:
+    """The copy that is stored, shown and decided on."""
+    try:
+        text = dumps(encode(request))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"this cannot be shown to anybody, it is not JSON: {error}") from None
+    return decode(type(request), loads(text), "request")
+
+
+class Allowed:
+    """A granted permission."""
+
+    reason = ""
+
+
+class Denied:
+    """A refused permission and the reason, which goes to the model."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+
+
+class Permissions:
+    """The permission requests of one workspace.
+
+    `policy(tool, action)` is the configured allow-list. `unattended` is how long a request may
+    stand while `interactive()` is false before it is denied; None waits for ever.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[object], object],
+        *,
+        clock: Clock,
+        interactive: Callable[[], bool] = lambda: True,
+        policy: Callable[[str, str], bool] = lambda tool, action: False,
+        unattended: float | None = None,
+    ) -> None:
+        self.skip = False
+        self._publish = publish
+        self._policy = policy
+        self._desk: _Desk[PermissionRequest, Allowed | Denied] = _Desk(
+            self._opened,
+            self._closed,
+            _Attendance(clock, interactive, unattended),
+            Denied("denied: no interactive client answered"),
+        )
+        self._shown: str | None = None  # the id of the request on the stream
+        self._granted: set[tuple[str, str, str, str]] = set()
+
+    async def ask(self, request: PermissionRequest, run_id: str) -> Allowed | Denied:
+        """Decide a tool's request: by policy, by memory, or by whoever answers first."""
+        if self.skip or self._policy(request.tool_name, request.action):
+            return Allowed()
+        stored = _sealed(replace(request, id=str(uuid.uuid4())))
+        dropped = Denied("the run was canceled")
+        return await self._desk.wait(stored, stored.session_id, run_id, dropped)
+
+    def listed(self) -> list[PermissionRequest]:
+        """Open requests, the one on the stream first, then oldest first."""
+        entries = self._desk.open_entries()
+        entries.sort(key=lambda entry: entry.request.id != self._shown)
+        return [entry.request for entry in entries]
+
+    def on_stream(self) -> PermissionRequest | None:
+        return next((request for request in self.listed() if request.id == self._shown), None)
+
+    def resolve(self, request_id: str, action: str, by: str = "", reason: str = "") -> Resolution:
+        """Answer a request. `resolved` is false when somebody was first or the id is unknown."""
+        if action not in ACTIONS:
+            raise BadRequest(f"invalid permission action {action!r}: use {', '.join(ACTIONS)}")
+        entry = self._desk.answerable(self._desk.find(request_id))
+        if entry is None:
+            return Resolution(False, self._desk.winner(request_id) or "")
+        if action == "allow_session":
+            self._granted.add(_key(entry.request))
+        answer = Denied(reason) if action == "deny" else Allowed()
+        self._desk.close(entry, answer, by)
+        return Resolution(True, by)
+
+    def require_known(self, request_id: str) -> None:
+        if self._desk.find(request_id) is None and self._desk.winner(request_id) is None:
+            raise RequestNotFound(f"no permission request {request_id}: list W/permissions")
+
+    def close_run(self, run_id: str) -> None:
+        self._desk.close_run(run_id, Denied("the run has ended"))
+
+    def forget_session(self, session_id: str) -> None:
+        """A deleted session's grants must not outlive it."""
+        self._granted = {key for key in self._granted if key[0] != session_id}
+
+    def _opened(self, entry: _Entry[PermissionRequest, Allowed | Denied]) -> None:
+        request = entry.request
+        self._publish(PermissionNotification(request.tool_call_id))
+        if _key(request) in self._granted:
+            self._desk.close(entry, Allowed())
+        else:
+            self._show_next()
+
+    def _closed(
+        self, entry: _Entry[PermissionRequest, Allowed | Denied], answer: Allowed | Denied
+    ) -> None:
+        granted = isinstance(answer, Allowed)
+        self._publish(
+            PermissionNotification(entry.request.tool_call_id, granted=granted, denied=not granted)
+        )
+        if self._shown == entry.request.id:
+            self._shown = None
+            self._show_next()
+
+    def _show_next(self) -> None:
+        entries = self._desk.open_entries()
+        if self._shown is None and entries:
+            self._shown = entries[0].request.id
+            self._publish(entries[0].request)
+
+
+def _key(request: PermissionRequest) -> tuple[str, str, str, str]:
+    return (request.session_id, request.tool_name, request.action, request.path)
+
+
+class Questions:
+    """The question batches of one workspace, open one at a time, in order. One that stands for
+    `unattended` seconds while `interactive()` is false is dismissed; None waits for ever."""
+
+    def __init__(
+        self,
+        publish: Callable[[object], object],
+        *,
+        clock: Clock,
+        interactive: Callable[[], bool] = lambda: True,
+        unattended: float | None = None,
+    ) -> None:
+        self._publish = publish
+        self._used_ids: dict[str, None] = {}  # the latest, oldest first
+        self._desk: _Desk[QuestionBatch, list[QuestionResponse] | None] = _Desk(
+            self._opened, self._closed, _Attendance(clock, interactive, unattended), None
+        )
+
+    async def ask(self, batch: QuestionBatch, run_id: str) -> list[QuestionResponse] | None:
+        """Show a form and wait; None when it was dismissed."""
+        check_questions(batch.questions)
+        questions = [replace(q, id=self._fresh_id(q.id)) for q in batch.questions]
+        stored = _sealed(replace(batch, id=str(uuid.uuid4()), questions=questions))
+        if len(questions) > 1:
+            stored.confirm_title = batch.confirm_title or "Send these answers?"
+            stored.confirm_description = (
+                batch.confirm_description or "The agent goes on when you confirm."
+            )
+        answers = await self._desk.wait(stored, "", run_id, None)
+        return None if answers is None else _in_order(batch.questions, questions, answers)
+
+    def _fresh_id(self, given: str) -> str:
+        """The agent's own id, the first time. Clients find a batch by these, so one that comes
+        again must not draw a late answer to an earlier batch."""
+        fresh = given if given and given not in self._used_ids else str(uuid.uuid4())
+        self._used_ids[fresh] = None
+        if len(self._used_ids) > REMEMBERED:
+            del self._used_ids[next(iter(self._used_ids))]
+        return fresh
+
+    def listed(self) -> list[QuestionBatch]:
+        return [entry.request for entry in self._desk.open_entries()]
+
+    def answer(self, batch_id: str, responses: list[QuestionResponse], by: str = "") -> Resolution:
+        """Answer the open batch: by id, or, as the Crush client does, by its question ids."""
+        found = self._desk.find(batch_id) if batch_id else self._holding(responses)
+        entry = self._desk.answerable(found)
+        if entry is None:
+            return Resolution(False, self._desk.winner(batch_id) or "")
+        asked = {question.id for question in entry.request.questions}
+        unknown = [r.request_id for r in responses if r.request_id not in asked]
+        if unknown:
+            raise BadRequest(f"question {unknown[0]!r} is not part of batch {entry.request.id}")
+        self._desk.close(entry, list(responses), by)
+        return Resolution(True, by)
+
+    def cancel(self, batch_id: str = "", by: str = "") -> Resolution:
+        """Dismiss a batch, or whichever is open."""
+        entries = self._desk.open_entries()
+        found = self._desk.find(batch_id) if batch_id else next(iter(entries), None)
+        entry = self._desk.answerable(found)
+        if entry is None:
+            return Resolution(False, self._desk.winner(batch_id) or "")
+        self._desk.close(entry, None, by)
+        return Resolution(True, by)
+
+    def require_known(self, batch_id: str) -> None:
+        if self._desk.find(batch_id) is None and self._desk.winner(batch_id) is None:
+            raise RequestNotFound(f"no question batch {batch_id}: list W/questions")
+
+    def close_run(self, run_id: str) -> None:
+        self._desk.close_run(run_id, None)
+
+    def _holding(
+        self, responses: list[QuestionResponse]
+    ) -> _Entry[QuestionBatch, list[QuestionResponse] | None] | None:
+        named = {response.request_id for response in responses}
+        for entry in self._desk.open_entries():
+            if not named.isdisjoint(question.id for question in entry.request.questions):
+                return entry
+        return None
+
+    def _opened(self, entry: _Entry[QuestionBatch, list[QuestionResponse] | None]) -> None:
+        self._publish(entry.request)
+
+    def _closed(
+        self,
+        entry: _Entry[QuestionBatch, list[QuestionResponse] | None],
+        answer: list[QuestionResponse] | None,
+    ) -> None:
+        self._publish(QuestionNotification(entry.request.id))
+
+
+def _in_order(
+    asked: list[Question], minted: list[Question], answers: list[QuestionResponse]
+) -> list[QuestionResponse]:
+    """Answers in the order asked, under the asker's own ids where it gave any."""
+    by_id = {answer.request_id: answer for answer in answers}
+    return [
+        replace(by_id[ours.id], request_id=theirs.id or ours.id)
+        for theirs, ours in zip(asked, minted, strict=True)
+        if ours.id in by_id
+    ]
+
+
+def check_questions(questions: list[Question]) -> None:
+    """Refuse a form that no client could render; the text is for the model that wrote it."""
+    if not 1 <= len(questions) <= 5:
+        raise BadRequest(f"ask 1 to 5 questions at once, not {len(questions)}")
+    for number, question in enumerate(questions, 1):
+        problem = next(_problems(question), None)
+        if problem is not None:
+            raise BadRequest(f"question {number}: {problem}")
+
+
+def _problems(question: Question) -> Iterator[str]:
+    if question.type not in QUESTION_TYPES:
+        yield f"type must be one of {', '.join(QUESTION_TYPES)}, not {question.type!r}"
+    if not 0 < len(question.question) <= 240:
+        yield "question is required and has at most 240 characters"
+    if not 0 < len(question.description) <= 600:
+        yield "description is required and has at most 600 characters"
+    if question.type in ("single_choice", "multi_choice"):
+        yield from _choice_problems(question)
+
+
+def _choice_problems(question: Question) -> Iterator[str]:
+    if not 2 <= len(question.choices) <= 5:
+        yield f"give 2 to 5 choices, not {len(question.choices)}"
+    ids = [choice.id for choice in question.choices]
+    if not all(ids) or len(set(ids)) != len(ids):
+        yield "every choice needs an id of its own"
+    for choice in question.choices:
+        if not 0 < len(choice.label) <= 200 or len(choice.description) > 200:
+            yield f"choice {choice.id!r}: label is required, label and description have <= 200"

@@ -1,0 +1,231 @@
+"""The endings of runs that a store refuses to write, until it takes them.
+
+A run ends for outsiders when its `run_complete` is out, and that must not wait for a disk that
+somebody has to make room on. So an ending that cannot be committed is told all the same, with the
+error `not saved: ...`, and waits here. As long as one waits, every workspace that shares the store
+is *held*: none of its runs starts and no prompt is taken, for what they promise could not be kept
+either. Reads, streams and cancel go on.
+
+What waits is tried again with growing pauses, and at once when the store has worked for somebody
+else. Endings of one session are written in their order, as messages are placed by the order of
+their insertion; sessions do not wait for each other. A retried ending is told nobody a second time,
+and one whose session was deleted meanwhile is done with.
+
+An ending that nobody could write before its last workspace closed stays here: the next open of that
+store in this process writes it. When the process is gone, recovery finds a run without an ending
+and records it as interrupted. That contradicts nothing: `not saved` has said so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import NotSaved, SessionNotFound, StoreBusy
+from ..store import TROUBLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..clock import Clock, Timer
+    from ..protocol.sessions import Session
+    from ..store import Connection, Store
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE = 0.25  # seconds before an ending is tried again,
+LONGEST_PAUSE = 5.0  # doubled each time up to this
+
+
+class Holder(Protocol):
+    """The runs of one workspace."""
+
+    def hold(self) -> None:
+        """Start nothing: what has ended is not written yet."""
+
+    def release(self) -> None:
+        """It is: go on."""
+
+
+@dataclass(eq=False, slots=True)
+class Ending:
+    """What one ending writes. `written` is called if that succeeds after `commit` has raised, with
+    None if there was nothing left to write it for."""
+
+    scope: str
+    session_id: str
+    run_ids: tuple[str, ...]
+    work: Callable[[Connection], Session]
+    written: Callable[[Session | None], None]
+    session: Session | None = None
+    error: Exception | None = None  # of the last try
+    late: bool = False  # `commit` has raised
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.scope, self.session_id
+
+
+class Endings:
+    """The endings of one store, for all workspaces that share it."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._clock = clock
+        self._store = store
+        store.on_healed(self._wake)
+        self._waiting: dict[tuple[str, str], list[Ending]] = {}  # by session, none of them empty
+        self._holders: list[Holder] = []
+        self._holding = False
+        self._reason = ""  # why, as the store last said
+        self._pause = FIRST_PAUSE
+        self._timer: Timer | None = None
+        self._pass = asyncio.Lock()  # one pass over what waits at a time
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Endings waiting={self.waiting} workspaces={len(self._holders)}>"
+
+    @property
+    def waiting(self) -> int:
+        """How many endings are not written yet."""
+        return sum(len(group) for group in self._waiting.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nobody uses this, and nothing would be lost with it."""
+        return not self._waiting and not self._holders
+
+    def close(self) -> None:
+        """Let go of the store, which may live on: a daemon keeps its shared one open."""
+        self._store.off_healed(self._wake)
+
+    def require_none(self) -> None:
+        """Refuse what would be written behind an ending that waits."""
+        if self._waiting:
+            raise NotSaved(
+                f"not saved yet: the endings of {self.waiting} run(s) ({self._reason}): make the "
+                "store writable, then send this again; no restart is needed"
+            )
+
+    # Who is held ---------------------------------------------------------------------------------
+
+    def use(self, store: Store) -> None:
+        """The file was closed and opened again."""
+        if store is not self._store:
+            self._store = store
+            store.on_healed(self._wake)
+
+    def join(self, holder: Holder) -> None:
+        self._holders.append(holder)
+        if self._waiting:
+            holder.hold()
+            self._wake()
+
+    def leave(self, holder: Holder) -> None:
+        """The store may be closed when the last one has left, so nothing is tried after that."""
+        self._holders.remove(holder)
+        if not self._holders:
+            self._disarm()
+
+    # Writing -------------------------------------------------------------------------------------
+
+    async def commit(self, ending: Ending) -> Session | None:
+        """Write an ending; returns None if its session is gone. If it is the store that cannot, its
+        error is raised and the ending is kept; any other error is only raised."""
+        ahead = self._waiting.get(ending.key)
+        if ahead is not None:
+            ending.error = ahead[-1].error
+            ahead.append(ending)
+            if not isinstance(ending.error, StoreBusy):  # a lock would be waited for each time
+                await self.retry()
+        else:
+            await self._try(ending)
+            if isinstance(ending.error, TROUBLE):
+                self._keep(ending)
+        if ending.error is not None:
+            ending.late = True
+            raise ending.error
+        return ending.session
+
+    async def retry(self) -> None:
+        """Try once to write everything that waits."""
+        async with self._pass:
+            self._disarm()
+            # Side by side: the store gives calls that wait together one commit.
+            await asyncio.gather(*map(self._write_session, list(self._waiting)))
+            if self._waiting:
+                self._arm()
+            else:
+                self._release()
+
+    # Inside --------------------------------------------------------------------------------------
+
+    async def _write_session(self, key: tuple[str, str]) -> None:
+        for ending in list(self._waiting[key]):
+            await self._try(ending)
+            if isinstance(ending.error, TROUBLE):
+                self._reason = str(ending.error)
+                for behind in self._waiting[key]:
+                    behind.error = ending.error
+                return
+            if ending.error is not None and ending.late:
+                log.error(
+                    "the ending of %s can never be written", ending.run_ids, exc_info=ending.error
+                )
+            self._over(ending)
+
+    async def _try(self, ending: Ending) -> None:
+        error: Exception | None = None
+        try:
+            ending.session = await self._store.submit(ending.work, promise=True)
+        except SessionNotFound:
+            log.info("%s ended after their session was deleted", ending.run_ids)
+        except Exception as failure:  # noqa: BLE001 - told by whoever asked for the try
+            error = failure
+        ending.error = error  # only now: who comes meanwhile goes by what is known
+
+    def _keep(self, ending: Ending) -> None:
+        self._reason = str(ending.error)
+        if not self._holding:
+            self._holding, self._pause = True, FIRST_PAUSE
+            log.error("endings are not saved, prompts are refused until they are: %s", self._reason)
+            for holder in list(self._holders):
+                holder.hold()
+        self._waiting.setdefault(ending.key, []).append(ending)
+        if self._timer is None and not self._pass.locked():
+            self._arm()
+
+    def _over(self, ending: Ending) -> None:
+        group = self._waiting[ending.key]
+        group.remove(ending)
+        if not group:
+            del self._waiting[ending.key]
+        if ending.late:
+            ending.written(ending.session)
+
+    def _release(self) -> None:
+        self._disarm()
+        if self._holding:
+            self._holding = False
+            log.warning("every ending is saved again")
+            for holder in list(self._holders):
+                holder.release()
+
+    # Time ----------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if self._holders:
+            self._timer = self._clock.call_later(self._pause, self._wake)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake(self) -> None:
+        # A pass that is under way arms the timer when it is over.
+        if self._waiting and self._holders and not self._pass.locked():
+            self._task = asyncio.create_task(self.retry())

@@ -1,0 +1,463 @@
+"""The live messages of a workspace: parts that grow, coalesced events, and the overlay reads see.
+
+A message is *live* from its creation until its last state is committed. While it is live this
+module, not the database, holds its newest state: streams are told at once or within the coalescing
+window, rows follow more lazily, and REST reads are overlaid with what streams saw.
+
+Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in) is published
+at most once per window, the first piece at once, and written at most once a second or per 64 KiB.
+Everything else is *structural*: published and written on the spot. Both end in the same rows.
+
+Writes go through the store's one ordered queue, so rows of one message never reorder. A write that
+fails leaves the message live: it is tried again while its turn goes on and as soon as another write
+works, and `unsaved` hands it to the transaction that ends its turn. Rows are placed by the order of
+their insertion, so no message is inserted before one of its session that began earlier.
+
+Knows nothing of: runs, turns, permissions, HTTP.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from ..errors import SessionNotFound
+from ..protocol.codec import dumps, encode
+from ..protocol.messages import FinishPart, ReasoningPart, TextPart, ToolCallPart
+from ..store import listing, messages as message_rows
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from ..clock import Clock, Timer
+    from ..events import Hub
+    from ..protocol.messages import Message
+    from ..store import Connection, Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
+ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
+
+
+class Live:
+    """A message that is still being written. Only Transcript writes these attributes."""
+
+    __slots__ = (
+        "deleted",
+        "earlier",
+        "grown",
+        "insert",
+        "message",
+        "only_growth",
+        "published",
+        "row_time",
+        "row_timer",
+        "submitted",
+        "text_tail",
+        "thought_tail",
+        "timer",
+        "version",
+        "written",
+    )
+
+    def __init__(self, message: Message, insert: Callable[[Connection], None]) -> None:
+        self.message = message
+        self.insert = insert  # how the row comes to be, the first time it is written
+        self.text_tail: list[str] = []  # pieces not yet joined: joining each would be quadratic
+        self.thought_tail: list[str] = []
+        self.version = 1  # counts changes; the next three say how far each has followed
+        self.published = 1
+        self.submitted = 0
+        self.written = 0
+        self.only_growth = True
+        self.grown = 0  # characters since the row was last written
+        self.row_time = 0.0
+        self.row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
+        self.timer: Timer | None = None
+        self.deleted = False
+        # The one that began before it in its session, until this one has a row: in the store's
+        # thread too, hence never changed to anything but None.
+        self.earlier: Live | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.message.finish is not None
+
+    def joined(self) -> Message:
+        """The message itself, with the tails joined to it."""
+        if self.text_tail:
+            part = next(part for part in self.message.parts if isinstance(part, TextPart))
+            part.text += "".join(self.text_tail)
+            self.text_tail.clear()
+        if self.thought_tail:
+            thought = next(part for part in self.message.parts if isinstance(part, ReasoningPart))
+            thought.thinking += "".join(self.thought_tail)
+            self.thought_tail.clear()
+        return self.message
+
+    def snapshot(self) -> Message:
+        """A copy that later changes do not touch."""
+        return _copy(self.joined())
+
+
+class Transcript:
+    def __init__(
+        self, *, store: Store, scope: str, hub: Hub, clock: Clock, coalesce: float = 0.033
+    ) -> None:
+        self._store = store
+        self._scope = scope
+        self._hub = hub
+        self._clock = clock
+        self._coalesce = coalesce
+        self._live: dict[str, Live] = {}  # by message id, in order of creation
+        self._latest: dict[str, Live] = {}  # by session, the one that began last, while it is live
+        self._failed: dict[Live, None] = {}  # of which the last write did not work, in order
+
+    # Writing -------------------------------------------------------------------------------------
+
+    def create(self, message: Message, insert: Callable[[Connection], None] | None = None) -> Live:
+        """Begin a message: published at once, its row submitted. `insert` makes that row."""
+        first, scope = _copy(message), self._scope
+        live = Live(message, insert or (lambda c: message_rows.insert_message(c, scope, first)))
+        self._live[message.id] = live
+        live.earlier = self._latest.get(message.session_id)
+        self._latest[message.session_id] = live
+        self._hub.publish("created", live.snapshot())
+        self._write(live)
+        return live
+
+    def say(self, live: Live, text: str) -> None:
+        self._close_reasoning(live)
+        if not any(isinstance(part, TextPart) for part in live.message.parts):
+            # Models like to open with a line break, which shows as a blank first line in a pipe.
+            text = text.removeprefix("\n")
+            live.message.parts.append(TextPart())
+        live.text_tail.append(text)
+        self._grew(live, len(text))
+
+    def think(self, live: Live, text: str, signature: str = "") -> None:
+        part = next((p for p in live.message.parts if isinstance(p, ReasoningPart)), None)
+        if part is None:
+            part = ReasoningPart(started_at=int(self._clock.now()))
+            live.message.parts.append(part)
+        part.signature = signature or part.signature
+        live.thought_tail.append(text)
+        self._grew(live, len(text))
+
+    def tool_call(self, live: Live, call: ToolCallPart) -> None:
+        """Add a call, or replace the known one with its id."""
+        self._close_reasoning(live)
+        known = next((c for c in live.message.tool_calls if c.id == call.id), None)
+        if known is None:
+            live.message.parts.append(call)
+            self.changed(live)
+        elif call.finished != known.finished:
+            known.name, known.input, known.finished = call.name, call.input, call.finished
+            self.changed(live)
+        else:
+            known.input = call.input
+            live.only_growth = False  # growing input is debounced but is no growth of text
+            self._grew(live, len(call.input))
+
+    def finish(self, live: Live, finish: FinishPart, *, write: bool = True) -> None:
+        """Set the finish part: at most one, last. `write=False` leaves the row to `unsaved`."""
+        self._close_reasoning(live, flush=False)
+        parts = [part for part in live.message.parts if not isinstance(part, FinishPart)]
+        live.message.parts = [*parts, finish]
+        live.joined()
+        self.changed(live, write=write)
+
+    def erase(self, live: Live) -> None:
+        """Drop what was streamed into the message."""
+        live.text_tail.clear()
+        live.thought_tail.clear()
+        live.message.parts = []
+        self.changed(live)
+
+    def changed(self, live: Live, *, write: bool = True) -> None:
+        """A structural change: everybody is told now, and the row follows now."""
+        live.version += 1
+        live.only_growth = False
+        if not live.deleted:
+            self._live[live.message.id] = live  # it may have left, finished and written, before
+        self.flush(live, write=write)
+
+    def flush(self, live: Live, *, write: bool = True) -> None:
+        """Publish and write what is not out yet; a second flush does nothing."""
+        self._disarm(live)
+        self._publish(live)
+        if write:
+            self._write(live)
+
+    def flush_all(self) -> None:
+        for live in list(self._live.values()):
+            self.flush(live)
+
+    def delete(self, live: Live) -> None:
+        """Remove a message for good; its buffered state must not bring the row back."""
+        self._discard(live)
+        self._live[live.message.id] = live  # hides its row from readers until that is gone
+        self._remove(live)
+        self._hub.publish("deleted", live.snapshot())
+
+    def forget(self, session_ids: Iterable[str]) -> None:
+        """Their sessions are gone: drop buffered state without a trace."""
+        gone = set(session_ids)
+        for live in list(self._live.values()):
+            if live.message.session_id in gone:
+                self._discard(live)
+        for session_id in gone:
+            self._latest.pop(session_id, None)
+
+    # The ending's transaction --------------------------------------------------------------------
+
+    def unsaved(self, lives: Iterable[Live]) -> Callable[[Connection], None]:
+        """What a transaction must do to store the newest state of these messages."""
+        work = [self._save(live) for live in lives if live.written < live.version]
+
+        def save(conn: Connection) -> None:
+            for step in work:
+                step(conn)
+
+        return save
+
+    def saved(self, lives: Iterable[Live]) -> None:
+        """That transaction is committed."""
+        for live in lives:
+            self._wrote(live, live.version)
+        self._retry()
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def messages(self, session_id: str) -> list[Message]:
+        """A session's messages, oldest first, as streams have seen them."""
+        seen = self._seen(session_id)
+        rows = await self._store.read(
+            lambda conn: message_rows.list_messages(conn, self._scope, session_id)
+        )
+        return _overlaid(rows, seen | self._seen(session_id))
+
+    async def messages_json(self, session_id: str) -> list[bytes]:
+        """The same as JSON, without making objects of all of them: pieces with one or more
+        messages each, to be joined by commas."""
+        (pieces, newest), seen = await self._read_beside(
+            lambda: self._seen(session_id),
+            lambda conn, ids, recent: listing.message_texts(
+                conn, self._scope, session_id, ids, recent
+            ),
+        )
+        return [*pieces, *map(_text, _overlaid(newest, seen))]
+
+    async def user_messages_json(self, session_id: str | None) -> list[bytes]:
+        """What was typed, newest first: in one session, or in all. Pieces, as above."""
+        (newest, pieces), seen = await self._read_beside(
+            lambda: self._seen(session_id, role="user"),
+            lambda conn, ids, recent: listing.user_message_texts(
+                conn, self._scope, session_id, ids, recent
+            ),
+        )
+        return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
+
+    def _seen(self, session_id: str | None, role: str | None = None) -> dict[str, Live]:
+        """What streams have seen and the rows may not hold yet. Taken before a read and after it:
+        a message that commits and leaves while the reader still has an older snapshot would
+        otherwise be in neither."""
+        return {
+            key: live
+            for key, live in self._live.items()
+            if session_id in (None, live.message.session_id) and role in (None, live.message.role)
+        }
+
+    async def _read_beside(
+        self,
+        look: Callable[[], dict[str, Live]],
+        read: Callable[..., T],  # with a connection, and the ids of the live ones
+    ) -> tuple[T, dict[str, Live]]:
+        """Read around the live messages. One that came up meanwhile may be among the texts, where
+        it cannot be found again: then the read is repeated with the newest rows as themselves.
+        Once, since while a turn goes on there may be a new one each time."""
+        seen = look()
+        for recent in (0, listing.RECENT):
+            ids = list(seen)
+            found: T = await self._store.read(functools.partial(read, ids=ids, recent=recent))
+            seen |= look()
+            if len(seen) == len(ids):
+                break
+        return found, seen
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _grew(self, live: Live, amount: int) -> None:
+        if live.deleted:
+            return  # its timers would run for ever, as nothing of it is published
+        live.version += 1
+        live.grown += amount
+        if self._coalesce <= 0:
+            self._publish(live)
+            self._write(live)
+            return
+        self._arm_row(live)
+        if live.timer is None:
+            self._tick(live)
+
+    def _arm_row(self, live: Live) -> None:
+        if live.row_timer is None:
+            delay = live.row_time + ROW_SECONDS - self._clock.time()
+            live.row_timer = self._clock.call_later(delay, lambda: self._row_due(live))
+
+    def _row_due(self, live: Live) -> None:
+        live.row_timer = None
+        self._write(live)
+
+    def _tick(self, live: Live) -> None:
+        """Publish what came in and open the next window; an idle window is not followed by one."""
+        live.timer = None
+        if live.published == live.version:
+            return
+        self._publish(live)
+        if live.grown >= ROW_CHARS:
+            self._write(live)
+        live.timer = self._clock.call_later(self._coalesce, lambda: self._tick(live))
+
+    def _publish(self, live: Live) -> None:
+        if live.published != live.version and not live.deleted:
+            live.published = live.version
+            self._hub.publish("updated", live.snapshot(), growth=live.only_growth)
+            live.only_growth = True
+
+    def _close_reasoning(self, live: Live, *, flush: bool = True) -> None:
+        part = next((p for p in live.message.parts if isinstance(p, ReasoningPart)), None)
+        if part is not None and not part.finished_at:
+            live.joined()
+            part.finished_at = int(self._clock.now())
+            if flush:
+                self.changed(live)
+
+    def _save(self, live: Live) -> Callable[[Connection], None]:
+        message = live.snapshot()
+        message.updated_at = int(self._clock.now())
+        scope = self._scope
+        latest = live if not live.written else None
+
+        def save(conn: Connection) -> None:
+            # Whoever has a row, so have all before it: back to the first one that has, then on in
+            # the order of their beginning. Almost always that is this one and the one before it.
+            missing, one = [], latest
+            while one is not None and message_rows.position_of(conn, scope, one.message.id) is None:
+                missing.append(one)
+                one = one.earlier
+            for one in reversed(missing):
+                if not one.deleted:
+                    one.insert(conn)
+            message_rows.save_message(conn, scope, message)
+
+        return save
+
+    def _write(self, live: Live) -> None:
+        if live.submitted == live.version or live.deleted:
+            return
+        live.submitted = version = live.version
+        live.grown = 0
+        live.row_time = self._clock.time()
+        done: asyncio.Future[None] = self._store.submit(self._save(live))
+
+        def note(done: asyncio.Future[None]) -> None:
+            if self._worked(live, done):
+                self._wrote(live, version)
+                self._retry()
+                return
+            if not done.cancelled() and isinstance(done.exception(), SessionNotFound):
+                self._discard(live)  # deleted under it: there is nothing to try again
+                return
+            live.submitted = live.written
+            if not live.finished and not live.deleted:  # else its turn's ending writes it
+                self._arm_row(live)
+
+        done.add_done_callback(note)
+
+    def _remove(self, live: Live) -> None:
+        message_id = live.message.id
+        done: asyncio.Future[None] = self._store.submit(
+            lambda conn: message_rows.delete_message(conn, self._scope, message_id)
+        )
+
+        def note(done: asyncio.Future[None]) -> None:
+            if self._worked(live, done):
+                self._live.pop(message_id, None)
+
+        done.add_done_callback(note)
+
+    def _worked(self, live: Live, done: asyncio.Future[None]) -> bool:
+        """Whether a write succeeded; one that failed is remembered for `_retry`."""
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            log.warning("a message could not be written yet: %s", error)
+        if error is None and not done.cancelled():
+            self._failed.pop(live, None)
+            return True
+        self._failed[live] = None
+        return False
+
+    def _retry(self) -> None:
+        """A write has worked: try those again that did not."""
+        failed, self._failed = self._failed, {}
+        for live in failed:
+            if self._live.get(live.message.id) is not live:
+                continue  # written by its turn's ending meanwhile, or its session is gone
+            if live.deleted:
+                self._remove(live)
+            else:
+                self._write(live)
+
+    def _wrote(self, live: Live, version: int) -> None:
+        live.written = max(live.written, version)
+        live.earlier = None
+        if live.finished and live.written == live.version and not live.deleted:
+            self._let_go(live)
+
+    def _discard(self, live: Live) -> None:
+        live.deleted = True
+        self._disarm(live)
+        self._let_go(live)
+
+    def _let_go(self, live: Live) -> None:
+        self._live.pop(live.message.id, None)
+        if self._latest.get(live.message.session_id) is live:
+            if live.earlier is not None:  # deleted before it had a row, and so may be those before
+                self._latest[live.message.session_id] = live.earlier
+            else:
+                del self._latest[live.message.session_id]
+
+    def _disarm(self, live: Live) -> None:
+        for timer in (live.timer, live.row_timer):
+            if timer is not None:
+                timer.cancel()
+        live.timer = live.row_timer = None
+
+
+def _overlaid(rows: list[Message], seen: dict[str, Live]) -> list[Message]:
+    """Rows, oldest first, with what streams have seen of them instead, and the newer ones."""
+    answer = []
+    for row in rows:
+        live = seen.pop(row.id, None)
+        if live is None:
+            answer.append(row)
+        elif not live.deleted:
+            answer.append(live.snapshot())
+    return answer + [live.snapshot() for live in seen.values() if not live.deleted]
+
+
+def _copy(message: Message) -> Message:
+    copied = copy.copy(message)
+    copied.parts = [copy.copy(part) for part in message.parts]
+    return copied
+
+
+def _text(message: Message) -> bytes:
+    return dumps(encode(message))

@@ -1,0 +1,1 @@
+"""Which run changed which file, commands included, and putting it back. A wing."""

@@ -1,0 +1,176 @@
+"""Putting back the files that a run changed.
+
+A file is put back only if it is exactly what the run left behind. All files of a run go back or
+none does, unless whoever asks is content with a part. Nothing outside of the workspace is touched
+and no link is followed. An undoing is recorded like a run, so that it can be undone as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import BadRequest, Conflict
+from ..protocol.changes import FileChange, RunChanges, UndoAnswer
+from ..store.files import Change, run_history
+from ..worktree.states import look, place_of, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ..store import Store
+    from ..store.files import PathHistory, RunHistory
+    from ..worktree.paths import Place
+    from ..worktree.states import FileState
+    from .changes import Changes
+
+log = logging.getLogger(__name__)
+
+NAMED = 5  # files in a refusal
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is to be done about one file: nothing if it is as before already, or has a problem."""
+
+    past: PathHistory
+    problem: str = ""
+    place: Place | None = None
+
+    @property
+    def wire(self) -> FileChange:
+        before, after = self.past.before, self.past.after
+        return FileChange(
+            path=self.past.path,
+            existed=before.content is not None,
+            exists=after.content is not None,
+            before=before.content or "",
+            after=after.content or "",
+            mode=before.mode or 0,
+            problem=self.problem,
+        )
+
+
+class Undoing:
+    def __init__(self, changes: Changes, store: Store, scope: str) -> None:
+        self._changes = changes
+        self._store = store
+        self._scope = scope
+        self._one_at_a_time = asyncio.Lock()
+
+    async def look(self, run_id: str) -> RunChanges:
+        """What a run changed, and what stands in the way of putting it back."""
+        past = await self._past(run_id)
+        steps = await asyncio.to_thread(_steps, self._changes.root, past)
+        unknown = [_unknown(path, reason) for path, reason in past.gaps if path]
+        notes = [f"what its commands changed is not known: {why}" for p, why in past.gaps if not p]
+        files = [step.wire for step in steps]
+        return RunChanges(run_id, past.session_id, past.undoes, files + unknown, notes)
+
+    async def undo(
+        self, run_id: str, allowed: Callable[[str], None], *, dry_run: bool, partial: bool
+    ) -> UndoAnswer:
+        """`allowed` raises if the session that the run belongs to must be left alone. Conflict if
+        a file cannot be put back, unless `partial`."""
+        async with self._one_at_a_time:
+            past = await self._past(run_id)
+            allowed(past.session_id)
+            steps = await asyncio.to_thread(_steps, self._changes.root, past)
+            kept = [step.wire for step in steps if step.problem]
+            kept += [_unknown(path, reason) for path, reason in past.gaps if path]
+            todo = [step for step in steps if step.place is not None]
+            answer = UndoAnswer("", [step.past.path for step in todo], kept)
+            if dry_run:
+                return answer
+            if kept and not partial:
+                raise Conflict(_refusal(kept))
+            if todo:
+                await asyncio.to_thread(_perform, todo)
+                answer.run_id = f"undo-{uuid.uuid4()}"
+                await self._record(past.session_id, run_id, answer.run_id, todo)
+            return answer
+
+    async def _past(self, run_id: str) -> RunHistory:
+        scope = self._scope
+        return await self._store.read(lambda conn: run_history(conn, scope, run_id))
+
+    async def _record(self, session_id: str, run_id: str, undo_id: str, done: list[_Step]) -> None:
+        changes = [
+            Change(step.past.path, step.past.after, step.past.before, undo_id, run_id)
+            for step in done
+        ]
+        await self._changes.record(session_id, changes)
+        log.info("run %s was undone as %s: %d files", run_id, undo_id, len(done))
+
+
+def _unknown(path: str, reason: str) -> FileChange:
+    return FileChange(path, True, True, "", "", problem=f"its change was not recorded: {reason}")
+
+
+def _refusal(kept: list[FileChange]) -> str:
+    named = [f"{change.path}: {change.problem}" for change in kept[:NAMED]]
+    more = [f"and {len(kept) - NAMED} more"] if len(kept) > NAMED else []
+    return "nothing was undone; " + "; ".join(named + more) + "; use partial to undo the others"
+
+
+# In a thread -------------------------------------------------------------------------------------
+
+
+def _steps(root: Path, past: RunHistory) -> list[_Step]:
+    """One for each file that the run left different from what it was."""
+    return [_step(root, one) for one in past.paths if not one.before.is_like(one.after)]
+
+
+def _step(root: Path, past: PathHistory) -> _Step:
+    try:
+        place = place_of(root, past.path)
+        now, _ = look(place)
+    except BadRequest as error:
+        return _Step(past, error.message)
+    if _is(now, past, past.before):
+        return _Step(past)  # somebody was faster
+    if not _is(now, past, past.after):
+        return _Step(past, "it has changed since")
+    if past.mixed:
+        return _Step(past, "somebody else has changed it during the run")
+    return _Step(past, place=place)
+
+
+def _is(now: FileState, past: PathHistory, state: FileState) -> bool:
+    """Whether a file is in a state, as far as the run has to do with it: its mode only counts if
+    the run changed it."""
+    modes = {past.before.mode, past.after.mode}
+    moved = len(modes) == 2 and None not in modes
+    return now.content == state.content and (not moved or now.mode == state.mode)
+
+
+def _perform(steps: list[_Step]) -> None:
+    """All or nothing: what was put back before a failure is undone again."""
+    done: list[_Step] = []
+    try:
+        for step in steps:
+            _put(step)
+            done.append(step)
+    except (BadRequest, Conflict, OSError) as error:
+        left = [step.past.path for step in reversed(done) if not _taken_back(step)]
+        what = f"put back and left so are {', '.join(left)}" if left else "nothing was undone"
+        raise Conflict(f"{what}; {error}") from error
+
+
+def _put(step: _Step) -> None:
+    assert step.place is not None
+    put(step.place, step.past.after, step.past.before)
+
+
+def _taken_back(step: _Step) -> bool:
+    assert step.place is not None
+    try:
+        put(step.place, step.past.before, step.past.after)
+    except (BadRequest, Conflict, OSError) as error:
+        log.error("%s could not be given back: %s", step.past.path, error)
+        return False
+    return True

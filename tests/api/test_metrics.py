@@ -1,0 +1,604 @@
+"""Metrics and health: well-formed, exact, and true when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import selectors
+import sys
+import threading
+import time
+import unittest
+import unittest.mock
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from crushlite.agent.scripted import ScriptedAgent
+from crushlite.api import system
+from crushlite.api.metrics import TEXT_FORMAT, Family, write
+from crushlite.clock import FakeClock, SystemClock
+from crushlite.protocol.events import ConfigChanged
+from crushlite.protocol.messages import Message
+from crushlite.protocol.questions import Question
+from crushlite.settings import Settings
+from crushlite.store import ThreadExecutor
+from crushlite.testing import LocalDaemon, Stores
+from crushlite.version import __version__
+from crushlite.watchdog import Watchdog
+from tests.support.basics import LIMIT, BoundedTestCase
+from tests.support.disk import Disk
+from tests.support.places import ROOT
+from tests.support.prompts import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crushlite.agent.base import Turn
+    from crushlite.store import Executor
+
+# The text format, as its description has it -----------------------------------------------------
+
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+SAMPLE = re.compile(rf"({NAME})(?:\{{(.*)\}})? (\S+)")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')
+
+
+@dataclass
+class Metric:
+    kind: str = ""
+    about: str = ""
+    values: dict[str, float] = field(default_factory=dict)  # by the value of the label, "" if none
+
+    @property
+    def value(self) -> float:
+        return self.values[""]
+
+
+def unescaped(text: str, *, quotes: bool) -> str:
+    known = {"\\\\": "\\", "\\n": "\n", '\\"': '"' if quotes else '\\"'}
+    return re.sub(r"\\.", lambda match: known[match[0]], text)
+
+
+def parse(text: str) -> dict[str, Metric]:
+    """Strict: HELP, TYPE, samples; each family once and in one piece."""
+    assert text.endswith("\n")
+    assert "\r" not in text
+    metrics: dict[str, Metric] = {}
+    for line in text[:-1].split("\n"):
+        if line.startswith("# HELP "):
+            _, _, name, about = line.split(" ", 3)
+            assert name not in metrics, f"{name} comes twice"
+            metrics[name] = Metric(about=unescaped(about, quotes=False))
+            continue
+        newest = list(metrics)[-1]
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert (name, metrics[name].kind, metrics[name].values) == (newest, "", {}), line
+            assert kind in ("counter", "gauge"), line
+            metrics[name].kind = kind
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match is not None, line
+        name, labels, number = match.groups()
+        assert name == newest, line
+        assert metrics[name].kind, line
+        values = [unescaped(value, quotes=True) for _, value in LABEL.findall(labels or "")]
+        assert LABEL.sub("", labels or "") == "", line
+        [label] = values or [""]
+        assert label not in metrics[name].values, line
+        metrics[name].values[label] = float(number)
+    return metrics
+
+
+class FormatTests(unittest.TestCase):
+    def test_help_labels_and_numbers_survive_whatever_they_hold(self) -> None:
+        odd = 'a\\b\n"c" {d},e="f" \\n é'
+        families = [
+            Family("x_total", odd, {odd: 3, "": 0}, "why"),
+            Family("y", "plain", 0.1 + 0.2),
+            Family("z_bytes", "large", 2**53),
+        ]
+        read = parse(write(families).decode("utf-8"))
+        self.assertEqual(read["x_total"], Metric("counter", odd, {odd: 3, "": 0}))
+        self.assertEqual(read["y"], Metric("gauge", "plain", {"": 0.1 + 0.2}))
+        self.assertEqual(read["z_bytes"].value, 2**53)
+
+    def test_the_parser_refuses_what_is_no_metric(self) -> None:
+        good = "# HELP a b\n# TYPE a gauge\na 1\n"
+        self.assertEqual(parse(good)["a"].value, 1)
+        for bad in (
+            *(good[:-1], good + good, good + "b 1\n", good + "a 2\n", "# HELP a b\na 1\n"),
+            *(good + 'a{b="c\\x"} 1\n', good + 'a{b="c"d"} 1\n', good + "a one\n"),
+        ):
+            with self.subTest(bad), self.assertRaises((AssertionError, KeyError, ValueError)):
+                parse(bad)
+
+
+# What is counted --------------------------------------------------------------------------------
+
+
+class MetricsTestCase(BoundedTestCase):
+    async def start(self, agent: Any = None, **options: Any) -> LocalDaemon:
+        self.daemon = await self.enterAsyncContext(LocalDaemon(agent, **options))
+        return self.daemon
+
+    async def scrape(self) -> dict[str, Metric]:
+        answer = await self.daemon.http.request("GET", "/v1/metrics", timeout=60)
+        self.assertEqual((answer.status, answer.headers.get("Content-Type")), (200, TEXT_FORMAT))
+        self.text = answer.body.decode("utf-8")
+        return parse(self.text)
+
+    async def number(self, name: str) -> float:
+        return (await self.scrape())[name].value
+
+
+class DaemonTests(MetricsTestCase):
+    async def test_a_daemon_nobody_uses_counts_nothing_and_says_what_it_is(self) -> None:
+        clock = FakeClock()
+        await self.start(clock=clock)
+        await clock.advance(5)
+        read = await self.scrape()
+        self.assertEqual(read["crushlite_info"].values, {__version__: 1})
+        self.assertEqual(read["crushlite_uptime_seconds"].value, 5)
+        busy = {name for name, metric in read.items() if any(metric.values.values())}
+        machine = {name for name in read if name.startswith(("process_", "crushlite_loop_"))}
+        told = {"crushlite_info", "crushlite_uptime_seconds", "crushlite_http_connections"}
+        self.assertEqual(busy - machine, told | {"crushlite_http_requests_in_flight"})
+        for name, metric in read.items():
+            self.assertEqual(metric.kind == "counter", name.endswith("_total"))
+            self.assertTrue(metric.about)
+
+    async def test_the_process_is_counted_as_the_system_counts_it(self) -> None:
+        await self.start()
+        read = await self.scrape()
+        self.assertGreater(read["process_resident_memory_bytes"].value, 1 << 20)
+        self.assertLess(read["process_resident_memory_bytes"].value, 1 << 34)
+        self.assertEqual(read["process_open_fds"].value, len(os.listdir("/proc/self/fd")) - 1)
+        self.assertGreaterEqual(read["process_max_fds"].value, read["process_open_fds"].value)
+        later = await self.number("process_cpu_seconds_total")
+        self.assertGreater(later, read["process_cpu_seconds_total"].value)
+
+    async def test_requests_are_counted_by_how_they_were_answered(self) -> None:
+        await self.start(tcp=True)
+        for path in ("/v1/health", "/v1/version"):
+            await self.daemon.call("GET", path)
+        for method, path in (("GET", "/v1/nothing"), ("PATCH", "/v1/health")):
+            await self.daemon.call(method, path)
+        refused = await self.daemon.call("GET", "/v1/health", http=self.daemon.connect(tcp=True))
+        self.assertEqual(refused.status, 401)
+        await self.daemon.join()  # a create and a stream
+        read = await self.scrape()
+        answered = {"2xx": 4, "3xx": 0, "4xx": 3, "5xx": 0}
+        self.assertEqual(read["crushlite_http_requests_total"].values, answered)
+        self.assertEqual(read["crushlite_http_connections"].value, 3)
+        again = await self.scrape()
+        self.assertEqual(again["crushlite_http_requests_total"].values["2xx"], 5)
+
+    async def test_a_refusal_that_ends_the_connection_is_counted_too(self) -> None:
+        await self.start()
+        refused = await self.daemon.call("POST", "/v1/control", b"x" * ((1 << 20) + 1))
+        self.assertEqual(refused.status, 413)
+        read = await self.scrape()
+        answered = {"2xx": 0, "3xx": 0, "4xx": 1, "5xx": 0}
+        self.assertEqual(read["crushlite_http_requests_total"].values, answered)
+
+    async def test_what_is_being_carried_out_is_in_flight(self) -> None:
+        await self.start()
+        anna = await self.daemon.join()
+        session = await anna.session()
+        accepted = await anna.prompt(session)
+        run = await self.daemon.entered(1)
+        waits = f"{anna.base}/runs/{accepted.json['run_id']}?wait=20"
+        waiter = asyncio.create_task(self.daemon.call("GET", waits, http=self.daemon.connect()))
+        statistics = self.daemon.daemon.server
+        await until(lambda: statistics.statistics.in_flight == 1, "the waiting request has begun")
+        self.assertEqual(await self.number("crushlite_http_requests_in_flight"), 2)
+        run.release()
+        await waiter
+        self.assertEqual(await self.number("crushlite_http_requests_in_flight"), 1)
+
+    async def test_no_label_holds_what_belongs_to_a_person(self) -> None:
+        await self.start(tcp=True)
+        anna = await self.daemon.join()
+        session = await anna.session("a secret title")
+        accepted = await anna.prompt(session, "a secret prompt")
+        await self.daemon.entered(1)
+        await self.scrape()
+        ids = (anna.id, session, anna.workspace["id"], accepted.json["run_id"])
+        token = self.daemon.daemon.tokens[self.daemon.port].token
+        for private in (*ids, token, str(self.daemon.root), "secret", "project"):
+            self.assertNotIn(private, self.text)
+
+
+class WorkspaceTests(MetricsTestCase):
+    async def test_workspaces_clients_and_streams_are_those_of_now(self) -> None:
+        await self.start()
+        names = ("crushlite_workspaces", "crushlite_clients", "crushlite_streams")
+
+        async def told() -> list[float]:
+            read = await self.scrape()
+            return [read[name].value for name in names]
+
+        anna = await self.daemon.join()
+        self.assertEqual(await told(), [1, 1, 1])
+        bert = await self.daemon.join()
+        await anna.attach()
+        self.assertEqual(await told(), [1, 2, 3])
+        other = self.daemon.root / "other"
+        other.mkdir()
+        await self.daemon.create(other, client_id=bert.id)
+        self.assertEqual(await told(), [2, 2, 3])
+        await bert.retire()
+        self.assertEqual(await told(), [1, 1, 2])
+
+    async def test_what_waits_for_a_person_is_pending_until_it_is_answered(self) -> None:
+        await self.start()
+        anna = await self.daemon.join()
+        await anna.prompt(await anna.session())
+        run = await self.daemon.entered(1)
+        asked = run.begin(lambda turn: turn.permission("bash", "execute"))
+        request = await anna.events.wait_for("permission_request")
+        self.assertEqual(await self.number("crushlite_permissions_pending"), 1)
+        await anna.grant(request.payload)
+        await asked
+        question = Question(type="yes_no", label="q", question="well?", description="d")
+        asked = run.begin(lambda turn: turn.ask([question]))
+        await anna.events.wait_for("question_batch_request")
+        read = await self.scrape()
+        self.assertEqual(read["crushlite_permissions_pending"].value, 0)
+        self.assertEqual(read["crushlite_questions_pending"].value, 1)
+        await anna.call("POST", "/questions/cancel")
+        await asked
+        self.assertEqual(await self.number("crushlite_questions_pending"), 0)
+
+    async def test_an_agent_that_ignores_its_cancellation_is_counted_once(self) -> None:
+        stubborn = Stubborn()
+        self.addCleanup(stubborn.leave.set)
+        await self.start(stubborn, settings=Settings(cancel_grace=0.01, drain=0.01))
+        anna = await self.daemon.join()
+        session = await anna.session()
+        await anna.prompt(session)
+        async with asyncio.timeout(60):
+            await stubborn.inside.wait()
+        self.assertEqual(await self.number("crushlite_agents_abandoned_total"), 0)
+        await anna.cancel(session, wait=20)
+        self.assertEqual(await self.number("crushlite_agents_abandoned_total"), 1)
+        stubborn.leave.set()
+
+    async def test_runs_are_counted_by_state_while_they_live_and_by_outcome_afterwards(
+        self,
+    ) -> None:
+        await self.start()
+        anna = await self.daemon.join()
+        session, other = await anna.session(), await anna.session()
+
+        async def told() -> tuple[dict[str, float], dict[str, float]]:
+            read = await self.scrape()
+            runs, ended = read["crushlite_runs"], read["crushlite_runs_ended_total"]
+            return (
+                {state: number for state, number in runs.values.items() if number},
+                {outcome: number for outcome, number in ended.values.items() if number},
+            )
+
+        await anna.prompt(session, "one")
+        run = await self.daemon.entered(1)
+        for text in ("two", "three"):
+            await anna.prompt(session, text, when_busy="queue")
+        await anna.prompt(session, "four", when_busy="steer")
+        await anna.prompt(other, "five")
+        second = await self.daemon.entered(2)
+        self.assertEqual(await told(), ({"active": 2, "queued": 3}, {}))
+        health = (await self.daemon.call("GET", "/v1/health?verbose=1")).json
+        self.assertEqual(health["busy_sessions"], 2)
+        await run.do(lambda turn: turn.followups())
+        self.assertEqual(await told(), ({"active": 2, "queued": 2, "folded": 1}, {}))
+        await anna.call("POST", f"/agent/sessions/{session}/prompts/clear")
+        await anna.events.wait_for("run_complete")
+        await anna.events.wait_for("run_complete")
+        self.assertEqual(await told(), ({"active": 2, "folded": 1}, {"cleared": 2}))
+        run.release()
+        for _ in range(2):
+            await anna.events.wait_for("run_complete", error=None)
+        second.fail()
+        await anna.events.wait_for("run_complete", session_id=other)
+        await anna.prompt(session, "six")
+        await self.daemon.entered(3)
+        await anna.cancel(session, wait=20)
+        ended = {"completed": 2, "failed": 1, "canceled": 1, "cleared": 2}
+        self.assertEqual(await told(), ({}, ended))
+        await anna.retire()
+        self.assertEqual(await told(), ({}, ended))
+
+
+class Stubborn:
+    """Does not hear that it was cancelled."""
+
+    def __init__(self) -> None:
+        self.inside = asyncio.Event()
+        self.leave = asyncio.Event()
+
+    async def run(self, turn: Turn) -> None:
+        self.inside.set()
+        while not self.leave.is_set():
+            try:
+                await self.leave.wait()
+            except asyncio.CancelledError:
+                pass
+
+
+class Lingering(ScriptedAgent):
+    """Holds the end of its workspace up."""
+
+    def __init__(self) -> None:
+        super().__init__(auto=True)
+        self.closing = asyncio.Event()
+        self.may_go = asyncio.Event()
+
+    async def aclose(self) -> None:
+        self.closing.set()
+        await self.may_go.wait()
+
+
+class EventTests(MetricsTestCase):
+    async def test_every_event_a_client_saw_was_counted_once(self) -> None:
+        await self.start(ScriptedAgent(auto=True))
+        anna = await self.daemon.join()
+        session = await anna.session()
+        for text in ("one", "two"):
+            await anna.prompt(session, text)
+            await anna.events.wait_for("run_complete", text=text)
+        published = await self.number("crushlite_events_published_total")
+        self.assertEqual(published, len(anna.events.seen))
+        self.assertGreater(published, 8)
+
+    async def test_skipped_growth_slow_readers_and_what_waits_for_them_are_counted(self) -> None:
+        await self.start()
+        anna = await self.daemon.join()
+        [hosted] = self.daemon.backend.everything()
+        hub = hosted.workspace.hub
+        reader = hub.subscribe()  # and never reads
+        message = Message(id="m", role="assistant", session_id="s")
+        for _ in range(3):
+            hub.publish("updated", message, growth=True)
+        read = await self.scrape()
+        self.assertEqual(read["crushlite_events_conflated_total"].value, 2)
+        held = reader.statistics().bytes
+        self.assertGreater(held, 0)
+        self.assertEqual(read["crushlite_stream_queue_bytes"].value, held)
+        self.assertEqual(read["crushlite_streams_closed_total"].values, {"slow": 0, "failed": 0})
+        for _ in range(hub.bounds.entries):
+            hub.publish("updated", ConfigChanged(anna.workspace["id"]))
+        read = await self.scrape()
+        self.assertEqual(read["crushlite_streams_closed_total"].values, {"slow": 1, "failed": 0})
+        self.assertEqual(read["crushlite_events_published_total"].value, 3 + hub.bounds.entries)
+
+    async def test_a_counter_never_goes_down_when_a_workspace_closes(self) -> None:
+        agent = Lingering()
+        await self.start(agent)
+        anna = await self.daemon.join()
+        await anna.prompt(await anna.session(), "one")
+        await anna.events.wait_for("run_complete")
+        name = "crushlite_events_published_total"
+        before = await self.number(name)
+        await anna.retire()
+        async with asyncio.timeout(60):
+            await agent.closing.wait()
+        read = await self.scrape()
+        self.assertEqual((read["crushlite_workspaces"].value, read[name].value), (0, before))
+        agent.may_go.set()
+        bert = await self.daemon.join()  # which waits for the end of the old one
+        self.assertEqual(await self.number(name), before)
+        await bert.session()
+        self.assertEqual(await self.number(name), before + 1)
+
+
+def wait_for(gate: threading.Event) -> None:
+    gate.wait(20)
+
+
+# The event loop ---------------------------------------------------------------------------------
+
+
+class LagTests(BoundedTestCase):
+    def setUp(self) -> None:
+        self.watchdog = Watchdog(limit=0.3)
+        self.addCleanup(self.watchdog.stop)
+
+    async def test_a_loop_that_waits_for_events_is_not_late(self) -> None:
+        self.watchdog.start()
+
+        def look() -> bool:
+            deadline = time.monotonic() + LIMIT / 2
+            while not self.watchdog._is_waiting() and time.monotonic() < deadline:
+                pass  # the loop is still on its way to wait for this thread
+            return self.watchdog._is_waiting()
+
+        self.assertTrue(await asyncio.to_thread(look))
+        self.assertEqual((self.watchdog.lag < 0.3, self.watchdog.stalls), (True, 0))
+
+    async def test_a_blocked_loop_is_late_is_named_once_and_was_late(self) -> None:
+        self.watchdog.start()
+        with self.assertLogs("crushlite.watchdog", "WARNING") as logs:
+            deadline = time.monotonic() + LIMIT / 2
+            while not self.watchdog.stalls and time.monotonic() < deadline:
+                pass  # this is what it is about
+            late = self.watchdog.lag
+            self.assertGreaterEqual(late, 0.3)
+        self.assertEqual((len(logs.records), self.watchdog.stalls), (1, 1))
+        self.assertIn("test_a_blocked_loop", logs.output[0])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self.assertGreaterEqual(self.watchdog.worst, late)
+
+    async def test_a_loop_that_answers_between_two_looks_is_watched_on(self) -> None:
+        watchdog = self.watchdog
+        watchdog._asked = 0.0
+
+        def monotonic() -> float:  # where another thread may get its turn
+            watchdog._asked = None
+            return 0.1
+
+        looks = unittest.mock.Mock(wait=unittest.mock.Mock(side_effect=[False, True]))
+        with (
+            unittest.mock.patch("crushlite.watchdog.time", monotonic=monotonic),
+            unittest.mock.patch.object(watchdog, "_stop", looks),
+        ):
+            watchdog._watch()
+        self.assertEqual((looks.wait.call_count, watchdog.stalls), (2, 0))
+
+    async def test_a_loop_that_waits_for_the_selector_of_an_agent_is_blocked(self) -> None:
+        self.watchdog.start()
+        blocked, seen = threading.get_ident(), []
+        end, way_out = os.pipe()
+        self.addCleanup(os.close, end)
+
+        def look() -> None:
+            with open(way_out, "wb"):  # closed: the selector is done
+                deadline = time.monotonic() + LIMIT / 2
+                while time.monotonic() < deadline:
+                    frame = sys._current_frames()[blocked]
+                    if frame.f_code is selectors.DefaultSelector.select.__code__:
+                        break
+                seen.append(self.watchdog._is_waiting())
+
+        with selectors.DefaultSelector() as own:
+            own.register(end, selectors.EVENT_READ)
+            looking = threading.Thread(target=look)
+            looking.start()
+            own.select(LIMIT / 2)
+            looking.join()
+        self.assertEqual(seen, [False])
+
+    async def test_a_loop_that_is_closed_is_not_late(self) -> None:
+        self.watchdog._loop = asyncio.new_event_loop()
+        self.watchdog._loop.close()
+        self.assertFalse(self.watchdog._is_waiting())
+        self.assertEqual(self.watchdog.lag, 0.0)
+
+
+# Health -----------------------------------------------------------------------------------------
+
+
+class HealthTests(MetricsTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        # A machine that stands still for a second is not what any of these is about.
+        for name in ("STORE_SECONDS", "LAG_SECONDS"):
+            self.enterContext(unittest.mock.patch.object(system, name, 60.0))
+
+    async def health(self, query: str = "?verbose=1") -> Any:
+        answer = await self.daemon.call("GET", f"/v1/health{query}")
+        self.assertEqual(answer.status, 200)
+        return answer.json
+
+    def failing(self, health: Any) -> dict[str, str]:
+        self.assertEqual(health["status"] == "ok", all(check["ok"] for check in health["checks"]))
+        return {c["name"]: c.get("detail", "") for c in health["checks"] if not c["ok"]}
+
+    async def test_it_is_empty_unless_more_is_asked_for(self) -> None:
+        await self.start()
+        for query in ("", "?verbose=0", "?verbose=", "?other=1"):
+            self.assertIsNone(await self.health(query))
+        self.assertEqual((await self.health("?verbose=true"))["status"], "ok")
+
+    async def test_a_healthy_daemon_says_what_it_serves(self) -> None:
+        clock = FakeClock()
+        await self.start(clock=clock)
+        anna = await self.daemon.join()
+        await self.daemon.create(client_id=str(uuid.uuid4()))
+        await clock.advance(3)
+        health = await self.health()
+        checks = health.pop("checks")
+        self.assertEqual(
+            [(check["name"], check["ok"]) for check in checks],
+            [(n, True) for n in ("store", "endings", "event_loop", "open_files", "serving")],
+        )
+        self.assertGreaterEqual(health.pop("loop_lag_seconds"), 0)
+        wanted = {"status": "ok", "version": f"crushlite-{__version__}", "pid": os.getpid()}
+        wanted |= {"uptime_seconds": 3, "workspaces": 1, "clients": 2, "streams": 1}
+        wanted |= {"busy_sessions": 0}
+        self.assertEqual(health, wanted | {"store": {anna.workspace["data_dir"]: "ok"}})
+
+    async def test_a_store_that_cannot_write_is_found_out_and_so_is_its_recovery(self) -> None:
+        disk = Disk()
+        await self.start(stores=disk.stores(SystemClock()))
+        anna = await self.daemon.join()
+        for spoil, reason in ((disk.fill, "disk is full"), (disk.lock, "database is locked")):
+            spoil()
+            health = await self.health()
+            self.assertEqual(health["status"], "degraded")
+            self.assertIn(reason, health["store"][anna.workspace["data_dir"]])
+            self.assertIn(reason, self.failing(health)["store"])
+            disk.free()
+            self.assertEqual((await self.health())["status"], "ok")
+
+    async def test_an_ending_that_waits_to_be_written_is_told_until_it_is(self) -> None:
+        disk = Disk()
+        await self.start(stores=disk.stores(SystemClock()))
+        anna = await self.daemon.join()
+        await anna.prompt(await anna.session())
+        run = await self.daemon.entered(1)
+        disk.fill("UPDATE runs SET outcome")
+        run.release()
+        await anna.events.wait_for("run_complete")
+        self.assertEqual(
+            self.failing(await self.health()), {"endings": "1 ended runs are not saved yet"}
+        )
+        self.assertEqual(await self.number("crushlite_endings_unsaved"), 1)
+        disk.free()
+        await anna.events.wait_for("session", action="updated")  # comes with the ending
+        self.assertEqual(self.failing(await self.health()), {})
+        self.assertEqual(await self.number("crushlite_endings_unsaved"), 0)
+
+    async def test_a_store_that_does_not_answer_does_not_hold_the_answer_up(self) -> None:
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+        writers: list[Executor] = []
+
+        def executor(name: str) -> Executor:
+            made = ThreadExecutor(name)
+            if name == "crushlite-writer":
+                writers.append(made)
+            return made
+
+        clock = SystemClock()
+        await self.start(stores=Stores(clock=clock, boot_id="boot", executor=executor))
+        anna = await self.daemon.join()
+        writers[0].submit(lambda: wait_for(gate))
+        self.assertIsNone(await self.health(""))
+        with unittest.mock.patch.object(system, "STORE_SECONDS", 1.0):
+            health = await self.health()
+        self.assertEqual(health["store"], {anna.workspace["data_dir"]: "no answer within 1 s"})
+        self.assertEqual(list(self.failing(health)), ["store"])
+        gate.set()
+        self.assertEqual((await self.health())["status"], "ok")
+
+    async def test_a_daemon_that_leaves_says_so(self) -> None:
+        await self.start()
+        self.daemon.backend.leaving.set()
+        self.assertEqual(self.failing(await self.health()), {"serving": "the daemon is leaving"})
+
+    async def test_a_late_loop_and_too_many_files_are_told(self) -> None:
+        await self.start()
+        watchdog = self.daemon.daemon.watchdog
+        used = len(os.listdir("/proc/self/fd")) - 1
+        limits: Callable[[int], tuple[int, int]] = lambda _: (used + 2, used + 2)  # noqa: E731
+        with unittest.mock.patch("resource.getrlimit", limits):
+            self.assertIn(f"of {used + 2}", self.failing(await self.health())["open_files"])
+        with unittest.mock.patch.object(type(watchdog), "lag", 60.5):
+            health = await self.health()
+        self.assertEqual(health["loop_lag_seconds"], 60.5)
+        self.assertEqual(self.failing(health), {"event_loop": "late by 60.5 s"})
+
+
+class DocumentationTests(MetricsTestCase):
+    async def test_every_metric_and_every_check_is_documented_and_no_other(self) -> None:
+        page = (ROOT / "docs" / "protocol.md").read_text("utf-8")
+        await self.start()
+        metrics = re.findall(r"`((?:crushlite|process)_\w+)(?:\{\w+\})?`", page)
+        self.assertEqual(sorted(metrics), sorted(await self.scrape()))
+        health = (await self.daemon.call("GET", "/v1/health?verbose=1")).json
+        for check in health["checks"]:
+            self.assertIn(f"| `{check['name']}` |", page)

@@ -1,0 +1,273 @@
+"""Models that nobody listed: a server on this machine, and providers that can be asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+from crushlite.clock import FakeClock, SystemClock
+from crushlite.coder.build import find_agent
+from crushlite.coder.discovery import LOCAL_SERVERS, NONE_SECONDS, LocalServer
+from crushlite.testing import LocalDaemon
+from crushlite.testing.model import End, FakeModel, Say
+from tests.support.basics import BoundedTestCase
+from tests.support.proxy import Silent, replying, serving
+
+if TYPE_CHECKING:
+    from crushlite.clock import Clock
+    from crushlite.testing import Participant
+
+
+def answering(request: dict[str, Any]) -> list[Any]:
+    return [Say("I am local"), End()]
+
+
+def closed_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class DiscoveryTestCase(BoundedTestCase):
+    async def asyncSetUp(self) -> None:
+        self.model = await self.enterAsyncContext(
+            FakeModel(script=answering, models=["text-embedding-x", "qwen", "llama"])
+        )
+
+    async def start(
+        self,
+        *ports: int,
+        agent: str = "auto",
+        config: dict[str, Any] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        servers = [LocalServer(f"local{n}", f"Local {n}", port) for n, port in enumerate(ports)]
+        # Time stands still unless a test says otherwise: a busy machine must not look like a port
+        # without an answer.
+        factory = find_agent(agent, clock or FakeClock(), servers)
+        self.daemon = LocalDaemon(factory)
+        if config is not None:
+            self.configure(config)
+        await self.enterAsyncContext(self.daemon)
+        self.anna: Participant = await self.daemon.join()
+
+    def configure(self, document: dict[str, Any]) -> None:
+        file = self.daemon.root / "home/.config/crush/crush.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document))
+
+    async def in_use(self) -> str:
+        info = (await self.anna.call("GET", "/agent")).json
+        return f"{info['model_cfg']['provider']}/{info['model']['id']}"
+
+    async def update(self) -> None:
+        answer = await self.anna.call("POST", "/agent/update")
+        self.assertEqual(answer.status, 200)
+
+    def changes(self) -> int:
+        return len(self.anna.events.all("config_changed"))
+
+    async def settled(self) -> None:
+        await self.anna.events.wait_for("session", id=await self.anna.session())
+
+
+class LocalServerTests(DiscoveryTestCase):
+    async def test_without_any_configuration_a_server_on_this_machine_answers(self) -> None:
+        with self.assertLogs("crushlite", "INFO") as logged:
+            await self.start(closed_port(), self.model.port)
+        self.assertEqual(await self.in_use(), "local1/qwen")
+        told = "\n".join(logged.output)
+        self.assertIn(f"model local1/qwen, found on this machine at {self.model.base_url}", told)
+        session = await self.anna.session()
+        await self.anna.prompt(session, "hello")
+        done = await self.anna.events.wait_for("run_complete")
+        self.assertEqual(done["text"], "I am local")
+
+    async def test_its_models_are_listed_without_those_that_cannot_talk(self) -> None:
+        await self.start(self.model.port)
+        config = (await self.anna.call("GET", "")).json["config"]
+        self.assertEqual(list(config["providers"]), ["local0"])
+        models = [model["id"] for model in config["providers"]["local0"]["models"]]
+        self.assertEqual(models, ["qwen", "llama"])
+        self.assertEqual(config["models"]["large"]["model"], "qwen")
+
+    async def test_another_of_its_models_can_be_chosen_and_is_kept(self) -> None:
+        await self.start(self.model.port)
+        choice = {"model_type": "large", "model": {"model": "llama", "provider": "local0"}}
+        answer = await self.anna.call("POST", "/config/model", {"scope": 1, **choice})
+        self.assertEqual(answer.status, 200)
+        self.assertEqual(await self.in_use(), "local0/llama")
+        await self.update()
+        self.assertEqual(await self.in_use(), "local0/llama")
+
+    async def test_the_first_in_the_list_that_answers_is_taken(self) -> None:
+        other = await self.enterAsyncContext(FakeModel(models=["other"]))
+        await self.start(other.port, self.model.port)
+        self.assertEqual(await self.in_use(), "local0/other")
+
+    async def test_ports_that_hang_are_asked_at_the_same_time_and_not_for_long(self) -> None:
+        clock, silent = FakeClock(), Silent()
+        ports = [await self.enterAsyncContext(serving(silent)) for _ in range(4)]
+        starting = asyncio.create_task(self.start(*ports, clock=clock))
+        await silent.until(4)
+        self.assertFalse(starting.done())
+        await clock.advance(0.2)
+        await starting
+        self.assertEqual(await self.in_use(), "offline/offline")
+
+    async def test_on_a_real_clock_a_port_that_hangs_costs_a_fraction_of_a_second(self) -> None:
+        silent = Silent()
+        port = await self.enterAsyncContext(serving(silent))
+        await self.start(port, clock=SystemClock())
+        self.assertEqual((await self.in_use(), silent.came), ("offline/offline", 1))
+
+    async def test_what_is_no_model_server_is_not_taken_for_one(self) -> None:
+        bodies = (
+            b"<html>hello</html>",
+            b'["a", "b"]',
+            b'{"data": [{"id": "car"}]}',
+            b'{"object": "list", "data": [{"id": "car", "object": "vehicle"}]}',
+            b'{"object": "list", "data": null}',
+            b'{"data": [{"id": "car", "object": "model"}]}',
+            b'{"object": "list", "data": [{"id": 7, "object": "model"}]}',
+            b'{"object": "list", "data": [{"id": "nomic-embed-text", "object": "model"}]}',
+            b'{"models": ["x"]',
+        )
+
+        ports = [await self.enterAsyncContext(serving(replying(body))) for body in bodies]
+        await self.start(*ports)
+        self.assertEqual(await self.in_use(), "offline/offline")
+
+    async def test_only_loopback_is_asked(self) -> None:
+        self.assertEqual([server.port for server in LOCAL_SERVERS], [11434, 1234, 8080])
+        for server in LOCAL_SERVERS:
+            self.assertEqual(server.base_url, f"http://127.0.0.1:{server.port}/v1")
+
+    async def test_nothing_is_asked_if_anything_is_configured(self) -> None:
+        silent = Silent()
+        port = await self.enterAsyncContext(serving(silent))
+        lab = {"base_url": self.model.base_url, "models": [{"id": "mine", "name": "Mine"}]}
+        await self.start(port, config={"providers": {"lab": lab}})
+        self.assertEqual(await self.in_use(), "lab/mine")
+        self.assertEqual(silent.came, 0)
+
+    async def test_nothing_is_asked_if_the_user_wants_no_defaults_or_not_this_one(self) -> None:
+        for config in (
+            {"options": {"disable_default_providers": True}},
+            {"providers": {"local0": {"disable": True}}},
+        ):
+            silent = Silent()
+            port = await self.enterAsyncContext(serving(silent))
+            await self.start(port, config=config)
+            with self.subTest(config):
+                self.assertEqual(await self.in_use(), "offline/offline")
+                self.assertEqual(silent.came, 0)
+
+    async def test_an_agent_that_was_named_asks_nobody(self) -> None:
+        for agent, ready in (("coder", False), ("offline", True)):
+            silent = Silent()
+            port = await self.enterAsyncContext(serving(silent))
+            await self.start(port, agent=agent)
+            with self.subTest(agent):
+                self.assertEqual((await self.anna.call("GET", "/agent")).json["is_ready"], ready)
+                self.assertEqual(silent.came, 0)
+
+
+class RememberingTests(DiscoveryTestCase):
+    async def test_a_server_that_is_started_later_is_found_by_an_update(self) -> None:
+        port = closed_port()
+        await self.start(port)
+        self.assertEqual(await self.in_use(), "offline/offline")
+        models = b'{"object": "list", "data": [{"id": "late", "object": "model"}]}'
+        await self.enterAsyncContext(serving(replying(models), port=port))
+        await self.update()
+        self.assertEqual(await self.in_use(), "local0/late")
+        await self.anna.events.wait_for("config_changed")
+
+    async def test_an_update_that_finds_the_same_again_is_no_change(self) -> None:
+        await self.start(self.model.port)
+        await self.update()
+        await self.update()
+        await self.settled()
+        self.assertEqual(self.changes(), 0)
+
+    async def test_that_there_is_none_is_remembered_only_for_a_while(self) -> None:
+        clock = FakeClock()
+        asked: list[bytes] = []
+
+        async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+
+        port = await self.enterAsyncContext(serving(nothing))
+        await self.start(port, clock=clock)
+        self.assertEqual(len(asked), 1)
+        for seconds, times in ((NONE_SECONDS / 2, 1), (NONE_SECONDS, 2)):
+            await clock.advance(seconds)
+            folder = self.daemon.root / f"after {seconds}"
+            folder.mkdir()
+            await self.daemon.join(folder)
+            self.assertEqual(len(asked), times)
+        await self.update()
+        self.assertEqual(len(asked), 3)
+
+
+class ProviderTests(DiscoveryTestCase):
+    def lab(self, **more: Any) -> dict[str, Any]:
+        return {"providers": {"lab": {"base_url": self.model.base_url, **more}}}
+
+    async def test_a_provider_without_models_is_asked_for_them(self) -> None:
+        for agent in ("auto", "coder"):
+            for kind in ("openai-compat", "anthropic"):
+                await self.start(agent=agent, config=self.lab(type=kind, api_key="the-key"))
+                with self.subTest(agent, kind=kind):
+                    self.assertEqual(await self.in_use(), "lab/qwen")
+                    config = (await self.anna.call("GET", "")).json["config"]
+                    shown = config["providers"]["lab"]
+                    ids = [model["id"] for model in shown["models"]]
+                    self.assertEqual(ids, ["qwen", "llama", "text-embedding-x"])
+
+    async def test_a_model_that_was_chosen_is_used_before_it_is_listed(self) -> None:
+        chosen = {"models": {"large": {"model": "unlisted", "provider": "lab"}}}
+        port = closed_port()
+        url = f"http://127.0.0.1:{port}/v1"
+        await self.start(config=self.lab(base_url=url) | chosen)
+        self.assertEqual(await self.in_use(), "lab/unlisted")
+
+    async def test_a_model_that_was_chosen_is_used_also_if_it_is_not_listed(self) -> None:
+        chosen = {"models": {"large": {"model": "unlisted", "provider": "lab"}}}
+        await self.start(config=self.lab() | chosen)
+        self.assertEqual(await self.in_use(), "lab/unlisted")
+        config = (await self.anna.call("GET", "")).json["config"]
+        ids = [model["id"] for model in config["providers"]["lab"]["models"]]
+        self.assertEqual(ids, ["qwen", "llama", "text-embedding-x", "unlisted"])
+
+    async def test_a_provider_that_does_not_answer_fails_nobody(self) -> None:
+        silent = Silent()
+        port = await self.enterAsyncContext(serving(silent))
+        for url in (f"http://127.0.0.1:{closed_port()}/v1", f"http://127.0.0.1:{port}/v1"):
+            with self.assertLogs("crushlite", "WARNING") as logged:
+                await self.start(config=self.lab(base_url=url), clock=SystemClock())
+            self.assertEqual(await self.in_use(), "offline/offline")
+            self.assertIn("lab lists no models", "\n".join(logged.output))
+
+    async def test_a_list_that_nobody_needs_is_not_waited_for(self) -> None:
+        silent = Silent()
+        port = await self.enterAsyncContext(serving(silent))
+        config = self.lab(models=[{"id": "mine", "name": "Mine"}])
+        config["providers"]["zoo"] = {"base_url": f"http://127.0.0.1:{port}/v1"}
+        clock = FakeClock()
+        starting = asyncio.create_task(self.start(config=config, clock=clock))
+        await silent.until(1)
+        await clock.advance(0.2)
+        await starting
+        self.assertEqual(await self.in_use(), "lab/mine")
+
+    async def test_a_provider_that_wants_no_discovery_is_not_asked(self) -> None:
+        await self.start(config=self.lab(discover_models=False))
+        self.assertEqual(await self.in_use(), "offline/offline")
+        self.assertEqual(self.model.connections, 0)

@@ -1,0 +1,104 @@
+"""The tools on a real turn: grants for a session, file history, jobs, the to-do list."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from dataclasses import replace
+from typing import Any
+
+from crushlite.clock import SystemClock
+from crushlite.coder.tools.base import Call, Desk, Outcome
+from crushlite.coder.tools.registry import all_tools
+from crushlite.hosting.dialogs import Permissions
+from crushlite.protocol.permissions import PermissionRequest
+from crushlite.protocol.questions import QuestionBatch, QuestionResponse
+from crushlite.store import files as file_rows
+from tests.support.turns import SCOPE, SESSION, Bench
+
+
+class TurnTests(Bench):
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        self.path = self.path.resolve() / "demo"
+        self.path.mkdir()
+        self.permissions = Permissions(self.on_event, clock=self.clock)
+        self.services = replace(
+            self.services, path=self.path, clock=SystemClock(), permissions=self.permissions
+        )
+        self.action = "deny"
+        self.addAsyncCleanup(self.services.background.close)
+        self.live = self.turn()
+        self.desk = Desk(self.path, {"PATH": os.environ["PATH"]})
+        self.tools = {tool.name: tool for tool in all_tools()}
+
+    def on_event(self, payload: object) -> None:
+        """The user answers each dialog as soon as it is there."""
+        self.hub.publish("created", payload)
+        if isinstance(payload, PermissionRequest):
+            answer = functools.partial(
+                self.permissions.resolve, payload.id, self.action, reason="no reason"
+            )
+            asyncio.get_running_loop().call_soon(answer)
+
+    async def use(self, name: str, action: str = "deny", **arguments: Any) -> tuple[Outcome, bool]:
+        """What a tool answers, and whether it asked; `action` is the user's answer."""
+        self.action = action
+        shown = len(self.published(PermissionRequest))
+        call = Call("call", name, arguments, self.live, self.desk)
+        outcome = await self.tools[name].run(call)
+        return outcome, len(self.published(PermissionRequest)) > shown
+
+    async def test_a_grant_for_the_session_covers_tool_action_and_directory(self) -> None:
+        (self.path / "src").mkdir()
+        outcome, asked = await self.use("bash", "allow_session", command="echo $$", description="")
+        self.assertEqual((outcome.is_error, asked), (False, True))
+        outcome, asked = await self.use("bash", command="echo one; :", description="")
+        self.assertEqual((outcome.is_error, asked), (False, False))
+        outcome, asked = await self.use(
+            "bash", command="echo two; :", description="", working_dir="src"
+        )
+        self.assertEqual((outcome.stop, asked), (True, True))
+        self.assertIn("no reason", outcome.content)
+        outcome, asked = await self.use("write", "allow_session", file_path="a", content="1")
+        self.assertEqual((outcome.is_error, asked), (False, True))
+        outcome, asked = await self.use("write", file_path="src/b", content="2")
+        self.assertEqual((outcome.is_error, asked), (False, False))
+        await self.use("view", file_path="a")
+        outcome, asked = await self.use("edit", file_path="a", old_string="1", new_string="2")
+        self.assertEqual((outcome.stop, asked), (True, True))
+
+    async def test_a_change_leaves_both_versions_in_the_history(self) -> None:
+        (self.path / "a").write_bytes(b"one\r\n")
+        await self.use("view", file_path="a")
+        outcome, _ = await self.use(
+            "edit", "allow", file_path="a", old_string="one", new_string="2"
+        )
+        self.assertFalse(outcome.is_error, outcome.content)
+        files = await self.store.read(lambda conn: file_rows.list_files(conn, SCOPE, SESSION))
+        self.assertEqual([file.content for file in files], ["one\r\n", "2\r\n"])
+
+    async def test_a_job_belongs_to_the_session(self) -> None:
+        outcome, _ = await self.use(
+            "bash", "allow", command="exec sleep 1000", description="", run_in_background=True
+        )
+        self.assertIn("job 1", outcome.content)
+        outcome, _ = await self.use("job_output", job_id="1")
+        self.assertIn("still running", outcome.content)
+        outcome, asked = await self.use("job_kill", job_id="1")
+        self.assertEqual((outcome.content, asked), ("Job 1 was killed.", False))
+
+    async def test_the_list_and_the_form(self) -> None:
+        todos = [{"content": "Write", "status": "in_progress"}]
+        await self.use("todos", todos=todos)
+        outcome, _ = await self.use("todos", todos=[{**todos[0], "status": "completed"}])
+        self.assertIn('"just_completed": ["Write"]', outcome.metadata)
+        question = {"type": "yes_no", "question": "Sure?", "description": "Really"}
+        call = Call("call", "question", {"questions": [question]}, self.live, self.desk)
+        task = asyncio.ensure_future(self.tools["question"].run(call))
+        await self.clock.settle()
+        batch = self.published(QuestionBatch)[0].payload
+        answer = QuestionResponse(batch.questions[0].id, yes=True)
+        self.services.questions.answer(batch.id, [answer])
+        self.assertEqual((await task).content, "Q1: Sure?\nUser answered: yes")

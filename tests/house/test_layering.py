@@ -1,0 +1,297 @@
+"""The house has floors: a module imports only from rows above its own.
+
+The rows are those of the architecture map in the README. Imports count wherever they stand:
+inside a function, under `if TYPE_CHECKING`, relative or absolute. A cycle that is hidden in a
+function is still a cycle.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import unittest
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PACKAGE = ROOT / "crushlite"
+
+# From the ground up; a package is one row. `agent.base` is all that an agent may see, so it
+# stands far above the agents themselves.
+ROWS = (
+    "version",
+    "errors",
+    "protocol",
+    "runs",
+    "claims",
+    "settings",
+    "clock",
+    "events",
+    "worktree",
+    "store",
+    "endings",
+    "pending",
+    "config",
+    "keeper",
+    "process",
+    "background",
+    "http",
+    "agent.base",
+    "transcript",
+    "changes",
+    "undo",
+    "turn",
+    "blocking",
+    "chores",
+    "jobs",
+    "staff",
+    "turns",
+    "closing",
+    "runner",
+    "workspace",
+    "profile",
+    "backend",
+    "api",
+    "agent",
+    "client",
+    "listen",
+    "launch",
+    "watchdog",
+    "logs",
+    "daemon",
+    "cli",
+    "console",
+    "testing",
+    "__main__",
+)
+# Rows that may use fewer rows than those above them: each must be usable without the rest.
+ONLY = {
+    "http": {"clock"},
+    "client": {"protocol", "errors", "clock", "http", "version"},
+}
+# Foreign modules with one home.
+HOMES = {"h11": "http", "sqlite3": "store"}
+PURE = {"version", "errors", "protocol", "runs", "claims"}
+# Anything that waits, forks, reads a clock or touches the machine.
+IMPURE = {
+    *("asyncio", "concurrent", "multiprocessing", "os", "pathlib", "select", "selectors"),
+    *("shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading"),
+    "time",
+}
+
+
+class Import(NamedTuple):
+    line: int
+    module: str  # the absolute dotted name
+    at_start: bool  # runs when the module is imported
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its name inside the package ('' is the package itself)."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        found[".".join(parts)] = path
+    return found
+
+
+def row_of(name: str) -> str | None:
+    """The row of a module or of a name in it, as written inside the package; None if none."""
+    # Importing agent.base runs agent/__init__.py first, so that file stands on the same row.
+    if name == "agent" or f"{name}.".startswith("agent.base."):
+        return "agent.base"
+    head = name.partition(".")[0]
+    return head if head in ROWS else None
+
+
+def imports(tree: ast.Module, name: str, *, is_package: bool) -> Iterator[Import]:
+    for node, at_start in _walk(tree, at_start=True):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(node.lineno, alias.name, at_start)
+        elif isinstance(node, ast.ImportFrom):
+            source = _source(node, name, is_package=is_package)
+            for alias in node.names:
+                yield Import(node.lineno, f"{source}.{alias.name}", at_start)
+
+
+def _walk(node: ast.AST, *, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
+    lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        lazy = True
+    for child in ast.iter_child_nodes(node):
+        yield child, at_start and not lazy
+        yield from _walk(child, at_start=at_start and not lazy)
+
+
+def _source(node: ast.ImportFrom, name: str, *, is_package: bool) -> str:
+    if node.level == 0:
+        return node.module or ""
+    here = ["crushlite", *(name.split(".") if name else [])]
+    up = node.level - 1 if is_package else node.level
+    base = here[: len(here) - up]
+    return ".".join([*base, *(node.module.split(".") if node.module else [])])
+
+
+def complaint(name: str, found: Import) -> str:
+    """What is wrong with one import of a module; empty if nothing is."""
+    head, _, rest = found.module.partition(".")
+    own = row_of(name)
+    if head != "crushlite":
+        return _foreign(own or "", head)
+    if name == "":  # the front door opens lazily: it may name everything and import nothing
+        late = not found.at_start or row_of(rest) == "version"
+        return "" if late else "is imported at once, the package must stay lazy"
+    target = row_of(rest)
+    if target is None:
+        return "is not a module with a row (import names from the module that defines them)"
+    if own is None or target == own:
+        return ""
+    if target not in ONLY.get(own, set(ROWS)):
+        return f"is not for {own}, which uses only {', '.join(sorted(ONLY[own]))}"
+    return "" if ROWS.index(target) < ROWS.index(own) else f"is below {own}"
+
+
+def _foreign(own: str, head: str) -> str:
+    if head in HOMES and own != HOMES[head]:
+        return f"is used only in {HOMES[head]}/"
+    if own in PURE and head in IMPURE:
+        return f"does not belong in {own}, which is pure"
+    if head not in HOMES and head not in sys.stdlib_module_names:
+        return "is not a dependency of the package"
+    return ""
+
+
+def problems(name: str, source: str, place: str, *, is_package: bool = False) -> list[str]:
+    answer = []
+    if name and row_of(name) is None:
+        answer.append(f"{place}:1: {name} has no row: give it one in ROWS and in the map")
+    answer += [
+        f"{place}:{found.line}: {found.module} {reason}"
+        for found in imports(ast.parse(source), name, is_package=is_package)
+        if (reason := complaint(name, found))
+    ]
+    return answer
+
+
+class LayeringTests(unittest.TestCase):
+    def test_a_module_imports_only_from_rows_above_it(self) -> None:
+        wrong: list[str] = []
+        for name, path in modules().items():
+            place = str(path.relative_to(ROOT))
+            is_package = path.name == "__init__.py"
+            wrong += problems(name, path.read_text("utf-8"), place, is_package=is_package)
+        self.assertEqual(wrong, [], "\n" + "\n".join(wrong))
+
+    def test_light_modules_stay_light_when_they_are_really_imported(self) -> None:
+        # The static rule sees one step; this one sees what a chain of them loads.
+        light = [name for name in ("", "errors", "client") if name in modules()]
+        heavy = ("sqlite3", "crushlite.store", "crushlite.hosting.backend", "crushlite.api")
+        for name in light:
+            target = f"crushlite.{name}".rstrip(".")
+            script = f"import sys, {target}; print([m for m in {heavy!r} if m in sys.modules])"
+            command = [sys.executable, "-c", script]
+            answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+            with self.subTest(target):
+                self.assertEqual((answer.stdout.strip(), answer.stderr), ("[]", ""))
+
+
+class SelfTests(unittest.TestCase):
+    """The check is worth only what it finds: sources that break each rule, and some that do not."""
+
+    def found(self, name: str, source: str, *, is_package: bool = False) -> list[str]:
+        lines = problems(name, source, "x.py", is_package=is_package)
+        return [line.removeprefix("x.py:") for line in lines]
+
+    def test_an_import_from_below_is_reported_with_its_line(self) -> None:
+        bad = "'''Doc.'''\nimport json\nfrom crushlite.backend import Backend\n"
+        below = "3: crushlite.backend.Backend is below events"
+        self.assertEqual(self.found("events", bad), [below])
+
+    def test_every_way_of_writing_it_is_seen(self) -> None:
+        below = ["is below turn"]
+        for source in (
+            "import crushlite.api",
+            "import crushlite.api.routes as r",
+            "from crushlite import api",
+            "from crushlite.api import routes",
+            "from . import api",
+            "from .api.routes import table",
+            "def f():\n    import crushlite.api",
+            "if TYPE_CHECKING:\n    from crushlite.api import x",
+            "try:\n    import crushlite.api\nexcept ImportError:\n    pass",
+        ):
+            with self.subTest(source):
+                lines = self.found("turn", source)
+                self.assertEqual([line[-len(below[0]) :] for line in lines], below)
+
+    def test_relative_imports_of_a_package_start_at_the_package(self) -> None:
+        bad = self.found("api", "from ..cli import main\nfrom . import auth", is_package=True)
+        self.assertEqual(bad, ["1: crushlite.cli.main is below api"])
+        bad = self.found("api.auth", "from ..cli import main\nfrom . import routes")
+        self.assertEqual(bad, ["1: crushlite.cli.main is below api"])
+
+    def test_rows_above_and_siblings_are_welcome(self) -> None:
+        good = (
+            "from crushlite.errors import BadRequest\nfrom crushlite.version import __version__\n"
+        )
+        self.assertEqual(self.found("runs", good), [])
+        self.assertEqual(self.found("store.writer", "from crushlite.store import schema"), [])
+        self.assertEqual(self.found("testing.daemon", "import crushlite.daemon"), [])
+        self.assertEqual(self.found("agent.coder", "from crushlite.api import x"), [])
+
+    def test_the_agent_s_base_stands_above_the_agents(self) -> None:
+        self.assertEqual(self.found("turn", "from crushlite.agent.base import Turn"), [])
+        for name in ("turn", "agent.base"):
+            bad = self.found(name, "from crushlite.agent.coder import Coder")
+            self.assertEqual(len(bad), 1)
+        bad = self.found("agent", "from crushlite.agent.coder import Coder", is_package=True)
+        self.assertEqual(len(bad), 1)
+
+    def test_http_and_the_client_use_less_than_they_could(self) -> None:
+        for name in ("errors", "events", "version"):
+            self.assertEqual(len(self.found("http.server", f"import crushlite.{name}")), 1)
+        self.assertEqual(self.found("http.server", "import h11, asyncio, crushlite.clock"), [])
+        self.assertEqual(len(self.found("client", "import crushlite.store.reader")), 1)
+        self.assertEqual(self.found("client", "from crushlite.protocol.runs import RunInfo"), [])
+
+    def test_foreign_modules_stay_in_their_homes(self) -> None:
+        self.assertEqual(self.found("api.x", "import h11"), ["1: h11 is used only in http/"])
+        bad = ["1: sqlite3.connect is used only in store/"]
+        self.assertEqual(self.found("backend", "from sqlite3 import connect"), bad)
+        self.assertEqual(self.found("store.reader", "import sqlite3"), [])
+        bad = ["1: requests is not a dependency of the package"]
+        self.assertEqual(self.found("agent.coder", "import requests"), bad)
+
+    def test_pure_modules_stay_pure(self) -> None:
+        for name in ("errors", "protocol.codec", "runs", "claims"):
+            for foreign in ("asyncio", "socket", "threading", "subprocess", "time", "os.path"):
+                with self.subTest(name, foreign=foreign):
+                    self.assertIn("which is pure", self.found(name, f"import {foreign}")[0])
+            self.assertEqual(self.found(name, "import enum, dataclasses"), [])
+
+    def test_the_front_door_is_lazy(self) -> None:
+        good = "if TYPE_CHECKING:\n    from crushlite.daemon import Daemon\n"
+        good += "def __getattr__(name):\n    from crushlite.daemon import Daemon\n"
+        good += "from crushlite.version import __version__\n"
+        self.assertEqual(self.found("", good, is_package=True), [])
+        bad = self.found("", "from crushlite.daemon import Daemon", is_package=True)
+        self.assertIn("must stay lazy", bad[0])
+
+    def test_a_name_is_imported_from_its_module_and_not_through_the_front_door(self) -> None:
+        self.assertIn(
+            "not a module with a row", self.found("cli", "from crushlite import Daemon")[0]
+        )
+
+    def test_a_module_without_a_row_is_reported(self) -> None:
+        self.assertIn("has no row", self.found("helpers", "import json")[0])
+
+    def test_the_walk_sees_the_package(self) -> None:
+        self.assertLessEqual({"", "errors", "protocol", "protocol.codec"}, set(modules()))

@@ -1,0 +1,321 @@
+"""Scenarios H and I: when the daemon leaves, and who looks at what."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import unittest
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crushlite.agent.base import FollowsConfig
+from crushlite.claims import Graces
+from crushlite.testing import LocalDaemon
+from tests.support.places import ROOT
+from tests.support.workspaces import PATIENCE, SETTINGS, WorkspaceTestCase, ticks, until
+
+if TYPE_CHECKING:
+    from crushlite.clock import Clock
+    from crushlite.testing import Participant
+
+CREATE, DETACH, IDLE = SETTINGS.graces.create, SETTINGS.graces.detach, SETTINGS.graces.idle or 0.0
+
+
+class LingerScenarios(WorkspaceTestCase):
+    """Section H: the daemon stays while it is used, and a while longer."""
+
+    async def test_157_shutdown_only_after_last_client(self) -> None:
+        """One client leaving is not the end; the last one leaving is, after both graces."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        await self.cut(anna)
+        await self.clock.advance(DETACH + 2 * IDLE)
+        self.assertFalse(self.is_leaving)
+        await self.cut(ben)
+        await self.clock.advance(DETACH)
+        self.assertEqual(await self.status(ben), 404)
+        await self.clock.advance(IDLE - 0.1)
+        self.assertFalse(self.is_leaving)
+        await self.clock.advance(0.1)
+        self.assertTrue(self.is_leaving)
+
+    async def test_158_create_within_linger_cancels_shutdown(self) -> None:
+        """Whoever comes while the daemon lingers, to the same directory or another, keeps it."""
+        for path in ("project", "other"):
+            with self.subTest(path):
+                await (await self.daemon.join()).retire()
+                await self.clock.advance(IDLE - 0.1)
+                late = await self.daemon.join(self.folder(path))
+                await self.clock.advance(2 * IDLE)
+                self.assertFalse(self.is_leaving)
+                self.assertEqual(await self.status(late), 200)
+                await late.retire()
+        await self.clock.advance(IDLE)
+        self.assertTrue(self.is_leaving)
+
+    async def test_161_pending_balanced_on_success(self) -> None:
+        """A create counts as use while it opens, and once only: afterwards the claim decides."""
+        opening = await self.pending_create()
+        self.assertEqual((self.claims.pending, self.claims.live), (1, []))
+        await self.clock.advance(2 * IDLE)
+        self.assertFalse(self.is_leaving)
+        created = await opening.answered()
+        self.assertEqual((created.status, self.claims.pending), (200, 0))
+        await self.clock.advance(CREATE + IDLE)
+        self.assertTrue(self.is_leaving)
+
+    async def test_162_failed_create_reaps_idle_server(self) -> None:
+        """A create that fails gives the daemon a whole idle grace again, and no more."""
+        await self.clock.advance(IDLE - 0.1)
+        (self.daemon.root / "file").write_text("")
+        refused = await self.attempt(data_dir=str(self.daemon.root / "file" / "data"))
+        self.assertEqual(refused.status, 409)
+        await self.clock.advance(IDLE - 0.1)
+        self.assertFalse(self.is_leaving)
+        await self.clock.advance(0.1)
+        self.assertTrue(self.is_leaving)
+
+    async def test_163_latched_server_503(self) -> None:
+        """Once the daemon has decided to leave, on its own or asked to, nobody gets in."""
+        await self.clock.advance(IDLE)
+        await self.assert_refuses_creates()
+        async with self.start() as asked:
+            self.daemon = asked
+            self.assertEqual((await self.control()).status, 200)
+            await self.assert_refuses_creates()
+            self.assertEqual((await self.control()).status, 200)  # it is leaving already
+
+    async def assert_refuses_creates(self) -> None:
+        self.assertTrue(self.is_leaving)
+        refused = await self.attempt()
+        self.assertEqual((refused.status, refused.json["code"]), (503, "shutting_down"))
+        self.assertEqual((self.claims.pending, self.claims.live), (0, []))
+        self.assertFalse((self.daemon.root / "project" / ".crushlite").exists())
+
+    async def test_164_control_refused_when_live(self) -> None:
+        """A daemon with a workspace refuses to leave; nothing is disturbed, others may come."""
+        anna = await self.daemon.join()
+        session = await anna.session("kept")
+        for command in ("shutdown", "shutdown_if_idle"):
+            refused = await self.control(command)
+            self.assertEqual((refused.status, refused.json["code"]), (409, "server_in_use"))
+        self.assertFalse(self.is_leaving)
+        answer = await anna.call("GET", f"/sessions/{session}")
+        self.assertEqual(answer.json["title"], "kept")
+        self.assertEqual((await self.attempt(self.folder("other"))).status, 200)
+
+    async def test_165_control_refused_when_create_pending(self) -> None:
+        """A create that is still opening its database counts as use."""
+        opening = await self.pending_create()
+        self.assertEqual((await self.control()).status, 409)
+        self.assertFalse(self.claims.is_latched)
+        self.assertEqual((await opening.answered()).status, 200)
+
+    async def test_167_control_unknown_or_bad_json_400(self) -> None:
+        """A command nobody knows, or no command at all, is refused and harms nothing."""
+        for body in ({"command": "reboot"}, {}, {"command": 1}, b"{", b"[]", b""):
+            with self.subTest(body=body):
+                answer = await self.daemon.call("POST", "/v1/control", body)
+                self.assertEqual(answer.status, 400)
+        self.assertFalse(self.is_leaving)
+        self.assertEqual((await self.attempt()).status, 200)
+
+    async def test_170_never_used_server(self) -> None:
+        """The idle timer runs from the start, used or not; with `never` there is none."""
+        async with self.start(replace(SETTINGS, graces=Graces(idle=None))) as patient:
+            await self.clock.advance(IDLE - 0.1)
+            self.assertFalse(self.is_leaving)
+            await self.clock.advance(0.1)
+            self.assertTrue(self.is_leaving)
+            await self.clock.advance(100 * IDLE)
+            self.assertFalse(patient.backend.leaving.is_set())
+
+
+class ControlScenarios(WorkspaceTestCase):
+    tcp = True
+
+    async def test_166_control_granted_when_idle(self) -> None:
+        """An idle daemon goes when asked: by anybody on TCP, by its own clients on a socket."""
+        for command in ("shutdown", "shutdown_if_idle"):
+            async with self.start() as idle:
+                http = idle.connect(tcp=True)
+                body = {"command": command}
+                self.assertEqual((await idle.call("POST", "/v1/control", body)).status, 409)
+                foreign = {**body, "client": "crush"}
+                self.assertEqual((await idle.call("POST", "/v1/control", foreign)).status, 409)
+                self.assertFalse(idle.backend.leaving.is_set())
+                granted = await idle.call("POST", "/v1/control", body, http=http)
+                self.assertEqual(granted.status, 200)
+                self.assertTrue(idle.backend.leaving.is_set())
+            async with self.start() as idle:
+                own = {**body, "client": "crushlite"}
+                self.assertEqual((await idle.call("POST", "/v1/control", own)).status, 200)
+                self.assertTrue(idle.backend.leaving.is_set())
+
+
+class ZeroGraceScenarios(WorkspaceTestCase):
+    settings = replace(SETTINGS, graces=Graces(create=3.0, detach=0.0, idle=0.0))
+
+    async def test_169_zero_linger_immediate_exit(self) -> None:
+        """With graces of zero the last stream's end is the end of workspace and daemon at once."""
+        await self.clock.advance(0.0)
+        self.assertFalse(self.is_leaving)  # or nobody could ever reach it
+        anna = await self.daemon.join()
+        await self.cut(anna)
+        self.assertEqual(await self.status(anna), 404)
+        self.assertTrue(self.is_leaving)
+        self.assertEqual((await self.attempt()).status, 503)
+        self.assertEqual(self.clock.time(), 1_000.0)
+
+
+class ExitScenarios(unittest.IsolatedAsyncioTestCase):
+    async def test_159_linger_expires_exits(self) -> None:
+        """A daemon process that nobody uses ends by itself, with success and without a trace."""
+        with tempfile.TemporaryDirectory(prefix="crushlite-") as folder:
+            path = Path(folder) / "daemon.sock"
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "crushlite", "serve", "--agent", "offline"),
+                *("--host", f"unix://{path}", "--idle-timeout", "0.05"),
+                cwd=ROOT,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            async with asyncio.timeout(PATIENCE):
+                out, _ = await process.communicate()
+            self.assertEqual(process.returncode, 0)
+            self.assertIn(str(path).encode(), out)  # it was up
+            self.assertFalse(path.exists())
+
+
+class PresenceScenarios(WorkspaceTestCase):
+    """Section I: how many clients look at a session."""
+
+    async def look(self, who: Participant, session: str) -> int:
+        target = f"/current-session?client_id={who.id}"
+        return (await who.call("POST", target, {"session_id": session})).status
+
+    async def viewers(self, who: Participant, *sessions: str) -> list[int]:
+        """As the list tells it; asking for one session must say the same."""
+        listed = (await who.call("GET", "/sessions")).json
+        counts = {item["id"]: item.get("attached_clients", 0) for item in listed}
+        for session in sessions:
+            one = (await who.call("GET", f"/sessions/{session}")).json
+            self.assertEqual(one.get("attached_clients", 0), counts[session])
+        return [counts[session] for session in sessions]
+
+    async def test_172_set_switch_clear_current_session(self) -> None:
+        """A client counts for the session it looks at now, and for none after it said so."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        one, two = await anna.session(), await anna.session()
+        self.assertEqual([await self.look(who, one) for who in (anna, ben)], [200, 200])
+        self.assertEqual(await self.viewers(ben, one, two), [2, 0])
+        await self.look(anna, two)
+        self.assertEqual(await self.viewers(ben, one, two), [1, 1])
+        await self.look(anna, "")
+        self.assertEqual(await self.viewers(ben, one, two), [1, 0])
+
+    async def test_173_hold_only_409(self) -> None:
+        """Only a client with a stream can look at something; 404 is kept for a lost workspace."""
+        anna = await self.daemon.join()
+        session = await anna.session()
+        holder = await self.daemon.create()
+        self.assertEqual(await self.look(holder, session), 409)
+        stranger = type(anna)(self.daemon, str(uuid.uuid4()), anna.workspace)
+        self.assertEqual(await self.look(stranger, session), 409)
+        lost = type(anna)(self.daemon, anna.id, {"id": str(uuid.uuid4())})
+        self.assertEqual(await self.look(lost, session), 404)
+        for body in (b"{", b"[]", {"session_id": 7}):
+            answer = await anna.call("POST", f"/current-session?client_id={anna.id}", body)
+            self.assertEqual(answer.status, 400)
+        self.assertEqual(await self.viewers(anna, session), [0])
+
+    async def test_175_unselected_and_hold_clients_not_counted(self) -> None:
+        """Who only holds the workspace, has chosen nothing or is away is nobody's viewer."""
+        anna = await self.daemon.join()
+        session = await anna.session()
+        await self.daemon.create()
+        ben = await self.daemon.join()
+        self.assertEqual(await self.viewers(anna, session), [0])
+        await self.look(ben, session)
+        self.assertEqual(await self.viewers(anna, session), [1])
+        await self.cut(ben)
+        self.assertEqual(await self.viewers(anna, session), [0])
+        await ben.attach()  # within its grace it is where it was
+        self.assertEqual(await self.viewers(anna, session), [1])
+        await self.cut(ben)
+        await self.clock.advance(DETACH)
+        await ben.attach()  # a new claim has chosen nothing
+        self.assertEqual(await self.viewers(anna, session), [0])
+
+    async def test_176_presence_vs_detach_race(self) -> None:
+        """Looking around while the stream dies is accepted or refused, and leaves no ghost."""
+        anna = await self.daemon.join()
+        session = await anna.session()
+        for delay in (0, 3, 6):
+            ben = await self.daemon.join()
+            looks = [asyncio.create_task(self.look(ben, session)) for _ in range(20)]
+            await ticks(delay)
+            await self.cut(ben)
+            async with asyncio.timeout(PATIENCE):
+                statuses = await asyncio.gather(*looks)
+            self.assertLessEqual(set(statuses), {200, 409})
+            self.assertEqual(await self.look(ben, session), 409)
+            self.assertEqual(await self.viewers(anna, session), [0])
+            self.assertEqual(self.state(ben), ("HELD_DETACH", 0))
+
+    async def test_178_two_streams_count_once(self) -> None:
+        """Two streams of one client are one viewer, and still one when the first closes."""
+        anna = await self.daemon.join()
+        session = await anna.session()
+        first = anna.events
+        await anna.attach()
+        await self.look(anna, session)
+        self.assertEqual(await self.viewers(anna, session), [1])
+        await first.close()
+        await until(lambda: self.state(anna) == ("STREAMING", 1), "one stream is left")
+        self.assertEqual(await self.viewers(anna, session), [1])
+
+    async def test_179_is_busy_in_list_and_get(self) -> None:
+        """A session is busy from the accepted prompt to the published end, everywhere alike."""
+        anna = await self.daemon.join()
+        session, other = await anna.session(), await anna.session()
+        self.assertEqual(await self.busy(anna), {session: False, other: False})
+        await anna.prompt(session)
+        self.assertEqual(await self.busy(anna), {session: True, other: False})
+        (await self.daemon.entered()).release()
+        await anna.events.wait_for("run_complete")
+        self.assertEqual(await self.busy(anna), {session: False, other: False})
+
+    async def busy(self, who: Participant) -> dict[str, bool]:
+        """As the list tells it; asking for one session must say the same."""
+        listed = (await who.call("GET", "/sessions")).json
+        counts = {item["id"]: item.get("is_busy", False) for item in listed}
+        for session, value in counts.items():
+            self.assertEqual(await who.busy(session), value)
+            agent = await who.call("GET", f"/agent/sessions/{session}")
+            self.assertEqual(agent.json.get("is_busy", False), value)
+        return counts
+
+    async def test_179_is_busy_without_an_agent(self) -> None:
+        """A workspace that has no agent at all shows its sessions, none of them busy."""
+        async with agentless(self.clock) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            self.assertEqual(await self.busy(anna), {session: False})
+            refused = await anna.try_prompt(session)
+            self.assertEqual((refused.status, refused.json["code"]), (400, "no_agent"))
+
+
+def agentless(clock: Clock) -> LocalDaemon:
+    """As a daemon that found nothing to run: workspaces open, but nobody answers."""
+    return LocalDaemon(FollowsConfig(lambda path, env, config: None), clock=clock)
+
+
+# (number, name, reason) of the scenarios of these sections that leave nothing to observe here.
+NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
+
+
+if __name__ == "__main__":
+    unittest.main()

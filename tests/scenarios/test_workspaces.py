@@ -1,0 +1,485 @@
+"""Scenarios F and G: workspaces are created, shared, left and given up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import unittest
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from crushlite.claims import Graces
+from tests.support.workspaces import (
+    PATIENCE,
+    SETTINGS,
+    WorkspaceTestCase,
+    another_owner,
+    ticks,
+    until,
+)
+
+if TYPE_CHECKING:
+    from crushlite.testing import Participant
+
+CREATE, DETACH, IDLE = SETTINGS.graces.create, SETTINGS.graces.detach, SETTINGS.graces.idle or 0.0
+
+
+class CreateScenarios(WorkspaceTestCase):
+    """Section F: who gets which workspace."""
+
+    async def test_105_two_clients_same_path_share(self) -> None:
+        """Two clients of one directory are in one workspace and see the same turn alike."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        self.assertEqual(anna.workspace["id"], ben.workspace["id"])
+        session = await anna.session()
+        await anna.prompt(session, "hello")
+        run = await self.daemon.entered()
+        await run.say("hi both")
+        run.release()
+        for who in (anna, ben):
+            self.assertEqual((await who.events.wait_for("run_complete"))["text"], "hi both")
+        seen = [[(e.kind, e.action, e.payload) for e in who.events.seen] for who in (anna, ben)]
+        self.assertEqual(seen[0], seen[1])
+        self.assertIn(("message", "hi both"), [(e.kind, e.text) for e in ben.events.seen])
+
+    async def test_106_different_paths_differ(self) -> None:
+        """Two directories are two workspaces."""
+        one, other = await self.daemon.join(self.folder("one")), await self.daemon.join()
+        self.assertNotEqual(one.workspace["id"], other.workspace["id"])
+        self.assertEqual(await self.listed(), [one.workspace["id"], other.workspace["id"]])
+
+    async def test_107_symlink_dedupe(self) -> None:
+        """A directory and a link to it are one workspace."""
+        link = self.daemon.root / "link"
+        link.symlink_to(self.folder("project"))
+        direct, linked = await self.daemon.join(), await self.daemon.join(link)
+        self.assertEqual(direct.workspace["id"], linked.workspace["id"])
+        self.assertEqual(linked.workspace["path"], str(self.daemon.root / "project"))
+
+    async def test_108_nonexistent_path_ok(self) -> None:
+        """A path that does not exist is taken as it is written, cleaned of dots and slashes."""
+        path = self.daemon.root / "not" / "yet"
+        first = await self.daemon.create(path)
+        self.assertEqual(first.workspace["path"], str(path))
+        for spelling in (f"{path}/", f"{path}/../yet", f"{path.parent}/./yet", f"{path}//"):
+            with self.subTest(spelling):
+                again = await self.daemon.create(spelling)
+                self.assertEqual(again.workspace["id"], first.workspace["id"])
+
+    async def test_110_first_wins_flags(self) -> None:
+        """A later create gets the first one's flags and data directory, but its own environment."""
+        first = await self.daemon.create(yolo=True, env=["A=1"])
+        later = await self.daemon.create(
+            yolo=False, debug=True, data_dir=str(self.folder("elsewhere")), env=["B=2"]
+        )
+        for field in ("id", "path", "yolo", "data_dir"):
+            self.assertEqual(later.workspace[field], first.workspace[field], field)
+        self.assertNotIn("debug", later.workspace)
+        self.assertEqual((first.workspace["env"], later.workspace["env"]), (["A=1"], ["B=2"]))
+        skip = await later.call("GET", "/permissions/skip")
+        self.assertEqual(skip.json, {"skip": True})
+        self.assertEqual(list((self.daemon.root / "elsewhere").iterdir()), [])
+
+    async def test_111_mismatch_logged_only_when_different(self) -> None:
+        """What a later create asks for in vain is logged; an equal or silent one is not."""
+        data = str(self.folder("data"))
+        await self.daemon.create(yolo=True, data_dir=data)
+        with self.assertNoLogs("crushlite.hosting.backend", "INFO"):
+            await self.daemon.create(yolo=True, data_dir=data)
+        for wish in ({"yolo": False}, {"yolo": True, "debug": True}, {"data_dir": "other"}):
+            body: dict[str, Any] = {"yolo": True, "data_dir": data, **wish}
+            with self.assertLogs("crushlite.hosting.backend", "INFO") as logs:
+                await self.daemon.create(**body)
+            self.assertEqual(len(logs.output), 1)
+            self.assertIn(next(reversed(wish)), logs.output[0])
+
+    async def test_113_same_client_twice_one_claim(self) -> None:
+        """Creating twice does not make a client count twice: one release empties the workspace."""
+        anna = await self.daemon.create()
+        again = await self.daemon.create(client_id=anna.id)
+        self.assertEqual(again.workspace["id"], anna.workspace["id"])
+        self.assertEqual(len(self.claims.clients(anna.workspace["id"])), 1)
+        await anna.release()
+        self.assertEqual(await self.status(anna), 404)
+
+    async def test_114_parallel_creates_converge(self) -> None:
+        """Simultaneous creates of one path are one workspace over one database; all hold it."""
+        for count in (2, 16):
+            with self.subTest(count):
+                before = self.openings.count
+                path = self.folder(f"project{count}")
+                everyone = await asyncio.gather(*(self.daemon.create(path) for _ in range(count)))
+                self.assertEqual(len({who.workspace["id"] for who in everyone}), 1)
+                self.assertEqual(self.openings.count, before + 1)
+                states = [self.state(who) for who in everyone]
+                self.assertEqual(states, [("HELD_CREATE", 0)] * count)
+
+    async def test_115_missing_or_bad_client_id_400(self) -> None:
+        """Every request that needs to know the client says so when it is not told, or badly."""
+        anna = await self.daemon.join()
+        path = str(self.daemon.root / "project")
+        for bad in ("", "x", "1234-5678"):
+            query = f"?client_id={bad}"
+            for method, target, body in (
+                ("POST", "/v1/workspaces", {"path": path, "client_id": bad}),
+                ("DELETE", anna.base + query, None),
+                ("GET", f"{anna.base}/events{query}", None),
+                ("POST", f"{anna.base}/current-session{query}", {"session_id": ""}),
+            ):
+                with self.subTest(method=method, target=target):
+                    answer = await self.daemon.call(method, target, body)
+                    self.assertEqual(answer.status, 400)
+                    self.assertIn("client_id", answer.json["message"])
+        absent = await self.daemon.call("POST", "/v1/workspaces", {"path": path})
+        self.assertEqual(absent.status, 400)
+        self.assertEqual((await anna.call("GET", "/events")).status, 400)
+        self.assertEqual(self.state(anna), ("STREAMING", 1))
+
+    async def test_116_path_required_400(self) -> None:
+        """A create without a path is refused by name and leaves nothing."""
+        for fields in ({"path": ""}, {"path": "a\0b"}):
+            answer = await self.daemon.call(
+                "POST", "/v1/workspaces", {"client_id": str(uuid.uuid4()), **fields}
+            )
+            self.assertEqual(answer.status, 400)
+            self.assertIn("path", answer.json["message"])
+        self.assertEqual((await self.listed(), self.claims.pending), ([], 0))
+
+    async def test_117_create_hold_expires(self) -> None:
+        """A client that created and never attached is given up, and then the idle daemon leaves."""
+        anna = await self.daemon.create()
+        await self.clock.advance(CREATE - 0.1)
+        self.assertEqual(await self.status(anna), 200)
+        await self.clock.advance(0.1)
+        self.assertEqual(await self.status(anna), 404)
+        await self.clock.advance(IDLE - 0.1)
+        self.assertFalse(self.is_leaving)
+        await self.clock.advance(0.1)
+        self.assertTrue(self.is_leaving)
+
+    async def test_118_failed_create_restores_counter(self) -> None:
+        """A create that cannot have its data directory is refused clearly and counts no more."""
+        (self.daemon.root / "file").write_text("not a directory")
+        answer = await self.attempt(data_dir=str(self.daemon.root / "file" / "data"))
+        self.assertEqual((answer.status, answer.json["code"]), (409, "store_unusable"))
+        self.assertIn(str(self.daemon.root / "file"), answer.json["message"])
+        self.assertEqual((await self.listed(), self.claims.pending), ([], 0))
+        await self.clock.advance(IDLE)
+        self.assertTrue(self.is_leaving)
+
+    async def test_120_data_dir_locked_by_other_process(self) -> None:
+        """A directory that another daemon owns is refused with its pid, and taken once it left."""
+        data = self.daemon.root / "data"
+        async with another_owner(data) as pid:
+            refused = await self.attempt(data_dir=str(data))
+            self.assertEqual((refused.status, refused.json["code"]), (409, "data_directory_in_use"))
+            self.assertIn(str(pid), refused.json["message"])
+            self.assertEqual(await self.listed(), [])
+        taken = await self.attempt(data_dir=str(data))
+        self.assertEqual((taken.status, taken.json["data_dir"]), (200, str(data)))
+
+    async def test_122_events_isolated_between_workspaces(self) -> None:
+        """What happens in one workspace is not told in another."""
+        one, other = await self.daemon.join(self.folder("one")), await self.daemon.join()
+        await one.session("of one")
+        await other.session("of other")
+        for who, title in ((one, "of one"), (other, "of other")):
+            await who.events.wait_for("session", title=title)
+            self.assertEqual([event["title"] for event in who.events.seen], [title])
+
+    async def test_124_list_and_get_workspace(self) -> None:
+        """Workspaces can be listed and looked at by id; an unknown id is 404."""
+        self.assertEqual(await self.listed(), [])
+        anna = await self.daemon.create(env=["SECRET=1"])
+        shown = {key: value for key, value in anna.workspace.items() if key != "env"}
+        self.assertEqual((await anna.call("GET", "")).json, shown)
+        self.assertEqual((await self.daemon.call("GET", "/v1/workspaces")).json, [shown])
+        unknown = await self.daemon.call("GET", f"/v1/workspaces/{uuid.uuid4()}")
+        self.assertEqual((unknown.status, unknown.json["code"]), (404, "workspace_not_found"))
+
+
+class ClaimScenarios(WorkspaceTestCase):
+    """Section G: who keeps a workspace alive, and for how long."""
+
+    async def expect_gone_after_grace(self, who: Participant) -> None:
+        self.assertEqual(self.state(who), ("HELD_DETACH", 0))
+        await self.clock.advance(DETACH - 0.1)
+        self.assertEqual(await self.status(who), 200)
+        await self.clock.advance(0.1)
+        self.assertEqual(await self.status(who), 404)
+
+    async def test_127_attach_stops_hold(self) -> None:
+        """With an open stream the create grace does not matter any more."""
+        anna = await self.daemon.join()
+        await self.clock.advance(3 * CREATE)
+        self.assertEqual((await self.status(anna), self.state(anna)), (200, ("STREAMING", 1)))
+
+    async def test_128_attach_without_create(self) -> None:
+        """A client that only ever opened a stream holds the workspace like any other."""
+        anna = await self.daemon.create()
+        ben = type(anna)(self.daemon, str(uuid.uuid4()), anna.workspace)
+        self.assertEqual(await ben.attach(), 200)
+        await anna.retire()
+        await self.clock.advance(2 * CREATE)
+        self.assertEqual(await self.status(ben), 200)
+        await self.cut(ben)
+        await self.expect_gone_after_grace(ben)
+
+    async def test_129_attach_unknown_404(self) -> None:
+        """The stream of a workspace that is not there is 404, and claims nothing."""
+        reader = self.daemon.reader()
+        target = f"/v1/workspaces/{uuid.uuid4()}/events?client_id={uuid.uuid4()}"
+        self.assertEqual(await reader.open(self.daemon.connect(), target), 404)
+        self.assertEqual(self.claims.live, [])
+
+    async def test_130_two_streams_one_client(self) -> None:
+        """The first of two streams may close without consequence; the second starts the grace."""
+        anna = await self.daemon.join()
+        first = anna.events
+        await anna.attach()
+        self.assertEqual(self.state(anna), ("STREAMING", 2))
+        await first.close()
+        await until(lambda: self.state(anna) == ("STREAMING", 1), "one stream is left")
+        await self.clock.advance(2 * CREATE)
+        self.assertEqual(await self.status(anna), 200)
+        await self.cut(anna)
+        await self.expect_gone_after_grace(anna)
+
+    async def test_131_kill_a_keeps_b(self) -> None:
+        """A killed connection is nobody else's concern: the others go on, the daemon stays."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        await self.cut(anna)
+        await self.clock.advance(DETACH + 2 * IDLE)
+        self.assertEqual(self.state(anna), ("NONE", 0))
+        session = await ben.session("after the kill")
+        self.assertEqual((await ben.events.wait_for("session"))["id"], session)
+        self.assertEqual(await self.status(ben), 200)
+        self.assertFalse(self.is_leaving)
+
+    async def test_132_run_survives_poster_leaving(self) -> None:
+        """A run goes on without its poster while another client holds the workspace."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        session = await anna.session()
+        await anna.prompt(session, "a long one")
+        run = await self.daemon.entered()
+        await self.cut(anna)
+        await self.clock.advance(DETACH)
+        self.assertEqual(self.state(anna), ("NONE", 0))
+        await run.say("done")
+        run.release()
+        done = await ben.events.wait_for("run_complete", session_id=session)
+        self.assertEqual((done["text"], done["cancelled"], done["error"]), ("done", None, None))
+        finishes = [event.finish for event in ben.events.all("message", role="assistant")]
+        self.assertEqual(finishes[-1], "end_turn")
+
+    async def test_134_grace_survives_blip(self) -> None:
+        """A client that comes back within the grace finds the same id and keeps it."""
+        anna = await self.daemon.join()
+        await self.cut(anna)
+        await self.clock.advance(DETACH - 0.1)
+        self.assertEqual(await self.status(anna), 200)
+        self.assertEqual(await anna.attach(), 200)
+        await self.clock.advance(2 * DETACH)
+        session = await anna.session()
+        self.assertEqual((await anna.events.wait_for("session"))["id"], session)
+
+    async def test_135_grace_expiry_tears_down(self) -> None:
+        """After the grace the workspace is gone, closed once, and its path opens a new one."""
+        anna = await self.daemon.join()
+        await self.cut(anna)
+        await self.expect_gone_after_grace(anna)
+        again = await self.daemon.create()
+        self.assertNotEqual(again.workspace["id"], anna.workspace["id"])
+        self.assertEqual(self.agent.closed, 1)
+
+    async def test_138_release_with_open_stream_keeps(self) -> None:
+        """A goodbye with an open stream takes effect when the stream closes, not before."""
+        anna = await self.daemon.join()
+        self.assertEqual(await anna.release(), 200)
+        self.assertEqual(self.state(anna), ("STREAMING_RELEASED", 1))
+        await self.clock.advance(2 * CREATE)
+        session = await anna.session()
+        self.assertEqual((await anna.events.wait_for("session"))["id"], session)
+
+    async def test_139_release_without_stream_drops_hold(self) -> None:
+        """A goodbye without a stream is final at once; saying it again is fine."""
+        anna = await self.daemon.create()
+        self.assertEqual(await anna.release(), 200)
+        self.assertEqual(await self.status(anna), 404)
+        self.assertEqual(await anna.release(), 200)
+
+    async def test_140_release_then_attach_fresh_claim(self) -> None:
+        """A client that left and attaches again has a claim like a new one, with its own grace."""
+        await self.daemon.join()
+        anna = await self.daemon.join()
+        await anna.release()
+        await self.cut(anna)
+        self.assertEqual(self.state(anna), ("NONE", 0))
+        self.assertEqual(await anna.attach(), 200)
+        self.assertEqual(self.state(anna), ("STREAMING", 1))
+        await self.cut(anna)
+        self.assertEqual(self.state(anna), ("HELD_DETACH", 0))
+
+    async def test_144_hold_expiry_vs_attach(self) -> None:
+        """Attach against the end of the create grace: a stream on a live workspace, or 404."""
+        outcomes = set()
+        for delay in (0, 2, 4, 6, 8, 10, 500):  # in turns of the loop; the timer takes about ten
+            anna = await self.daemon.create(self.folder(f"race{delay}"))
+            expiring = asyncio.create_task(self.clock.advance(CREATE))
+            await ticks(delay)
+            async with asyncio.timeout(PATIENCE):
+                status = await anna.attach()
+                await expiring
+            expected = ("STREAMING", 1) if status == 200 else ("NONE", 0)
+            self.assertEqual((await self.status(anna), self.state(anna)), (status, expected))
+            outcomes.add(status)
+            await anna.retire()
+        self.assertEqual(outcomes, {200, 404})
+
+    async def test_145_attach_vs_teardown(self) -> None:
+        """Attach against the last other client's goodbye: alive with a stream, or closed once."""
+        outcomes = set()
+        for delay in (0, 2, 4, 6, 8, 500):  # in turns of the loop before the goodbye
+            closed = self.agent.closed
+            anna = await self.daemon.create(self.folder(f"race{delay}"))
+            ben = type(anna)(self.daemon, str(uuid.uuid4()), anna.workspace)
+            opening = asyncio.create_task(ben.attach())
+            await ticks(delay)
+            if delay == 500:
+                await opening
+            self.daemon.backend.retire(anna.id)
+            async with asyncio.timeout(PATIENCE):
+                status = await opening
+            self.assertEqual(await self.status(ben), status)
+            if status == 200:
+                self.assertEqual((self.state(ben), self.agent.closed), (("STREAMING", 1), closed))
+                await ben.retire()
+            await until(lambda before=closed: self.agent.closed > before, "it closed")  # type: ignore[misc]
+            self.assertEqual(self.claims.clients(anna.workspace["id"]), [])
+            self.assertEqual(self.agent.closed, closed + 1)
+            outcomes.add(status)
+        self.assertEqual(outcomes, {200, 404})
+
+    async def test_147_concurrent_attach_detach_50(self) -> None:
+        """Fifty streams of ten clients come and go at once; the count is right before and after."""
+        people = [await self.daemon.create() for _ in range(10)]
+        readers = []
+        opening = []
+        for who in people:
+            for _ in range(5):
+                reader = self.daemon.reader()
+                readers.append(reader)
+                target = f"{who.base}/events?client_id={who.id}"
+                opening.append(reader.open(self.daemon.connect(), target))
+        self.assertEqual(await asyncio.gather(*opening), [200] * 50)
+        self.assertEqual({self.state(who) for who in people}, {("STREAMING", 5)})
+        await asyncio.gather(*(reader.close() for reader in readers))
+        for who in people:
+            await until(lambda w=who: self.state(w) == ("HELD_DETACH", 0), "all streams closed")  # type: ignore[misc]
+        self.assertEqual(await self.status(people[0]), 200)
+        await self.clock.advance(DETACH)
+        self.assertEqual(await self.status(people[0]), 404)
+
+    async def test_148_refcount_two_clients(self) -> None:
+        """Of two clients the first to leave leaves the workspace to the other."""
+        anna, ben = await self.daemon.create(), await self.daemon.create()
+        await anna.release()
+        self.assertEqual(await self.status(ben), 200)
+        await ben.release()
+        self.assertEqual(await self.status(ben), 404)
+
+    async def test_149_retire_releases_all_kinds(self) -> None:
+        """Retiring ends every claim of the client, of any kind, and nobody else's."""
+        streamed = await self.daemon.join(self.folder("streamed"))
+        held = await self.daemon.create(self.folder("held"), client_id=streamed.id)
+        shared = await self.daemon.join(self.folder("shared"), client_id=streamed.id)
+        ben = await self.daemon.join(self.folder("shared"))
+        self.assertEqual(await streamed.retire(), 200)
+        statuses = [await self.status(who) for who in (streamed, held, shared)]
+        self.assertEqual(statuses, [404, 404, 200])
+        await streamed.events.end()
+        clients = self.claims.clients(shared.workspace["id"])
+        self.assertEqual(clients, [(ben.id, "STREAMING", 1)])
+        self.assertEqual(await streamed.retire(), 200)
+        self.assertEqual(await self.status(ben), 200)
+
+    async def test_150_retire_refuses_later_create(self) -> None:
+        """A retired client gets no new claim, by create or by stream, however late it asks."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        await anna.retire()
+        refused = await self.attempt(client_id=anna.id)
+        self.assertEqual((refused.status, refused.json["code"]), (409, "client_retired"))
+        other = await self.attempt(self.folder("other"), client_id=anna.id.upper())
+        self.assertEqual(other.status, 409)
+        self.assertEqual(await anna.attach(), 409)
+        self.assertEqual(await self.listed(), [ben.workspace["id"]])
+        self.assertEqual(len(self.claims.clients(ben.workspace["id"])), 1)
+
+    async def test_153_retire_bad_uuid_400(self) -> None:
+        """Retiring somebody unknown is fine, something that is no client id is not."""
+        bad = await self.daemon.call("DELETE", "/v1/clients/nobody")
+        self.assertEqual(bad.status, 400)
+        self.assertIn("client_id", bad.json["message"])
+        good = await self.daemon.call("DELETE", f"/v1/clients/{uuid.uuid4()}")
+        self.assertEqual(good.status, 200)
+
+    async def test_154_shared_dir_one_leaves(self) -> None:
+        """Leaving a shared directory touches neither the one who stays nor other directories."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        other = await self.daemon.join(self.folder("other"))
+        session = await ben.session("stays")
+        await anna.retire()
+        answer = await ben.call("GET", f"/sessions/{session}")
+        self.assertEqual(answer.json["title"], "stays")
+        self.assertEqual([await self.status(who) for who in (ben, other)], [200, 200])
+        await ben.retire()
+        self.assertEqual([await self.status(who) for who in (ben, other)], [404, 200])
+        await other.session("still here")
+        await other.events.wait_for("session", title="still here")
+
+    async def test_155_retire_cancels_nothing_if_shared(self) -> None:
+        """The poster retires while another client is there: its turn goes on to its end."""
+        anna, ben = await self.daemon.join(), await self.daemon.join()
+        session = await anna.session()
+        await anna.prompt(session)
+        run = await self.daemon.entered()
+        await anna.retire()
+        await run.say("unharmed")
+        run.release()
+        done = await ben.events.wait_for("run_complete")
+        self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
+        self.assertFalse(run.canceled)
+
+    async def test_156_slow_handshake_client(self) -> None:
+        """A client that asks for the stream and never reads is attached, and can be retired."""
+        anna = await self.daemon.create()
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(self.daemon.socket))
+            target = f"{anna.base}/events?client_id={anna.id}"
+            raw.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            await until(lambda: self.state(anna) == ("STREAMING", 1), "it is attached")
+            await self.clock.advance(2 * CREATE)
+            self.assertEqual(await self.status(anna), 200)
+            self.assertEqual(await anna.retire(), 200)
+            self.assertEqual(await self.status(anna), 404)
+
+
+class LongGraceScenarios(WorkspaceTestCase):
+    settings = replace(SETTINGS, graces=Graces(create=3600.0, detach=3600.0, idle=None))
+
+    async def test_137_release_skips_grace(self) -> None:
+        """After a goodbye the last stream's end is the end, however long the grace."""
+        anna = await self.daemon.join()
+        await anna.release()
+        await self.cut(anna)
+        self.assertEqual(await self.status(anna), 404)
+        self.assertEqual(self.clock.time(), 1_000.0)  # no time has passed
+
+
+# (number, name, reason) of the scenarios of these sections that leave nothing to observe here.
+NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
+
+
+if __name__ == "__main__":
+    unittest.main()

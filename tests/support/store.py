@@ -1,0 +1,222 @@
+"""What the tests of the store share: a store, work for it, and connections that fail on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crushlite.clock import FakeClock
+from crushlite.protocol.messages import (
+    BinaryPart,
+    FinishPart,
+    ImageURLPart,
+    Part,
+    ReasoningPart,
+    ShellCommandPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from crushlite.protocol.sessions import Session
+from crushlite.store import Store, Stores, ThreadExecutor, connect
+from crushlite.store.sessions import insert_session, list_sessions
+from tests.support.basics import LIMIT, BoundedTestCase
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from crushlite.store import ConnectionFactory, Executor
+
+# One of each, with what is hard to store and to write down.
+EVERY_PART: list[Part] = [
+    ReasoningPart("think\0", "sig", 1, 2),
+    TextPart('text\0 \u2028 \U0001f600 "quoted" \\ </script> \x7f\x1b[31m'),
+    ImageURLPart("http://x/", "low"),
+    BinaryPart("a/b", "image/png", "AAA="),
+    ToolCallPart("c", "bash", '{"a":"\\u0000"}', "function", True),
+    ToolResultPart("c", "bash", "out\0", '{"m":1}', True, "AAA=", "image/png"),
+    ShellCommandPart("ls", "\0", -1),
+    FinishPart("end_turn", 2**63 - 1, "title", "detail"),
+]
+
+
+def add(sid: str) -> Callable[[sqlite3.Connection], str]:
+    def work(conn: sqlite3.Connection) -> str:
+        insert_session(conn, "", Session(id=sid))
+        return sid
+
+    return work
+
+
+def ids(conn: sqlite3.Connection) -> list[str]:
+    return sorted(session.id for session in list_sessions(conn, ""))
+
+
+class Gate:
+    """Work that holds the thread it runs in until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, conn: sqlite3.Connection) -> bool:
+        self.entered.set()
+        return self.open.wait(LIMIT)
+
+    async def reached(self) -> None:
+        await asyncio.to_thread(self.entered.wait, LIMIT)
+
+
+class StoreCase(BoundedTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.faults = Faults()
+        self.directory = Path(self.enterContext(tempfile.TemporaryDirectory())) / "data"
+        self.trace: list[str] = []  # what the writer's connection executed
+
+    def tracing(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        conn = connect(path, read_only)
+        if not read_only:
+            conn.set_trace_callback(self.trace.append)
+        return conn
+
+    def faulty(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        """A connection that fails as `self.faults` says, and never waits for a lock."""
+        mode = "ro" if read_only else "rw"
+        conn = sqlite3.connect(
+            f"{path.as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            timeout=0,
+            factory=FaultyConnection,
+        )
+        conn.faults, conn.read_only = self.faults, read_only
+        self.faults.opened.append(read_only)
+        if not read_only:
+            conn.set_trace_callback(self.trace.append)
+        return conn
+
+    @contextlib.asynccontextmanager
+    async def opened(
+        self,
+        factory: ConnectionFactory | None = None,
+        executor: Callable[[str], Executor] = ThreadExecutor,
+    ) -> AsyncIterator[Store]:
+        stores = Stores(
+            clock=FakeClock(), boot_id="boot", executor=executor, connect=factory or self.tracing
+        )
+        store = await stores.open(self.directory)
+        self.trace.clear()
+        try:
+            yield store
+        finally:
+            await stores.release(store)
+
+    async def batch(
+        self, store: Store, *works: Callable[[sqlite3.Connection], object], promise: bool = False
+    ) -> list[Any]:
+        """Run works that certainly wait together: the thread is held until all are queued."""
+        gate = Gate()
+        held = store.submit(gate)
+        await gate.reached()
+        futures = [store.submit(work, promise=promise) for work in works]
+        self.trace.clear()
+        gate.open.set()
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        self.assertTrue(await held)
+        return results
+
+    def count(self, statement: str) -> int:
+        return sum(1 for line in self.trace if line == statement)
+
+
+class Faults:
+    """What is to fail: the beginning of a statement -> how many more times, and with what."""
+
+    def __init__(self) -> None:
+        self.opened: list[bool] = []  # each connection: whether it was read-only
+        self.gates: dict[str, Gate] = {}  # statements of the writer that wait before they are run
+        self._plan: dict[tuple[str, bool], tuple[int, int]] = {}
+
+    def fail(self, statement: str, code: int = 0, *, times: int = 1, reading: bool = False) -> None:
+        """`code` is one of sqlite3's; 0 makes an error without any, as the Python module does."""
+        self._plan[statement, reading] = (times, code)
+
+    def clear(self) -> None:
+        self._plan.clear()
+
+    def check(self, conn: sqlite3.Connection, sql: str, read_only: bool) -> None:
+        if not read_only and sql in self.gates:
+            self.gates[sql](conn)
+        for (statement, reading), (times, code) in self._plan.items():
+            if times and reading == read_only and sql.lstrip().startswith(statement):
+                self._plan[statement, reading] = (times - 1, code)
+                error = sqlite3.OperationalError(f"injected into {statement}")
+                if code:
+                    error.sqlite_errorcode = code
+                raise error
+
+
+class FaultyConnection(sqlite3.Connection):
+    faults: Faults
+    read_only: bool
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if sql.startswith("PRAGMA busy_timeout"):
+            sql = "PRAGMA busy_timeout = 0"
+        self.faults.check(self, sql, self.read_only)
+        return super().execute(sql, *values)
+
+
+# Opens a store with a connection that kills its own process instead of the n-th statement.
+KILLED = """
+import asyncio, os, signal, sqlite3, sys
+from pathlib import Path
+from crushlite.clock import SystemClock
+from crushlite.store import Stores, connect
+
+class Deadly(sqlite3.Connection):
+    left = int(sys.argv[2])
+
+    def execute(self, sql, *values):
+        Deadly.left -= 1
+        if Deadly.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().execute(sql, *values)
+
+def factory(path, read_only):
+    if read_only:
+        return connect(path, True)
+    return sqlite3.connect(path, isolation_level=None, factory=Deadly)
+
+async def main():
+    stores = Stores(clock=SystemClock(), boot_id="killed", connect=factory)
+    await stores.open(Path(sys.argv[1]))
+
+asyncio.run(main())
+os._exit(0)
+"""
+
+
+def open_and_die(directory: Path, number: int) -> bool:
+    """Let another process open the store and die at its n-th statement; returns whether it did,
+    or had fewer to execute."""
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, str(directory), str(number)],
+        cwd=ROOT,
+        timeout=LIMIT,
+        capture_output=True,
+        check=False,
+    )
+    if child.returncode not in (0, -signal.SIGKILL):
+        raise AssertionError(child.stderr.decode())
+    return child.returncode != 0
