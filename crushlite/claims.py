@@ -159,7 +159,7 @@ TimerKind: TypeAlias = Literal["claim", "linger", "idle"]
 
 
 @dataclass(frozen=True, slots=True)
-class Timer:
+class ClaimTimer:
     """The name of a timer. A linger timer has no `client`, the idle timer no `workspace` either."""
 
     kind: TimerKind
@@ -172,7 +172,7 @@ class Timer:
 class Arm:
     """Call `expired(timer)` after so many seconds."""
 
-    timer: Timer
+    timer: ClaimTimer
     seconds: float
 
 
@@ -180,7 +180,7 @@ class Arm:
 class Disarm:
     """The timer is not needed any more. Letting it expire all the same would do no harm."""
 
-    timer: Timer
+    timer: ClaimTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Claims:
         self._pending = 0  # creates admitted, and neither committed nor failed yet
         self._latched = False
         # The armed timers by what they are for: at most one each. A generation is used only once.
-        self._armed: dict[tuple[TimerKind, str, str], Timer] = {}
+        self._armed: dict[tuple[TimerKind, str, str], ClaimTimer] = {}
         self._generation = 0
 
     # Creates
@@ -290,7 +290,7 @@ class Claims:
                 effects += self._move(workspace, client, "retire")
         return effects
 
-    def expired(self, timer: Timer) -> list[Effect]:
+    def expired(self, timer: ClaimTimer) -> list[Effect]:
         """A timer ran out. Only the one that is armed now counts."""
         key = (timer.kind, timer.workspace, timer.client)
         if self._armed.get(key) != timer:
@@ -471,7 +471,7 @@ class Claims:
         self, seconds: float, kind: TimerKind, workspace: str = "", client: str = ""
     ) -> list[Effect]:
         self._generation += 1
-        timer = Timer(kind, workspace, client, self._generation)
+        timer = ClaimTimer(kind, workspace, client, self._generation)
         self._armed[kind, workspace, client] = timer
         return [Arm(timer, seconds)]
 

@@ -1,8 +1,7 @@
 """Injected time: every timer, deadline and timestamp of the package comes from a Clock.
 
 `time()` is monotonic and drives timers; `now()` is wall-clock seconds for records. Nothing is
-ever ordered by `now()`: clocks jump, sequence numbers do not. `within` waits for something, but not
-for ever.
+ever ordered by `now()`: clocks jump, sequence numbers do not.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 class Timer(Protocol):
@@ -49,25 +48,34 @@ class SystemClock:
         await asyncio.sleep(delay)
 
 
-def settled(future: asyncio.Future[None]) -> None:
+def resolve_once(future: asyncio.Future[None]) -> None:
     """Resolve a future that may be resolved already."""
     if not future.done():
         future.set_result(None)
 
 
-async def within(clock: Clock, future: asyncio.Future[Any], seconds: float) -> bool:
+async def wait_at_most(clock: Clock, future: asyncio.Future[Any], seconds: float) -> bool:
     """Wait for a future without owning it; False when the time was up first."""
-    if future.done():
-        return True
+    if future.done() or seconds <= 0:
+        return future.done()
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = clock.call_later(seconds, lambda: settled(waiter))
-    future.add_done_callback(_wake := lambda _: settled(waiter))
+    timer = clock.call_later(seconds, lambda: resolve_once(waiter))
+    future.add_done_callback(_wake := lambda _: resolve_once(waiter))
     try:
         await waiter
     finally:
         timer.cancel()
         future.remove_done_callback(_wake)
     return future.done()
+
+
+async def all_done(clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds: float) -> bool:
+    """Wait for several futures without owning them; False when the time was up first."""
+    deadline = clock.time() + seconds
+    for future in futures:
+        if not await wait_at_most(clock, future, deadline - clock.time()):
+            return False
+    return True
 
 
 class _FakeTimer:
@@ -109,7 +117,7 @@ class FakeClock:
             await asyncio.sleep(0)
             return
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.call_later(delay, lambda: settled(woken))
+        timer = self.call_later(delay, lambda: resolve_once(woken))
         try:
             await woken
         finally:

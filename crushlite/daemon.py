@@ -7,7 +7,10 @@ else, so a tool that vendors crushlite can put it together differently.
         await turn.say("You said: ")
         await turn.say(turn.prompt)
 
-    Daemon(agent=agent).run()
+    Daemon(agent=agent).run()                  # until a signal, or until nobody needs it
+
+    async with Daemon(agent=agent) as daemon:  # inside a program that has an event loop
+        print(daemon.urls)
 """
 
 from __future__ import annotations
@@ -18,19 +21,21 @@ import logging
 import os
 import resource
 import signal
+import sys
+import threading
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .agent.base import agent_factory
 from .api.auth import Guard
-from .api.context import translate
-from .api.routes import build_router, is_public
+from .api.context import Context, translate
+from .api.routes import build_router, public_routes, whole_table
 from .api.vitals import Vitals
 from .clock import SystemClock
-from .console.routes import Console
 from .errors import IllegalCall, ShuttingDown, UsageError
 from .hosting.backend import Backend
+from .hosting.plain import PlainSetup
 from .http.limits import Limits
 from .http.server import HTTPServer
 from .listen import (
@@ -47,14 +52,16 @@ from .listen import (
 from .settings import Settings
 from .store import Stores
 from .watchdog import Watchdog
+from .wings import standard_wings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
 
     from .agent.base import AgentFactory
     from .clock import Clock
-    from .config import Roots
     from .store import Store
+    from .wing import Wing
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +75,8 @@ LAST_SECONDS = 1.0  # for what agents left behind, before it is left behind for 
 class Daemon:
     """`hosts` are URLs (`unix:///path`, `tcp://127.0.0.1:PORT`); none means the default socket.
     `auth` is "token" or "none" and concerns TCP only. `agent` is anything agent.base accepts;
-    `agents` a ready factory instead."""
+    `agents` a ready factory instead. `wings` are what is added to the core: those of wings.py
+    unless others, or none, are given."""
 
     def __init__(  # noqa: PLR0913 - the root of everything takes everything, by keyword
         self,
@@ -81,7 +89,7 @@ class Daemon:
         settings: Settings | None = None,
         clock: Clock | None = None,
         stores: Stores | None = None,
-        roots: Roots | None = None,
+        wings: Sequence[Wing] | None = None,
     ) -> None:
         if (agent is None) == (agents is None):
             raise UsageError("give either agent or agents")
@@ -101,42 +109,63 @@ class Daemon:
         self._stopping: asyncio.Task[None] | None = None
         self._begun = False  # `start` was called
         self._signals = 0  # received so far
-        self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=is_public)
+        self.wings = standard_wings() if wings is None else list(wings)
         self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
+        factory = agents or agent_factory(agent)
+        setups = (wing.setup(factory, self.settings) for wing in self.wings)
         self.backend = Backend(
-            agents=agents or agent_factory(agent),
+            setup=next(filter(None, setups), None) or PlainSetup(factory),
             clock=self.clock,
             settings=self.settings,
             stores=self._stores,
-            roots=roots,
+            wings=self.wings,
         )
-        self.console = Console(self, self.clock)
+        for wing in self.wings:
+            wing.attach(self, self.clock)
+        table = whole_table(self.wings)
+        self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=public_routes(table))
         self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
         self.server = HTTPServer(
-            build_router(self.backend, self._guard, self.console, self._vitals),
+            build_router(Context(self.backend, self._vitals, table), self._guard),
             clock=self.clock,
             limits=Limits.for_open_files(_allowed_files()),
             translate=translate,
         )
 
-    def run(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
-        """Serve until told to leave: by a signal, by a client, or by being idle."""
+    @property
+    def urls(self) -> list[str]:
+        """Where it listens, once started."""
+        return [address.url for address in self.addresses]
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    def run(self, started: Callable[[Daemon], None] | None = None) -> None:
+        """Serve until told to leave: by a signal, by a client, or by being idle. Calls `started`
+        when it listens; without one it writes its addresses to stderr."""
+        if asyncio._get_running_loop() is not None:
+            raise UsageError(
+                "run() starts an event loop of its own, and one is running here already: use "
+                "`async with Daemon(...)`, or `await daemon.start()` and `await daemon.stop()`"
+            )
         # Not asyncio.run: in the end that waits for every task, for ever if an agent ignores its
         # cancellation. What matters has been waited for when `serve` returns.
         loop = asyncio.new_event_loop()
         try:
-            loop.run_until_complete(self.serve(started))
+            loop.run_until_complete(self.serve(started or _write_addresses))
         finally:
             loop.run_until_complete(_cancel_the_rest())
             loop.close()
 
     async def serve(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
-        """Start, call `started`, and return when the daemon has left."""
-        loop = asyncio.get_running_loop()
+        """Start, call `started`, and return when the daemon has left. In the main thread, signals
+        end it; their handlers are put back in the end. In any other thread it gets none."""
         # Before the start: whoever sees our socket may already ask us to leave.
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._signaled, number)
-        try:
+        with self._signal_handlers():
             await self.start()
             try:
                 started(self)
@@ -144,9 +173,24 @@ class Daemon:
                 log.info("leaving")
             finally:
                 await self.stop()
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        """Not with `loop.add_signal_handler`: nobody could say which handler that replaced."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def handle(number: int, frame: object) -> None:
+            loop.call_soon_threadsafe(self._signaled, number)
+
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
+        try:
+            yield
         finally:
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     async def start(self) -> None:
         """Open the shared store, bind, listen. On failure nothing is left behind."""
@@ -275,6 +319,11 @@ class Daemon:
             os._exit(130)
         log.info("received %s", signal.Signals(number).name)
         self.backend.leaving.set()
+
+
+def _write_addresses(daemon: Daemon) -> None:
+    sys.stderr.write("".join(f"serving at {url}\n" for url in daemon.urls))
+    sys.stderr.flush()
 
 
 async def _cancel_the_rest() -> None:

@@ -1,56 +1,56 @@
-"""The accept / active / cancel machine: everything that can change the state of a run is here.
+"""The state machine of runs: everything that decides about a run's state is in this file.
 
-Two rules keep this file auditable. Nothing in it awaits, sleeps, stores or publishes: a call
-mutates the machine, returns what must now be done as data, and is over. And nothing outside it
-decides about the state of a run: runner.py performs what is returned here, in order.
+Two rules keep it auditable. Nothing in it awaits, sleeps, stores or publishes: a call changes the
+machine, returns what must be done now as data (*effects*), and is over. And nothing outside it
+decides about the state of a run: hosting/runner.py performs the effects, in the order of the list.
 
 Theory of operation
 -------------------
-A *run* is an object from the moment its prompt is accepted. The live runs of a session stand in
-one *line*, in order of acceptance. Because every call runs to its end on one event loop, a cancel
-needs no locks, tickets or watermarks: it is a set operation over the objects that are live now.
-It therefore covers every prompt accepted before it, and cannot touch one accepted after it.
+A *run* is an object from the moment its prompt is accepted. The runs of a session stand in one
+*line*, in order of acceptance. Every call runs to its end on one event loop, so a cancel needs no
+locks, tickets or watermarks: it is a set operation over the objects that are live now. It therefore
+covers every prompt accepted before it, and cannot touch one accepted after it.
 
-    state      ACCEPTED -> ACTIVE -> ENDED      started, then finished
-               ACCEPTED -> FOLDED -> ENDED      joined the turn of the active run, ends with it
-               ACCEPTED -> ENDED                canceled or cleared before it could start
-               ACCEPTED -> WITHDRAWN            never promised: its row could not be committed
-    durable    its row is committed, the client may be told 202. Only a durable run starts or ends;
-               a run that is first in line but not durable holds the line until it is one or the
-               other of durable and withdrawn.
-    doom       CANCELED or CLEARED once somebody asked for it; the first mark stays. The active run
-               keeps running until its turn has unwound; a doomed run that waits never starts.
-    held       the machine as a whole: endings wait to be written, and nothing starts until they
-               are. Doomed runs end all the same, and active turns go on. A run whose Start was
-               on its way when the hold began is *postponed*: first in line again.
+    ACCEPTED   its prompt is in line
+    ACTIVE     its turn has begun; at most one run of a session is ACTIVE
+    FOLDED     it joined the turn of the active run (its *carrier*) and ends with it: a *rider*
+    ENDING     how it ends is decided; its ending is being written and is not published yet
+    UNSAVED    its ending was published, but the store could not write it yet
+    ENDED      its ending is written and published; the machine has forgotten it
+    WITHDRAWN  it was never promised, because its row could not be committed; forgotten as well
 
-Derived, never stored: *live* is neither ended nor withdrawn; *busy* is any live run in the
-session; *queued* is accepted, not doomed, with a live run ahead or the machine held.
+    durable    its row is committed, so the client may be answered 202. Only a durable run starts
+               or ends. One that is first in line but not durable holds the line.
+    doom       CANCELED or CLEARED once somebody asked for it; the first mark stays. A doomed active
+               run stays ACTIVE until its turn has unwound; a doomed run that waits never starts.
+    outcome    how it ends: set when it becomes ENDING.
 
-Every call ends by settling the line: while nothing is active and the first in line is durable, a
-doomed one ends and an undoomed one starts, unless the machine is held. So a line can never be left
-standing, however a turn ended.
+Derived, never stored: *live* is ACCEPTED, ACTIVE, FOLDED or ENDING; *busy* is any live run in the
+session; *queued* is ACCEPTED, not doomed, with another run ahead of it in line.
 
-Who may call what: accept, durable, withdraw by the acceptance of a prompt; cancel, cancel_run,
-clear, remove by requests; drop by the deletion of a session, and readmit when that is over; fold
-and finish by the turn of the active run; close by teardown; hold and release by whoever keeps the
-endings, and postpone, while held, by the lane that would have begun the turn.
+Every call ends by settling the line. The first run that is not UNSAVED decides: if it is ACCEPTED
+and durable, it goes to ENDING if it is doomed, and else starts, unless an UNSAVED run is ahead of
+it. So at most one ending of a line is being written at a time, in the order of the line, nothing
+starts before the run ahead of it is recorded, and a line is never left standing. Cleared runs are
+the exception: they leave no messages, so their endings are recorded out of line, at once.
 
-Effects and their order
------------------------
-`Stop` acts at once. The others are performed in one ordered lane per session, so the records of a
-canceled waiter are written after the active turn has closed its own: history stays one that model
-providers accept.
+Who may call what: `accept`, `durable`, `withdraw` by the acceptance of a prompt; `cancel`,
+`cancel_run`, `clear`, `remove` by requests; `drop` by the deletion of a session, and `readmit` when
+that is over; `fold` and `finish` by the turn of the active run; `recorded` and `unsaved` by whoever
+performs a `Record`; `close` by the teardown of the workspace.
 
-Exceptions to the table: `finish` on a run that has ended is a no-op, because an abandoned agent
-may report twice. `fold` on a doomed run folds nothing. `Drained` is not about a run at all.
-
-Invariants (explored exhaustively in tests/test_runs.py): at most one active run per session; runs
-start in order of acceptance; exactly one End per durable run and none for a withdrawn one; a
-cancel dooms all that is live and nothing else, that of a run only this run; an idle cancel changes
-nothing; a run that is not durable never starts; no live durable run is first in line while nothing
-is active, except an undoomed one while the machine is held; while it is held and after close
-nothing starts; an illegal call raises and changes nothing.
+Invariants, explored exhaustively in tests/machines/test_runs.py
+---------------------------------------------------------------
+1. At most one active run per session; runs start in order of acceptance; a run that is not durable
+   never starts; a run never starts before the run ahead of it is recorded.
+2. Exactly one Record per durable run, alone or as a rider, none for a withdrawn one, and exactly
+   one `recorded` for each Record. Records of a line come in its order, cleared runs aside.
+3. A cancel dooms all that is live and not yet ending, and nothing else; that of one run only this
+   run. An idle cancel changes nothing.
+4. No live durable run is first in line while nothing is active or ending, unless an UNSAVED run
+   holds it back.
+5. Nothing is described as active whose turn has not begun, nor as ended before its ending is out.
+6. After `close` nothing starts. A call that raises changes nothing.
 
 Knows nothing of: asyncio, tasks, the store, events, HTTP, prompts, agents.
 """
@@ -67,6 +67,8 @@ class RunState(Enum):
     ACCEPTED = "accepted"
     ACTIVE = "active"
     FOLDED = "folded"
+    ENDING = "ending"
+    UNSAVED = "unsaved"
     ENDED = "ended"
     WITHDRAWN = "withdrawn"
 
@@ -75,14 +77,17 @@ TRANSITIONS: dict[RunState, dict[str, RunState]] = {
     RunState.ACCEPTED: {
         "start": RunState.ACTIVE,
         "fold": RunState.FOLDED,
-        "end": RunState.ENDED,
+        "end": RunState.ENDING,
         "withdraw": RunState.WITHDRAWN,
     },
-    RunState.ACTIVE: {"postpone": RunState.ACCEPTED, "end": RunState.ENDED},
-    RunState.FOLDED: {"end": RunState.ENDED},
+    RunState.ACTIVE: {"end": RunState.ENDING},
+    RunState.FOLDED: {"end": RunState.ENDING},
+    RunState.ENDING: {"unsaved": RunState.UNSAVED, "recorded": RunState.ENDED},
+    RunState.UNSAVED: {"recorded": RunState.ENDED},
     RunState.ENDED: {},
     RunState.WITHDRAWN: {},
 }
+LIVE = (RunState.ACCEPTED, RunState.ACTIVE, RunState.FOLDED, RunState.ENDING)
 
 
 class Outcome(Enum):
@@ -110,28 +115,33 @@ class Run:
         "carrier",
         "doom",
         "durable",
-        "kind",
         "outcome",
         "run_id",
         "session_id",
+        "started",
         "state",
         "when_busy",
     )
 
-    def __init__(self, session_id: str, run_id: str, when_busy: WhenBusy, kind: str) -> None:
+    def __init__(self, session_id: str, run_id: str, when_busy: WhenBusy) -> None:
         self.session_id = session_id
         self.run_id = run_id
         self.when_busy = when_busy
-        self.kind = kind
         self.state = RunState.ACCEPTED
         self.durable = False
+        self.started = False  # it had a turn of its own
         self.doom: Outcome | None = None
-        self.outcome: Outcome | None = None  # set once, when the run ends
+        self.outcome: Outcome | None = None
         self.carrier: Run | None = None  # the active run it was folded into
 
     @property
     def live(self) -> bool:
-        return self.state in (RunState.ACCEPTED, RunState.ACTIVE, RunState.FOLDED)
+        return self.state in LIVE
+
+    @property
+    def over(self) -> bool:
+        """Whether it has left the machine: recorded as ended, or withdrawn."""
+        return not TRANSITIONS[self.state]
 
     def __repr__(self) -> str:
         marks = "".join(
@@ -142,7 +152,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin the turn of this run."""
+    """Begin the turn of this run. When it is over, call `finish`."""
 
     run: Run
 
@@ -155,34 +165,21 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """Store these runs' prompts inside the active run's turn."""
+class Record:
+    """Write the ending of this run and its riders in one transaction, then call `recorded` and
+    publish it. If the store cannot write it, call `unsaved`, publish it, and `recorded` later."""
 
     run: Run
     riders: tuple[Run, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Record and publish this run's ending."""
-
-    run: Run
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """No live run is left in this dropped session, or, for None, in the closed workspace."""
-
-    session_id: str | None
-
-
-Effect = Start | Stop | Fold | End | Drained
+Effect = Start | Stop | Record
 
 
 @dataclass(frozen=True, slots=True)
 class Canceled:
-    """What a cancel hit: every run that was live, and the state it was in."""
+    """What a cancel hit: runs, each with the state it was in."""
 
     receipt: tuple[tuple[Run, str], ...]
     effects: list[Effect]
@@ -192,16 +189,15 @@ class Runs:
     """The runs of one workspace."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, list[Run]] = {}  # live runs by session, in order of acceptance
+        # By session, in order of acceptance: all runs that are neither ENDED nor WITHDRAWN.
+        self._lines: dict[str, list[Run]] = {}
         self._by_id: dict[str, Run] = {}  # the same runs by run_id
         self._dropped: set[str] = set()  # sessions that accept nothing any more
-        self._draining: set[str | None] = set()  # who still waits for a Drained (None: close)
         self._closed = False
-        self._held = False
 
     def __repr__(self) -> str:
-        marks = " held" * self._held + " closed" * self._closed
-        return f"<Runs live={len(self._by_id)} sessions={len(self._lines)}{marks}>"
+        closed = " closed" * self._closed
+        return f"<Runs live={len(self.live())} sessions={len(self._lines)}{closed}>"
 
     # What is derived -----------------------------------------------------------------------------
 
@@ -209,48 +205,34 @@ class Runs:
     def closed(self) -> bool:
         return self._closed
 
-    @property
-    def held(self) -> bool:
-        return self._held
-
     def live(self, session_id: str | None = None) -> list[Run]:
         """Live runs of a session, or of all, oldest first within a session."""
-        if session_id is not None:
-            return list(self._lines.get(session_id, ()))
-        return [run for line in self._lines.values() for run in line]
-
-    def find(self, run_id: str) -> Run | None:
-        """The live run with this id."""
-        return self._by_id.get(run_id)
+        lines = self._lines.values() if session_id is None else [self._lines.get(session_id, [])]
+        return [run for line in lines for run in line if run.live]
 
     def busy(self, session_id: str) -> bool:
-        return session_id in self._lines
-
-    def active(self, session_id: str) -> Run | None:
-        line = self._lines.get(session_id)
-        return line[0] if line and line[0].state is RunState.ACTIVE else None
+        return any(run.live for run in self._lines.get(session_id, ()))
 
     def queued(self, session_id: str) -> list[Run]:
         """What is waiting its turn: exactly what list, clear and remove see."""
-        line = self._lines.get(session_id, ())
-        return [run for run in line if self.describe(run) == "queued"]
+        return [run for run in self._lines.get(session_id, ()) if self._is_queued(run)]
 
     def describe(self, run: Run) -> str:
-        """The state's name for outsiders: accepted, queued, active, folded, ended."""
-        if _waits(run) and (self._held or self._lines[run.session_id][0] is not run):
-            return "queued"
-        return run.state.value
+        """The state's name for clients: accepted, queued, active, folded or ended. Until its ending
+        is published, a run is told as what it was before."""
+        if run.state is RunState.ENDING:
+            if run.carrier is not None:
+                return "folded"
+            return "active" if run.started else "accepted"
+        if run.state is RunState.UNSAVED:
+            return "ended"
+        return "queued" if self._is_queued(run) else str(run.state.value)
 
     # Acceptance ----------------------------------------------------------------------------------
 
-    def accept(
-        self,
-        session_id: str,
-        run_id: str,
-        when_busy: WhenBusy = WhenBusy.QUEUE,
-        kind: str = "prompt",
-    ) -> Run:
-        """Join the line. A live run with this id is returned instead."""
+    def accept(self, session_id: str, run_id: str, when_busy: WhenBusy = WhenBusy.QUEUE) -> Run:
+        """Join the line. If the machine has a run with this id, that one is returned instead.
+        Raises WorkspaceClosing, SessionNotFound, or SessionBusy for `reject` while busy."""
         known = self._by_id.get(run_id)
         if known is not None:
             return known
@@ -263,7 +245,7 @@ class Runs:
                 f"session is currently processing another request: {session_id} is busy, wait for "
                 "its run or cancel it"
             )
-        run = Run(session_id, run_id, when_busy, kind)
+        run = Run(session_id, run_id, when_busy)
         self._lines.setdefault(session_id, []).append(run)
         self._by_id[run_id] = run
         return run
@@ -274,167 +256,163 @@ class Runs:
         effects: list[Effect] = []
         run.durable = True
         if run.doom is Outcome.CLEARED:
-            self._end(run, Outcome.CLEARED, effects)
+            effects.append(self._end(run, Outcome.CLEARED))
         elif run.doom is None and run.when_busy is WhenBusy.INTERRUPT:
             line = self._lines[run.session_id]
-            self._doom(line[: line.index(run)], effects)
-        return self._settle(run.session_id, effects)
+            effects += self._doom(line[: line.index(run)])
+        return effects + self._settle(run.session_id)
 
     def withdraw(self, run: Run) -> list[Effect]:
         """The run could not be promised: it leaves without a trace."""
-        self._require(run, not run.durable and run.state is RunState.ACCEPTED, "withdraw")
+        self._require(run, run.state is RunState.ACCEPTED and not run.durable, "withdraw")
         self._leave(run, "withdraw")
-        return self._settle(run.session_id, [])
+        return self._settle(run.session_id)
 
     # Cancel and clear ----------------------------------------------------------------------------
 
     def cancel(self, session_id: str) -> Canceled:
         """Doom all that is live in the session; with nothing live, remember nothing."""
-        return self._cancel(session_id, self._lines.get(session_id, []))
+        return self._cancel(session_id, self.live(session_id))
 
     def cancel_run(self, run: Run) -> Canceled:
-        """Doom one run, and those that ride with it, and nobody behind it. One that waits in line
-        is forgotten, as by `remove`: it ends now, not when its turn comes."""
-        if run.carrier is not None:
+        """Doom one run, and its riders with it, and no other. One that is queued ends now, as by
+        `remove`. Raises NotQueued for a rider: its turn is its carrier's."""
+        self._require(run, not run.over, "cancel_run")
+        if run.state is RunState.FOLDED and run.carrier is not None:
             raise NotQueued(f"run {run.run_id} is in the turn of {run.carrier.run_id}: cancel that")
-        self._require(run, run.live, "cancel_run")
-        if self.describe(run) == "queued":
+        if self._is_queued(run):
             return Canceled(((run, "queued"),), self._clear(run.session_id, [run]))
-        return self._cancel(run.session_id, [run])
+        return self._cancel(run.session_id, [run] if run.live else [])
 
     def clear(self, session_id: str) -> list[Effect]:
-        """Forget what is queued, leaving the active run alone."""
+        """End what is queued, leaving the active run alone."""
         return self._clear(session_id, self.queued(session_id))
 
     def remove(self, run: Run) -> list[Effect]:
-        """Forget one queued run."""
-        if self.describe(run) != "queued":
+        """End one queued run. Raises NotQueued for any other."""
+        if not self._is_queued(run):
             raise NotQueued(f"run {run.run_id} is {self.describe(run)}, not queued: cancel instead")
         return self._clear(run.session_id, [run])
 
     # The active run ------------------------------------------------------------------------------
 
-    def fold(self, run: Run) -> list[Effect]:
-        """At a step of the active run: take in the prompts that were typed to steer it."""
+    def fold(self, run: Run) -> tuple[Run, ...]:
+        """At a step of the active run: take in the prompts that were typed to steer it. Returns
+        them; the caller stores their prompts inside the turn."""
         self._require(run, run.state is RunState.ACTIVE, "fold")
         if run.doom is not None:
-            return []
+            return ()
         riders: list[Run] = []
-        for other in self._lines[run.session_id][1:]:
-            if other.when_busy is WhenBusy.INTERRUPT:
+        for other in self._lines[run.session_id]:
+            waits = other is not run and other.outcome is None
+            if waits and other.when_busy is WhenBusy.INTERRUPT:
                 break  # what was typed after an interrupt belongs to the turn after it
-            if _waits(other) and other.durable and other.when_busy is WhenBusy.STEER:
+            if self._is_queued(other) and other.durable and other.when_busy is WhenBusy.STEER:
                 riders.append(other)
         for rider in riders:
             self._move(rider, "fold")
             rider.carrier = run
-        return [Fold(run, tuple(riders))] if riders else []
+        return tuple(riders)
 
-    def finish(self, run: Run, outcome: Outcome) -> list[Effect]:
-        """The active run's turn is over; a doom that came first decides how it ended."""
-        if run.state is RunState.ENDED:
-            return []
+    def finish(self, run: Run, outcome: Outcome) -> Record:
+        """The active run's turn is over. If it was doomed, that is how it ended."""
         self._require(run, run.state is RunState.ACTIVE, "finish")
-        effects: list[Effect] = []
-        outcome = run.doom or outcome
-        riders = [other for other in self._lines[run.session_id] if other.carrier is run]
-        for ending in (run, *riders):
-            self._end(ending, outcome, effects)
-        return self._settle(run.session_id, effects)
+        return self._end(run, run.doom or outcome)
 
-    # The hold ------------------------------------------------------------------------------------
+    # The record of an ending ---------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Start nothing until `release`; what is doomed ends all the same."""
-        self._held = True
+    def recorded(self, run: Run) -> list[Effect]:
+        """The ending of a run and its riders is written: they leave their line."""
+        self._require_record(run, (RunState.ENDING, RunState.UNSAVED), "recorded")
+        for ended in self._with_riders(run):
+            self._leave(ended, "recorded")
+        return self._settle(run.session_id)
 
-    def postpone(self, run: Run) -> None:
-        """Its Start came to be performed during a hold: the run is first in line again."""
-        begun = any(other.carrier is run for other in self._lines.get(run.session_id, ()))
-        legal = self._held and run.state is RunState.ACTIVE and run.doom is None and not begun
-        self._require(run, legal, "postpone")
-        self._move(run, "postpone")
-
-    def release(self) -> list[Effect]:
-        """The hold is over: every line that can begins again."""
-        self._held = False
-        effects: list[Effect] = []
-        for session_id in list(self._lines):
-            self._settle(session_id, effects)
-        return effects
+    def unsaved(self, run: Run) -> list[Effect]:
+        """The ending of a run and its riders could not be written and is published all the same.
+        Doomed runs behind it end as well; nothing starts until it is recorded."""
+        self._require_record(run, (RunState.ENDING,), "unsaved")
+        for ended in self._with_riders(run):
+            self._move(ended, "unsaved")
+        return self._settle(run.session_id)
 
     # The end of a session, the end of the workspace ----------------------------------------------
 
-    def drop(self, session_id: str) -> Canceled:
-        """Cancel the session and refuse it from now on; Drained follows when nothing is live."""
+    def drop(self, session_id: str) -> list[Effect]:
+        """Cancel the session and refuse its prompts from now on."""
         self._dropped.add(session_id)
-        self._draining.add(session_id)
-        return self.cancel(session_id)
+        return self.cancel(session_id).effects
 
     def readmit(self, session_id: str) -> None:
-        """The deletion is over, one way or the other: who asks the store will know."""
+        """The deletion is over. If it failed the session takes prompts again; if it succeeded the
+        store refuses them."""
         self._dropped.discard(session_id)
-        self._draining.discard(session_id)
 
     def close(self) -> list[Effect]:
-        """Cancel everything and accept nothing more; Drained(None) follows."""
-        effects: list[Effect] = []
-        if not self._closed:
-            self._closed = True
-            self._draining.add(None)
-        for session_id in list(self._lines):
-            effects += self.cancel(session_id).effects
-        self._drained(None, effects)
-        return effects
+        """Cancel everything and accept nothing more."""
+        self._closed = True
+        return [effect for sid in list(self._lines) for effect in self.cancel(sid).effects]
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _settle(self, session_id: str, effects: list[Effect]) -> list[Effect]:
-        line = self._lines.get(session_id, [])
-        while line and line[0].durable and line[0].state is RunState.ACCEPTED:
-            head = line[0]
-            if head.doom is not None:
-                self._end(head, head.doom, effects)
-            elif self._held:
-                break
-            else:
-                self._move(head, "start")
-                effects.append(Start(head))
-        self._drained(session_id, effects)
-        self._drained(None, effects)
-        return effects
+    def _settle(self, session_id: str) -> list[Effect]:
+        """Let the first run of a line start or end, if it can."""
+        unsaved = False
+        for run in self._lines.get(session_id, ()):
+            if run.outcome is Outcome.CLEARED:
+                continue  # recorded out of line
+            if run.state is RunState.UNSAVED:
+                unsaved = True
+                continue
+            if run.state is RunState.ACCEPTED and run.durable:
+                if run.doom is not None:
+                    return [self._end(run, run.doom)]
+                if not unsaved:
+                    self._move(run, "start")
+                    run.started = True
+                    return [Start(run)]
+            break
+        return []
 
-    def _drained(self, session_id: str | None, effects: list[Effect]) -> None:
-        live = self._by_id if session_id is None else self._lines.get(session_id)
-        if session_id in self._draining and not live:
-            self._draining.discard(session_id)
-            effects.append(Drained(session_id))
+    def _is_queued(self, run: Run) -> bool:
+        if run.state is not RunState.ACCEPTED or run.doom is not None:
+            return False
+        in_line = (one for one in self._lines[run.session_id] if one.outcome is not Outcome.CLEARED)
+        return next(in_line) is not run
 
     def _cancel(self, session_id: str, runs: list[Run]) -> Canceled:
-        receipt = tuple((run, self.describe(run)) for run in runs)
-        effects: list[Effect] = []
-        self._doom(runs, effects)
-        return Canceled(receipt, self._settle(session_id, effects))
+        # A run that is ending in another way is not hit any more.
+        hit = [run for run in runs if run.outcome in (None, Outcome.CANCELED)]
+        receipt = tuple((run, self.describe(run)) for run in hit)
+        effects = self._doom(hit)
+        return Canceled(receipt, effects + self._settle(session_id))
 
-    def _doom(self, runs: list[Run], effects: list[Effect]) -> None:
+    def _doom(self, runs: list[Run]) -> list[Effect]:
+        effects: list[Effect] = []
         for run in runs:
-            if run.doom is None:
+            if run.doom is None and run.outcome is None:
                 run.doom = Outcome.CANCELED
                 if run.state is RunState.ACTIVE:
                     effects.append(Stop(run))
+        return effects
 
     def _clear(self, session_id: str, runs: list[Run]) -> list[Effect]:
         effects: list[Effect] = []
         for run in runs:
             run.doom = Outcome.CLEARED
             if run.durable:
-                self._end(run, Outcome.CLEARED, effects)
-        return self._settle(session_id, effects)
+                effects.append(self._end(run, Outcome.CLEARED))
+        return effects + self._settle(session_id)
 
-    def _end(self, run: Run, outcome: Outcome, effects: list[Effect]) -> None:
-        self._leave(run, "end")
-        run.outcome = outcome
-        effects.append(End(run, outcome))
+    def _end(self, run: Run, outcome: Outcome) -> Record:
+        together = self._with_riders(run)
+        for ending in together:
+            self._move(ending, "end")
+            ending.outcome = outcome
+        return Record(run, tuple(together[1:]), outcome)
+
+    def _with_riders(self, run: Run) -> list[Run]:
+        return [run, *(one for one in self._lines[run.session_id] if one.carrier is run)]
 
     def _leave(self, run: Run, event: str) -> None:
         self._move(run, event)
@@ -451,6 +429,6 @@ class Runs:
         if not legal or self._by_id.get(run.run_id) is not run:
             raise IllegalCall(f"{event} is not possible for {run!r}")
 
-
-def _waits(run: Run) -> bool:
-    return run.state is RunState.ACCEPTED and run.doom is None
+    def _require_record(self, run: Run, states: tuple[RunState, ...], event: str) -> None:
+        """A Record names its run; its riders are recorded with it."""
+        self._require(run, run.state in states and run.carrier is None, event)

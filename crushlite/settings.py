@@ -20,4 +20,5 @@ class Settings:
     unattended: float | None = 60.0  # permissions nobody can answer are denied after this; or never
     yolo: bool = False  # every workspace starts with permissions skipped
     allow_config_commands: bool = False  # whether $(command) in a configuration file is run
+    user_files: str = ""  # where the machine's and the user's files are, instead of their places
     data_dir: str = ""  # one database for all workspaces instead of one in each

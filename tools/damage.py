@@ -46,15 +46,16 @@ from crushlite.protocol.sessions import Session  # noqa: E402
 from crushlite.store import Connection, RunRow, Store, Stores  # noqa: E402
 from crushlite.store.files import (  # noqa: E402
     Change,
+    FileState,
     list_files,
     list_read,
     mark_read,
     record_change,
 )
 from crushlite.store.messages import insert_message, list_messages  # noqa: E402
-from crushlite.store.runs import end_run, insert_run, list_runs  # noqa: E402
+from crushlite.store.runs import RunEnding, end_run, insert_run, list_runs  # noqa: E402
 from crushlite.store.sessions import insert_session, list_sessions  # noqa: E402
-from crushlite.worktree.states import MISSING, FileState  # noqa: E402
+from crushlite.undo.states import MISSING  # noqa: E402
 
 NAME = "crushlite.db"
 PATIENCE = 30.0
@@ -78,7 +79,7 @@ def fill(conn: Connection, part: int) -> None:
             message = Message(f"message-{number}-{turn}", role, sid, created_at=turn)
             message.parts = [TextPart(f"text {turn} " * (turn * turn * 10)), FinishPart("stop")]
             insert_message(conn, "", message)
-        end_run(conn, "", run.run_id, "completed", f"message-{number}-11", "", 0, "", 5.0)
+        end_run(conn, "", RunEnding(run.run_id, "completed", f"message-{number}-11", ended_at=5.0))
         change = Change(f"/src/{number}.py", MISSING, FileState("code " * 300))
         record_change(conn, "", sid, change, 1.0)
         mark_read(conn, "", sid, f"/src/{number}.py", 2.0)

@@ -333,9 +333,14 @@ def agent_factory(target: Any) -> AgentFactory:
     if isinstance(target, FollowsConfig):
         return target
     if isinstance(target, type) or _takes_workspace(target):
-        return lambda path, env, config: Agent(target(path=path, env=env, config=config))
+        return lambda path, env, config: _made(target(path=path, env=env, config=config))
     agent = Agent(target)
     return lambda path, env, config: agent
+
+
+def _made(agent: Any) -> Agent | None:
+    """What a factory has made; None: this workspace has no agent, and its prompts are refused."""
+    return agent if agent is None or isinstance(agent, Agent) else Agent(agent)
 
 
 def _takes_workspace(target: Any) -> bool:

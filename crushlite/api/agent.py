@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ..clock import within
+from ..clock import all_done
 from ..errors import BadRequest, NotFound
 from ..protocol.config import AgentInit, SelectedModel
 from ..protocol.messages import Prompt
 from ..protocol.runs import RUN_STATES, Accepted
 from ..protocol.sessions import AgentSession, ShellCommand
 from .context import EMPTY, answer, body, optional_body, optional_client, seconds
+from .entry import Param
 from .views import agent_info
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..clock import Clock
+    from ..hosting.workspace import Workspace
     from ..http.messages import Request, Response
     from ..protocol.runs import CancelReceipt
     from .context import Context
+
+
+PROVIDER = Param("provider_id", "The provider of the large model.", required=True)
 
 
 async def info(context: Context, request: Request) -> Response:
@@ -46,24 +52,29 @@ async def init(context: Context, request: Request) -> Response:
 
 
 async def update(context: Context, request: Request) -> Response:
-    """Read the configuration again, and look for models again: somebody may have edited a file by
-    hand, or started a model server."""
-    await context.backend.reread_config(context.hosted(request), again=True)
+    """Without configuration files there is nothing to read again."""
+    context.workspace(request)
     return EMPTY
 
 
 async def default_small_model(context: Context, request: Request) -> Response:
-    hosted = context.hosted(request)
+    workspace = context.workspace(request)
+    return answer(own_small_model(workspace, required_provider(request)))
+
+
+def required_provider(request: Request) -> str:
     provider = request.query_one("provider_id")
     if not provider:
         raise BadRequest("provider_id is required")
-    small = hosted.profile.config.small_of(provider)
-    own = agent_info(hosted.workspace).model_cfg
-    if small is None and own.provider == provider:
-        small = SelectedModel(model=own.model, provider=own.provider)
-    if small is None:
+    return provider
+
+
+def own_small_model(workspace: Workspace, provider: str) -> SelectedModel:
+    """The model of an agent that needs no provider, if that is what is asked for."""
+    own = agent_info(workspace).model_cfg
+    if own.provider != provider:
         raise NotFound(f"provider not found: {provider!r} is not configured")
-    return answer(small)
+    return SelectedModel(model=own.model, provider=own.provider)
 
 
 async def agent_session(context: Context, request: Request) -> Response:
@@ -73,7 +84,7 @@ async def agent_session(context: Context, request: Request) -> Response:
 
 async def cancel(context: Context, request: Request) -> Response:
     workspace = context.workspace(request)
-    hit = workspace.runs.cancel(request.params["sid"])
+    hit = workspace.cancel(request.params["sid"])
     return await _receipt(workspace.clock, request, *hit)
 
 
@@ -91,8 +102,7 @@ async def _receipt(
         wait = seconds(request)
     except BadRequest as error:
         raise BadRequest(f"{error.message}; the cancel was carried out") from None
-    if wait and endings:
-        await within(clock, asyncio.gather(*endings), wait)
+    await all_done(clock, endings, wait)
     return answer(receipt)
 
 
@@ -105,7 +115,7 @@ async def summarize(context: Context, request: Request) -> Response:
 async def shell(context: Context, request: Request) -> Response:
     workspace = context.workspace(request)
     wanted = body(ShellCommand, request)
-    return answer(await workspace.runs.chores.shell(request.params["sid"], wanted.command))
+    return answer(await workspace.shells.run(request.params["sid"], wanted.command))
 
 
 # The queue ------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from ..http.messages import HTTPError, Response
 from ..protocol.codec import decode, dumps, encode, loads
 
 if TYPE_CHECKING:
-    from ..console.routes import Console
     from ..hosting.backend import Backend, Hosted
     from ..hosting.workspace import Workspace
     from ..http.messages import Request
@@ -30,7 +29,6 @@ MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which m
 @dataclass(frozen=True, slots=True)
 class Context:
     backend: Backend
-    console: Console
     vitals: Vitals
     table: tuple[Entry, ...]  # every route, for the one that describes them all
 

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..http.messages import Request, Response, Stream
-    from .context import Context
 
-    Function = Callable[[Context, Request], Awaitable[Response | Stream]]
+    # Called with the api's Context, which every route function shares, and the request.
+    Function = Callable[[Any, Request], Awaitable[Response | Stream]]
 
 MIB = 1 << 20
+W = "/v1/workspaces/{id}"
 
 
 @dataclass(frozen=True, slots=True)

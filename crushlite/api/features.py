@@ -1,4 +1,5 @@
-"""Features of the base protocol that crushlite does not have: truthful answers, all of them empty.
+"""Features of the base protocol that the core does not have: truthful answers, most of them empty.
+A wing that has the feature replaces its routes.
 
 The Crush UI asks for language servers, tool servers and skills when it starts and whenever it is
 looked at. "None" is a good answer; "not found" would be shown as a broken server.
@@ -9,11 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, NotFound
+from ..protocol.config import ModelChoice, OAuthRefresh
+from ..protocol.events import ConfigChanged
 from ..protocol.features import GetPrompt, NamedServer, ReadSkill
 from .context import EMPTY, answer, body
+from .views import agent_info, wire_config
 
 if TYPE_CHECKING:
+    from ..hosting.workspace import Workspace
     from ..http.messages import Request, Response
+    from ..protocol.config import SelectedModel
     from .context import Context
 
 INIT_PROMPT = """\
@@ -64,13 +70,64 @@ async def needs_init(context: Context, request: Request) -> Response:
 
 async def init_project(context: Context, request: Request) -> Response:
     """There is no mark to set, but every client looks at the configuration again."""
-    context.backend.announce_config(context.hosted(request))
+    workspace = context.workspace(request)
+    workspace.hub.publish("updated", ConfigChanged(workspace.id))
     return EMPTY
 
 
 async def init_prompt(context: Context, request: Request) -> Response:
-    name = context.hosted(request).profile.config.options.initialize_as
+    name = wire_config(context.hosted(request))["options"]["initialize_as"]
     return answer({"prompt": INIT_PROMPT.format(name=name)})
+
+
+# Configuration --------------------------------------------------------------------------------
+
+
+async def daemon_config(context: Context, request: Request) -> Response:
+    """The daemon has no configuration of its own: each workspace has one."""
+    return answer({})
+
+
+async def get_config(context: Context, request: Request) -> Response:
+    return answer(wire_config(context.hosted(request)))
+
+
+async def providers(context: Context, request: Request) -> Response:
+    return answer(list(wire_config(context.hosted(request))["providers"].values()))
+
+
+async def change_config(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    raise NotFound("this daemon has no configuration files: there is nothing to change")
+
+
+async def choose_model(context: Context, request: Request) -> Response:
+    """An agent that needs no provider stands in the list as one of its own: choosing it changes
+    nothing and is no mistake."""
+    chosen = body(ModelChoice, request).model
+    if chosen_is_own(context.workspace(request), chosen):
+        return EMPTY
+    return await change_config(context, request)
+
+
+def chosen_is_own(workspace: Workspace, chosen: SelectedModel) -> bool:
+    own = agent_info(workspace).model_cfg
+    return (chosen.provider, chosen.model) == (own.provider, own.model)
+
+
+async def import_copilot(context: Context, request: Request) -> Response:
+    """There is no token to import."""
+    context.workspace(request)
+    return answer({"token": None, "success": False})
+
+
+async def refresh_oauth(context: Context, request: Request) -> Response:
+    context.workspace(request)
+    wanted = body(OAuthRefresh, request)
+    raise NotFound(
+        f"provider {wanted.provider_id!r} has no sign-in that could be renewed: "
+        "set a key with config/provider-key"
+    )
 
 
 # Tool servers ---------------------------------------------------------------------------------

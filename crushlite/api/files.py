@@ -1,4 +1,4 @@
-"""Files of a session: the versions its turns stored, what was read, and undoing runs."""
+"""Files of a session: the versions its turns stored, and what was read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
-from ..protocol.changes import UndoRequest
 from ..protocol.sessions import FileRead
 from .context import EMPTY, answer, body
 
@@ -43,19 +42,3 @@ async def last_read(context: Context, request: Request) -> Response:
     if at is None:
         return answer(NEVER)
     return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))
-
-
-async def changed_runs(context: Context, request: Request) -> Response:
-    return answer(await context.workspace(request).changed_runs())
-
-
-async def run_changes(context: Context, request: Request) -> Response:
-    return answer(await context.workspace(request).run_changes(request.params["run_id"]))
-
-
-async def undo(context: Context, request: Request) -> Response:
-    wanted = body(UndoRequest, request)
-    done = await context.workspace(request).undo(
-        request.params["run_id"], dry_run=wanted.dry_run, partial=wanted.partial
-    )
-    return answer(done)

@@ -1,15 +1,14 @@
-"""The route table. Every route is here and nowhere else; the docs are checked against it."""
+"""The route table. Every route of the core is here. Wings add theirs, and replace those of features
+that the core does not have. The docs are checked against the whole table.
+"""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ..config import routes as config
-from ..console import routes as console
 from ..http.messages import HTTPError
 from ..http.router import Route, Router
-from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
 from ..protocol.config import (
     AgentInfo,
     AgentInit,
@@ -44,26 +43,24 @@ from ..protocol.sessions import (
     ShellCommand,
 )
 from ..protocol.space import Space
-from ..protocol.web import WebAddress, WebCode, WebRequest, WebToken
 from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, WireConfig, Workspace
 from . import agent, dialogs, features, files, metrics, openapi, sessions, system, workspaces
-from .context import MAX_WAIT, Context
-from .entry import MIB, Entry, Param
+from .context import MAX_WAIT
+from .entry import MIB, Entry, Param, W
 
 if TYPE_CHECKING:
-    from ..hosting.backend import Backend
-    from ..http.messages import Request, RequestHead, Response
-    from .auth import Guard
-    from .vitals import Vitals
+    from collections.abc import Callable, Sequence
 
-W = "/v1/workspaces/{id}"
+    from ..http.messages import Request, RequestHead, Response
+    from ..wing import Wing
+    from .auth import Guard
+    from .context import Context
+
 S = W + "/sessions/{sid}"
 A = W + "/agent/sessions/{sid}"
 
 # What answers are that are not JSON.
 EVENT_STREAM = "text/event-stream"
-HTML = "text/html; charset=utf-8"
-ANY = "*/*"
 
 # What is asked in the query.
 CLIENT = Param("client_id", "The UUID of the client.", required=True)
@@ -78,15 +75,9 @@ IN_SESSION = Param("session_id", "Only those of this session.")
 IN_STATE = Param("state", "Only those in this state.", choices=RUN_STATES)
 OF_SESSION = Param("session_id", "The session that read it.", required=True)
 OF_PATH = Param("path", "What it read.", required=True)
-PROVIDER = Param("provider_id", "The provider of the large model.", required=True)
 SERVER = Param("name", "The tool server.", required=True)
 
 TABLE: tuple[Entry, ...] = (
-    # The web console, and how its page gets a token.
-    Entry("GET", "/", console.index, gives=str, media=HTML, public=True),
-    Entry("GET", "/console/{file}", console.file, gives=str, media=ANY, public=True),
-    Entry("POST", "/v1/web", console.invite, takes=WebRequest | None, gives=WebAddress),
-    Entry("POST", "/v1/web/token", console.exchange, takes=WebCode, gives=WebToken, public=True),
     # The daemon itself.
     Entry("GET", "/v1/health", system.health, gives=Health | None, params=(VERBOSE,), urgent=True),
     Entry("GET", "/v1/version", system.version, gives=VersionInfo),
@@ -123,16 +114,16 @@ TABLE: tuple[Entry, ...] = (
     ),
     Entry("POST", W + "/compact", workspaces.compact, gives=Space),
     # Configuration.
-    Entry("GET", "/v1/config", config.daemon, gives=dict[str, Any]),
-    Entry("GET", W + "/config", config.get, gives=WireConfig),
-    Entry("GET", W + "/providers", config.providers, gives=list[dict[str, Any]]),
-    Entry("POST", W + "/config/set", config.set_value, takes=SetValue),
-    Entry("POST", W + "/config/remove", config.remove_value, takes=RemoveValue),
-    Entry("POST", W + "/config/model", config.choose_model, takes=ModelChoice),
-    Entry("POST", W + "/config/compact", config.set_compact, takes=CompactMode),
-    Entry("POST", W + "/config/provider-key", config.set_key, takes=ProviderKey),
-    Entry("POST", W + "/config/import-copilot", config.import_copilot, gives=dict[str, Any]),
-    Entry("POST", W + "/config/refresh-oauth", config.refresh_oauth, takes=OAuthRefresh),
+    Entry("GET", "/v1/config", features.daemon_config, gives=dict[str, Any]),
+    Entry("GET", W + "/config", features.get_config, gives=WireConfig),
+    Entry("GET", W + "/providers", features.providers, gives=list[dict[str, Any]]),
+    Entry("POST", W + "/config/set", features.change_config, takes=SetValue),
+    Entry("POST", W + "/config/remove", features.change_config, takes=RemoveValue),
+    Entry("POST", W + "/config/model", features.choose_model, takes=ModelChoice),
+    Entry("POST", W + "/config/compact", features.change_config, takes=CompactMode),
+    Entry("POST", W + "/config/provider-key", features.change_config, takes=ProviderKey),
+    Entry("POST", W + "/config/import-copilot", features.import_copilot, gives=dict[str, Any]),
+    Entry("POST", W + "/config/refresh-oauth", features.refresh_oauth, takes=OAuthRefresh),
     # Sessions and messages.
     Entry("GET", W + "/sessions", sessions.list_sessions, gives=list[Session]),
     Entry("POST", W + "/sessions", sessions.create, takes=Session, gives=Session),
@@ -166,7 +157,7 @@ TABLE: tuple[Entry, ...] = (
         W + "/agent/default-small-model",
         agent.default_small_model,
         gives=SelectedModel,
-        params=(PROVIDER,),
+        params=(agent.PROVIDER,),
     ),
     Entry("GET", A, agent.agent_session, gives=AgentSession),
     Entry("POST", A + "/cancel", agent.cancel, gives=CancelReceipt, params=(WAIT,), urgent=True),
@@ -186,16 +177,6 @@ TABLE: tuple[Entry, ...] = (
         gives=CancelReceipt,
         params=(WAIT,),
         urgent=True,
-    ),
-    # What runs did to files.
-    Entry("GET", W + "/changes", files.changed_runs, gives=list[ChangedRun]),
-    Entry("GET", W + "/runs/{run_id}/changes", files.run_changes, gives=RunChanges),
-    Entry(
-        "POST",
-        W + "/runs/{run_id}/undo",
-        files.undo,
-        takes=UndoRequest,
-        gives=UndoAnswer,
     ),
     # What waits for a person.
     Entry("GET", W + "/permissions", dialogs.list_permissions, gives=list[PermissionRequest]),
@@ -273,8 +254,14 @@ TABLE: tuple[Entry, ...] = (
 )
 
 
-def build_router(backend: Backend, guard: Guard, pages: console.Console, vitals: Vitals) -> Router:
-    context = Context(backend, pages, vitals, TABLE)
+def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
+    """The table of the core with the routes of wings: in place of the core's own, or after them."""
+    rows = {(entry.method, entry.pattern): entry for entry in TABLE}
+    rows |= {(entry.method, entry.pattern): entry for wing in wings for entry in wing.routes()}
+    return tuple(rows.values())
+
+
+def build_router(context: Context, guard: Guard) -> Router:
     return Router(
         (
             Route(
@@ -284,7 +271,7 @@ def build_router(backend: Backend, guard: Guard, pages: console.Console, vitals:
                 entry.body_limit,
                 entry.urgent,
             )
-            for entry in TABLE
+            for entry in context.table
         ),
         guard=guard,
     )
@@ -294,15 +281,18 @@ async def _unreachable(request: Request) -> Response:
     raise NotImplementedError
 
 
-_PUBLIC = Router(
-    Route(entry.method, entry.pattern, _unreachable) for entry in TABLE if entry.public
-)
+def public_routes(table: tuple[Entry, ...]) -> Callable[[RequestHead], bool]:
+    """A function that says whether the table lets a request pass without a token, by the router's
+    own matching."""
+    router = Router(
+        Route(entry.method, entry.pattern, _unreachable) for entry in table if entry.public
+    )
 
+    def is_public(head: RequestHead) -> bool:
+        try:
+            router.admit(head)
+        except HTTPError:
+            return False
+        return True
 
-def is_public(head: RequestHead) -> bool:
-    """Whether the table lets a request pass without a token, by the router's own matching."""
-    try:
-        _PUBLIC.admit(head)
-    except HTTPError:
-        return False
-    return True
+    return is_public

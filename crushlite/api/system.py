@@ -8,7 +8,7 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-from ..clock import within
+from ..clock import wait_at_most
 from ..errors import BadRequest, ServerInUse
 from ..protocol.health import Check, Health
 from ..protocol.workspaces import Control, VersionInfo
@@ -34,7 +34,7 @@ async def health(context: Context, request: Request) -> Response:
         return EMPTY
     backend, vitals = context.backend, context.vitals
     workspaces = [hosted.workspace for hosted in backend.everything()]
-    stores = {str(each.home.store.data_dir): each.home.store for each in workspaces}
+    stores = {str(each.store.store.data_dir): each.store.store for each in workspaces}
     tried = await asyncio.gather(*(_tried(store, vitals.clock) for store in stores.values()))
     told = dict(zip(stores, tried, strict=True))
     clients, streams = backend.claims.census()
@@ -61,7 +61,7 @@ async def health(context: Context, request: Request) -> Response:
 async def _tried(store: Store, clock: Clock) -> str:
     """Whether it can write, found out by writing: a full disk is known to nobody before that."""
     probe = asyncio.create_task(store.probe())
-    if not await within(clock, probe, STORE_SECONDS):
+    if not await wait_at_most(clock, probe, STORE_SECONDS):
         probe.cancel()
         return f"no answer within {STORE_SECONDS:.0f} s"
     return "ok" if probe.result() else store.trouble or "closed"

@@ -29,11 +29,7 @@ def describe(hosted: Hosted, client: str | None = None) -> WireWorkspace:
 
 
 def wire_config(hosted: Hosted) -> dict[str, Any]:
-    """An agent that is not one of the configured models stands there as a provider of its own."""
-    info = agent_info(hosted.workspace)
-    config = hosted.profile.config
-    own = info.is_ready and info.model_cfg.provider not in config.providers
-    return config.wire(hosted.data_dir, info if own else None)
+    return hosted.workspace.profile.wire(agent_info(hosted.workspace))
 
 
 def agent_info(workspace: Workspace) -> AgentInfo:

@@ -16,7 +16,7 @@ from .views import describe
 
 if TYPE_CHECKING:
     from ..events import Subscriber
-    from ..http.messages import Pairs, Request, Response, Sink
+    from ..http.messages import ByteSink, Pairs, Request, Response
     from .context import Context
 
 
@@ -79,7 +79,7 @@ class _EventStream(Stream):
     def __init__(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
 
-    def opened(self, sink: Sink) -> None:
+    def opened(self, sink: ByteSink) -> None:
         self._subscriber.opened(sink)
 
     def resumed(self) -> None:

@@ -18,46 +18,48 @@ from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, UsageError
 from ..version import __version__
+from ..wings import has_wing
 from .helptext import columns, fill, row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "CommandRow", "main"]
 
 BROKEN_PIPE = 141  # what a shell reports for a program that died of SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A row of the table. The module is named like the command unless it says otherwise."""
+class CommandRow:
+    """A row of the table. The module is named like the command. `wing` is the one whose features
+    the command is about, if it is about one."""
 
     group: str
     name: str
     help: str
-    module: str = ""
+    wing: str = ""
 
 
 # Groups and their commands in the order in which the help shows them.
 COMMANDS = (
-    Command("Ask", "run", "ask once and print the answer"),
-    Command("Ask", "chat", "a conversation in the terminal"),
-    Command("Ask", "attach", "follow a run from any terminal, from its beginning"),
-    Command("Ask", "runs", "list runs and how they ended"),
-    Command("Look", "ps", "what the daemon is doing"),
-    Command("Look", "watch", "tell what happens in a workspace, live"),
-    Command("Look", "sessions", "list, show, export, rename, delete sessions"),
-    Command("Act", "cancel", "end what runs"),
-    Command("Act", "grant", "answer permission requests"),
-    Command("Act", "undo", "put back the files that a run changed"),
-    Command("Care", "config", "effective configuration, and changing it"),
-    Command("Care", "doctor", "what works, what does not, what to do"),
-    Command("Care", "logs", "the daemon's log"),
-    Command("Care", "backup", "copy the database, also while a daemon uses it"),
-    Command("Care", "gc", "delete sessions that were not used for long"),
-    Command("Serve", "serve", "run the daemon in the foreground"),
-    Command("Serve", "stop", "ask the daemon to leave"),
-    Command("Serve", "web", "open the web console in a browser"),
+    CommandRow("Ask", "run", "ask once and print the answer"),
+    CommandRow("Ask", "chat", "a conversation in the terminal"),
+    CommandRow("Ask", "attach", "follow a run from any terminal, from its beginning"),
+    CommandRow("Ask", "runs", "list runs and how they ended"),
+    CommandRow("Look", "ps", "what the daemon is doing"),
+    CommandRow("Look", "watch", "tell what happens in a workspace, live"),
+    CommandRow("Look", "sessions", "list, show, export, rename, delete sessions"),
+    CommandRow("Act", "cancel", "end what runs"),
+    CommandRow("Act", "grant", "answer permission requests"),
+    CommandRow("Act", "undo", "put back the files that a run changed", "undo"),
+    CommandRow("Care", "config", "effective configuration, and changing it", "config"),
+    CommandRow("Care", "doctor", "what works, what does not, what to do"),
+    CommandRow("Care", "logs", "the daemon's log"),
+    CommandRow("Care", "backup", "copy the database, also while a daemon uses it"),
+    CommandRow("Care", "gc", "delete sessions that were not used for long"),
+    CommandRow("Serve", "serve", "run the daemon in the foreground"),
+    CommandRow("Serve", "stop", "ask the daemon to leave"),
+    CommandRow("Serve", "web", "open the web console in a browser", "console"),
 )
 
 BEGIN = """\
@@ -110,27 +112,31 @@ def _main(given: list[str]) -> int:
     command = _find(given)
     parser = argparse.ArgumentParser(prog="crushlite", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    module = command.module or command.name
-    importlib.import_module(f".{module}", __name__).add_parser(commands)
+    importlib.import_module(f".{command.name}", __name__).add_parser(commands)
     options = parser.parse_args(given)
     return int(options.run(options))
 
 
-def _find(given: list[str]) -> Command:
+def _find(given: list[str]) -> CommandRow:
     if not given:
         raise UsageError("which command? `crushlite --help` lists them")
-    for command in COMMANDS:
-        if command.name == given[0]:
-            return command
-    near = difflib.get_close_matches(given[0], [command.name for command in COMMANDS], 1)
+    known = {command.name: command for command in _commands()}
+    if given[0] in known:
+        return known[given[0]]
+    near = difflib.get_close_matches(given[0], known, 1)
     guess = f" did you mean {near[0]}?" if near else ""
     raise UsageError(f"{given[0]!r} is no command;{guess} `crushlite --help` lists them")
 
 
+def _commands() -> list[CommandRow]:
+    """Those whose wing is there."""
+    return [command for command in COMMANDS if not command.wing or has_wing(command.wing)]
+
+
 def _help() -> str:
-    room = columns()
+    room, commands = columns(), _commands()
     parts = [fill(BEGIN, room)]
-    for group in dict.fromkeys(command.group for command in COMMANDS):
-        rows = [row(each.name, each.help, room) for each in COMMANDS if each.group == group]
+    for group in dict.fromkeys(command.group for command in commands):
+        rows = [row(each.name, each.help, room) for each in commands if each.group == group]
         parts.append("\n".join([f"{group}:", *rows]))
     return "\n\n".join([*parts, fill(END, room)]) + "\n"

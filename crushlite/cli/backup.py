@@ -8,22 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
-from ..config import Roots
-from ..config.profile import Places
 from ..errors import UsageError
 from ..store.backup import backup
-from .common import (
-    add_connection,
-    add_json,
-    command,
-    perform,
-    reached,
-    say_nothing,
-    show,
-    show_json,
-    wanted,
-)
+from .common import add_connection, add_json, command, perform, reached, show, show_json
 from .gc import size
+from .locations import data_directory
 from .lookup import is_here
 from .render import count
 
@@ -64,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _backup(options: argparse.Namespace, target: Path) -> int:
-    folder = _named(options) or await _served(options) or _usual(options)
+    folder = _named(options) or await _served(options) or data_directory(options)
     database = folder / "crushlite.db"
     copied = await asyncio.to_thread(backup, database, target, force=options.force)
     if options.json:
@@ -100,10 +89,3 @@ async def _served(options: argparse.Namespace) -> Path | None:
     except ConnectionFailed:
         pass  # nobody serves
     return None
-
-
-def _usual(options: argparse.Namespace) -> Path:
-    """Where a daemon would put it."""
-    here = Path(os.path.realpath(wanted(options, say_nothing).directory))
-    named = os.environ.get("CRUSHLITE_DATA_DIR")
-    return Places.find(here, os.environ, Roots(), data_dir=Path(named) if named else None).data_dir

@@ -29,7 +29,7 @@ from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import Session
 from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
-from .chat_view import Transcript
+from .chat_view import ChatTranscript
 from .common import elapsed, one_line
 from .render import clean
 
@@ -63,7 +63,7 @@ class Chat:
         self.screen = screen
         self.editor = editor
         self.session = Session()  # without an id: it is made with the first prompt
-        self.transcript = Transcript(screen)
+        self.transcript = ChatTranscript(screen)
         self.busy = False
         self.queued = 0
         self.command = ""  # of the user's own, that runs beside the agent
@@ -414,7 +414,7 @@ class Chat:
         """What happens in this session is shown from now on."""
         self.session = session
         self._family = {session.id}
-        self.transcript = Transcript(self.screen)
+        self.transcript = ChatTranscript(self.screen)
         with contextlib.suppress(CrushliteError):  # it only tells others where we are
             await self.workspace.look(session.id)
 
@@ -422,7 +422,7 @@ class Chat:
         """There is no session until the next prompt."""
         self.session = Session()
         self._family = set()
-        self.transcript = Transcript(self.screen)
+        self.transcript = ChatTranscript(self.screen)
         self.set_busy(False)
 
     async def open_session(self, session: Session) -> None:

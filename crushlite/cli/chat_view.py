@@ -40,7 +40,7 @@ class _Item:
     body: list[str] = field(default_factory=list)
 
 
-class Transcript:
+class ChatTranscript:
     """One session on the screen."""
 
     def __init__(self, screen: Screen) -> None:

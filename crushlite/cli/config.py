@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
-from ..config import Roots, redact, remove_value, set_value
+from ..config import redact, remove_value, set_value
 from ..config.merge import spell
-from ..config.profile import Places
 from ..config.secrets import is_secret_name, looks_like_token, mask
 from .common import (
     Style,
@@ -27,17 +25,17 @@ from .common import (
     perform,
     reached,
     say,
-    say_nothing,
     show,
     show_json,
-    wanted,
 )
+from .locations import config_files
 from .lookup import inherit, is_here
 from .tables import table
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ..client import RemoteWorkspace
     from ..config import Config
@@ -107,20 +105,11 @@ def _unset(options: argparse.Namespace) -> int:
     return perform(_remove(options, options.key))
 
 
-def places(options: argparse.Namespace) -> Places:
-    """Where the files of this directory are, as a daemon would find them for us."""
-    workspace = Path(os.path.realpath(wanted(options, say_nothing).directory))
-    data_dir = os.environ.get("CRUSHLITE_DATA_DIR", "")
-    return Places.find(
-        workspace, os.environ, Roots(), data_dir=Path(data_dir) if data_dir else None
-    )
-
-
 # Showing ----------------------------------------------------------------------------------------
 
 
 def _show(options: argparse.Namespace, key: str) -> int:
-    found = places(options).load()
+    found = config_files(options).load()
     rows = [row for row in entries(found) if f"{row[0]}.".startswith(f"{key}." if key else "")]
     if options.json:
         show_json([{"key": at, "value": value, "origin": file} for at, value, file in rows])
@@ -179,7 +168,7 @@ def _value(given: str) -> Any:
 
 async def _write(options: argparse.Namespace, key: str, value: Any) -> int:
     scope = 0 if options.everywhere else 1
-    file = places(options).file(scope)
+    file = config_files(options).file(scope)
     changed = await _through_daemon(
         options, lambda workspace: workspace.set_config(key, value, scope)
     )
@@ -192,7 +181,7 @@ async def _write(options: argparse.Namespace, key: str, value: Any) -> int:
 
 async def _remove(options: argparse.Namespace, key: str) -> int:
     scope = 0 if options.everywhere else 1
-    file = places(options).file(scope)
+    file = config_files(options).file(scope)
     before = _content(file)
     changed = await _through_daemon(options, lambda workspace: workspace.remove_config(key, scope))
     if not changed:
@@ -214,7 +203,8 @@ def _content(file: Path) -> bytes:
 
 def _origins(options: argparse.Namespace, key: str) -> list[str]:
     """Who says something about a key."""
-    below = [row for row in entries(places(options).load()) if f"{row[0]}.".startswith(f"{key}.")]
+    found = config_files(options).load()
+    below = [row for row in entries(found) if f"{row[0]}.".startswith(f"{key}.")]
     return list(dict.fromkeys(origin for _, _, origin in below))
 
 
@@ -236,5 +226,5 @@ async def _through_daemon(
 
 
 def _warn(options: argparse.Namespace) -> None:
-    for warning in places(options).load().warnings:
+    for warning in config_files(options).load().warnings:
         say(warning)

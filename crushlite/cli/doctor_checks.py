@@ -23,8 +23,9 @@ from ..store import connect
 from ..store.directory import Note
 from ..store.inspection import inspect
 from ..version import WIRE_VERSION, __version__
+from ..wings import has_wing
 from .common import Style, address_of, reached
-from .config import places
+from .locations import config_files, data_directory
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config import Config, Provider
-    from ..config.profile import Places
     from ..protocol.health import Health
 
 OLDEST = (3, 11)
@@ -66,15 +66,16 @@ async def examine(options: argparse.Namespace) -> AsyncIterator[Finding]:
     for each in _tokens(default_socket().parent):
         yield each
     try:
-        where = places(options)
-        found = where.load()
+        for each in _data(data_directory(options), health):
+            yield each
+        if has_wing("config"):
+            found = config_files(options).load()
+            for each in _configuration(found):
+                yield each
+            async for each in _models(found):
+                yield each
     except CrushliteError as error:
         yield Finding("configuration", "broken", error.message, "correct that file")
-    else:
-        for each in (*_data(where, health), *_configuration(found)):
-            yield each
-        async for each in _models(found):
-            yield each
     yield _browser()
     yield _terminal()
 
@@ -159,8 +160,7 @@ def _listens(port: str) -> bool:
 # Data -------------------------------------------------------------------------------------------
 
 
-def _data(where: Places, health: Health | None) -> Iterator[Finding]:
-    path = where.data_dir
+def _data(path: Path, health: Health | None) -> Iterator[Finding]:
     name = "data directory"
     if not path.exists():
         above = next(parent for parent in path.parents if parent.exists())

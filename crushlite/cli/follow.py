@@ -20,7 +20,7 @@ from ..launch import ready_seconds
 from ..protocol.messages import Message
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
-from .output import JSONOutput, Output, TextOutput, call_words, is_answer, words
+from .output import AnswerOutput, JSONOutput, TextOutput, call_words, is_answer, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +91,7 @@ class Viewer:
         self._progress = progress
         self._narrator = Narrator(progress)
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._output: Output = (
+        self._output: AnswerOutput = (
             JSONOutput() if as_json else TextOutput(run.session_id, terminal=self._terminal)
         )
 

@@ -25,7 +25,7 @@ WORDS_CHARS = 140  # of a tool call: what stands around it must fit into the not
 TELLING = ("command", "file_path", "path", "pattern", "url", "query", "question", "description")
 
 
-class Output:
+class AnswerOutput:
     """Collects what goes to standard output; `take` hands it over."""
 
     midline = False  # whether the last line is not complete
@@ -48,7 +48,7 @@ class Output:
         """There is nothing more to come."""
 
 
-class TextOutput(Output):
+class TextOutput(AnswerOutput):
     """The text alone: each piece once, each message on a line of its own, no blanks in front."""
 
     def __init__(self, session_id: str, *, terminal: bool = False) -> None:
@@ -96,7 +96,7 @@ class TextOutput(Output):
             self.midline = False
 
 
-class JSONOutput(Output):
+class JSONOutput(AnswerOutput):
     """One JSON object per line: the promise, then the events of the run, `run_complete` last."""
 
     def accepted(self, accepted: Accepted) -> None:

@@ -163,13 +163,14 @@ def serve(options: argparse.Namespace) -> int:
     if settings.data_dir:
         require_free(Path(settings.data_dir))
     # Imported here: who finds the data directory in use learns it without waiting for all this.
-    from ..coder.build import find_agent
-    from ..coder.discovery import LOCAL_SERVERS
+    from ..agent.find import find_agent
     from ..daemon import Daemon
+    from ..wings import standard_wings
 
-    clock = SystemClock()
+    clock, wings = SystemClock(), standard_wings()
     daemon = Daemon(
-        agents=find_agent(options.agent, clock, LOCAL_SERVERS),
+        agents=find_agent(options.agent, clock, wings),
+        wings=wings,
         clock=clock,
         hosts=_hosts(options),
         auth=options.auth,
@@ -207,8 +208,11 @@ def _greet(daemon: Daemon) -> None:
 
 def _greet_browser(daemon: Daemon) -> None:
     """The way in for a person: an address to open, and what to type instead."""
+    from ..console.wing import ConsoleWing
+
     address = next(address for address in daemon.addresses if address.port)
-    invitation = daemon.console.address(address.http_url, address.port)
+    console = next(wing for wing in daemon.wings if isinstance(wing, ConsoleWing))
+    invitation = console.address(address.http_url, address.port)
     us = "crushlite" if shutil.which("crushlite") else _called_as()
     _say(
         [

@@ -281,12 +281,15 @@ class RunStream:
         try:
             messages = await self.workspace.messages(self.session_id)
             runs = await self.workspace.runs(self.session_id)
+            ours = next((run for run in runs if run.run_id == self.run_id), None)
+            if ours is not None and _is_missing(ours, messages):
+                # It began and ended between the two: now the transcript has all of it.
+                messages = await self.workspace.messages(self.session_id)
         except CrushliteError as error:
             if self._events is None or not passes(error):
                 raise
             self._gap = False
             return await self._events.reopen(error.message)  # brings a resync
-        ours = next((run for run in runs if run.run_id == self.run_id), None)
         if ours is None:
             raise RunNotFound(f"what became of run {self.run_id} is unknown: it is not there")
         self._gap = False
@@ -294,6 +297,11 @@ class RunStream:
         self._pending.extend(Envelope("message", "updated", message) for message in restored)
         if ours.state == "ended":
             self._pending.append(Envelope("run_complete", "updated", _ending(ours)))
+
+
+def _is_missing(run: RunInfo, messages: list[Message]) -> bool:
+    """Whether the last message of a run that has ended is not among these."""
+    return bool(run.message_id) and all(message.id != run.message_id for message in messages)
 
 
 def _ending(info: RunInfo) -> RunComplete:

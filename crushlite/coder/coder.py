@@ -27,13 +27,13 @@ from .providers.base import (
     CallPiece,
     ChatMessage,
     ModelRequest,
+    ModelStop,
     ProviderError,
-    Stop,
     Text,
     Thought,
     Tokens,
 )
-from .tools.base import Call, Outcome, failure, spec_of
+from .tools.base import ToolOutcome, ToolUse, failure, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..protocol.config import Model, SelectedModel
     from ..protocol.sessions import Session
-    from .providers.base import Provider, ToolSpec
-    from .tools.base import Desk, Tool
+    from .providers.base import ModelClient, ToolSpec
+    from .tools.base import Tool, ToolContext
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ GUARD_REPEATS = 5  # and how often the same call with the same result may be amo
 class Brain:
     """A model, and the provider that serves it."""
 
-    provider: Provider
+    provider: ModelClient
     model: Model
     selected: SelectedModel
     system_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CoderOptions:
     context_paths: tuple[str, ...] = ()
     auto_summarize: bool = True
 
@@ -96,14 +96,14 @@ class CoderAgent:
     def __init__(
         self,
         *,
-        desk: Desk,
+        context: ToolContext,
         large: Brain,
         small: Brain,
         tools: Sequence[Tool],
-        options: Options,
+        options: CoderOptions,
         clock: Clock,
     ) -> None:
-        self._desk = desk
+        self._desk = context
         self._large = large
         self._small = small
         self._tools = {tool.name: tool for tool in tools}
@@ -225,7 +225,7 @@ class CoderAgent:
                     await self._call_piece(turn, answer, piece)
                 elif isinstance(piece, Tokens):
                     _count(answer, piece)
-                elif isinstance(piece, Stop):
+                elif isinstance(piece, ModelStop):
                     answer.stop = piece.reason
         finally:
             await _close(stream)
@@ -245,9 +245,9 @@ class CoderAgent:
 
     # Tools ---------------------------------------------------------------------------------------
 
-    async def _run_tools(self, turn: Turn, answer: _Answer) -> list[Outcome]:
+    async def _run_tools(self, turn: Turn, answer: _Answer) -> list[ToolOutcome]:
         """Run the calls in order; neighbours that only read run at the same time."""
-        outcomes: list[Outcome] = []
+        outcomes: list[ToolOutcome] = []
         batch: list[_Pending] = []
         for call in answer.calls.values():
             tool = self._tools.get(call.name)
@@ -262,14 +262,14 @@ class CoderAgent:
                 return outcomes  # the daemon gives the calls that are left their results
         return outcomes + await self._run_batch(turn, batch)
 
-    async def _run_batch(self, turn: Turn, batch: list[_Pending]) -> list[Outcome]:
+    async def _run_batch(self, turn: Turn, batch: list[_Pending]) -> list[ToolOutcome]:
         if len(batch) == 1:
             return [await self._run_tool(turn, batch[0])]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._run_tool(turn, call)) for call in batch]
         return [task.result() for task in tasks]
 
-    async def _run_tool(self, turn: Turn, call: _Pending) -> Outcome:
+    async def _run_tool(self, turn: Turn, call: _Pending) -> ToolOutcome:
         outcome = await self._outcome(turn, call)
         await turn.tool_result(
             call.id,
@@ -281,7 +281,7 @@ class CoderAgent:
         )
         return outcome
 
-    async def _outcome(self, turn: Turn, call: _Pending) -> Outcome:
+    async def _outcome(self, turn: Turn, call: _Pending) -> ToolOutcome:
         tool = self._tools.get(call.name)
         if tool is None:
             return failure(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
@@ -292,7 +292,7 @@ class CoderAgent:
         if not isinstance(value, dict):
             return failure("the arguments must be a JSON object")
         try:
-            return await tool.run(Call(call.id, call.name, value, turn, self._desk))
+            return await tool.run(ToolUse(call.id, call.name, value, turn, self._desk))
         except CrushliteError as error:
             return failure(error.message)
         except OSError as error:
@@ -395,7 +395,7 @@ def _count(answer: _Answer, tokens: Tokens) -> None:
     answer.cache_write = tokens.cache_write or answer.cache_write
 
 
-def _signatures(answer: _Answer, outcomes: list[Outcome]) -> tuple[str, ...]:
+def _signatures(answer: _Answer, outcomes: list[ToolOutcome]) -> tuple[str, ...]:
     return tuple(
         json.dumps([call.name, call.arguments, outcome.content])
         for call, outcome in zip(answer.calls.values(), outcomes, strict=False)

@@ -14,8 +14,8 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from ..config.addresses import ip_address, is_loopback
 from ..errors import BadRequest
+from ..http.addresses import ip_address, is_loopback
 from ..http.tunnel import Proxy
 
 if TYPE_CHECKING:

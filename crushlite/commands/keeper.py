@@ -69,10 +69,10 @@ def main() -> None:
         return
     _say("started")
     _let_go_of_output()
-    brood = _Brood(pid, wake, sees_all=reaper)
-    cut = brood.watch()
-    left = brood.kill()
-    _say(f"ended {brood.code} {int(cut)} {left}")
+    descendants = _Descendants(pid, wake, sees_all=reaper)
+    cut = descendants.watch()
+    left = descendants.kill()
+    _say(f"ended {descendants.code} {int(cut)} {left}")
 
 
 def _receive() -> list[bytes] | None:
@@ -213,7 +213,7 @@ def _exec(
 # Watching and killing ---------------------------------------------------------------------------
 
 
-class _Brood:
+class _Descendants:
     """Everything below the keeper. The main process is the one that was started."""
 
     def __init__(self, main: int, wake: int, *, sees_all: bool) -> None:

@@ -31,14 +31,14 @@ from .files import Roots, global_file
 from .loading import data_directory, load
 from .providers import Provider, Selected
 from .secrets import redact, scrubbed_environment
-from .view import CONTEXT_FILES, Choice, Config, Options
+from .view import CONTEXT_FILES, AgentChoice, Config, ConfigOptions
 from .writing import change, put, remove_value, set_value, take
 
 __all__ = [
     "CONTEXT_FILES",
-    "Choice",
+    "AgentChoice",
     "Config",
-    "Options",
+    "ConfigOptions",
     "Provider",
     "Roots",
     "Selected",

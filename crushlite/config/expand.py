@@ -61,7 +61,7 @@ def variables(value: Any) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class SecretGuard:
     """What keeps variables from projects, and what lets them have some."""
 
     names: frozenset[str] = frozenset()  # used for credentials by the user's own files
@@ -78,13 +78,13 @@ class Expander:
         warn: Callable[[str], None],
         *,
         allow_commands: bool = False,
-        guard: Guard | None = None,
+        guard: SecretGuard | None = None,
     ) -> None:
         self.secrets: set[str] = set()
         self._env = env
         self._warn = warn
         self._allow_commands = allow_commands
-        guard = guard or Guard()
+        guard = guard or SecretGuard()
         self._shared = guard.shared
         self._guarded = {_bare(name) for name in guard.names}
         # By value too: a secret may be there under another name.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import BadRequest, ConfigError
 from ..protocol.codec import loads
+from ..version import NAME as OWN_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +67,12 @@ class Roots:
         return self._base(env, "XDG_DATA_HOME", ".local/share") / "crush"
 
     def own_data(self, env: Mapping[str, str]) -> Path:
-        return self._base(env, "XDG_DATA_HOME", ".local/share") / "crushlite"
+        return self._base(env, "XDG_DATA_HOME", ".local/share") / OWN_NAME
+
+    @classmethod
+    def below(cls, folder: Path) -> Roots:
+        """Everything below one folder, whatever variables say."""
+        return _FixedRoots(etc=folder / "etc", home=folder)
 
     def _base(self, env: Mapping[str, str], variable: str, below_home: str) -> Path:
         if (named := env.get(variable, "")).startswith("/"):
@@ -74,6 +80,17 @@ class Roots:
         named = env.get("HOME", "")
         home = self.home or Path(named if named.startswith("/") else os.path.expanduser("~"))
         return home / below_home
+
+
+class _FixedRoots(Roots):
+    def config(self, env: Mapping[str, str]) -> Path:
+        return super().config({})
+
+    def crush_data(self, env: Mapping[str, str]) -> Path:
+        return super().crush_data({})
+
+    def own_data(self, env: Mapping[str, str]) -> Path:
+        return super().own_data({})
 
 
 def global_file(env: Mapping[str, str], roots: Roots | None = None) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .catalogue import CATALOGUE
-from .expand import Expander, Guard, variables
+from .expand import Expander, SecretGuard, variables
 from .files import Roots, find, read
 from .merge import Merged, check
 from .project import Outside, allowed_tools
@@ -100,7 +100,7 @@ def _merged(
     return alone, merged
 
 
-def _guard(outside: Merged) -> Guard:
+def _guard(outside: Merged) -> SecretGuard:
     """What is a credential because the machine's files use it as one."""
     used: list[Any] = []
     for provider in (outside.get("providers") or {}).values():
@@ -109,7 +109,7 @@ def _guard(outside: Merged) -> Guard:
         used += [server.get(key) for key in ("env", "headers")]
     names = set[str]().union(*map(variables, [*used, outside.get("mcp")]))
     literals = {text for value in used for text in hidden_values(value, below=True)}
-    return Guard(
+    return SecretGuard(
         names=frozenset(names | {known.key for known in CATALOGUE.values()}),
         values=frozenset(text for text in literals if "$" not in text),
         shared=frozenset(outside.get("permissions", "project_variables") or ()),

@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadRequest, ConfigError, StoreUnusable
+from ..errors import BadRequest, ConfigError
+from ..hosting.plain import own_data_dir
 from ..protocol.codec import encode
 from . import Config, change, data_directory, global_file, load, put, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..protocol.config import ModelChoice, ProviderKey
+    from ..agent.base import Agent, AgentFactory
+    from ..protocol.config import AgentInfo, ModelChoice, ProviderKey
     from . import Roots
 
-OWN_DATA_DIR = ".crushlite"
 ROLES = ("large", "small")
 RECENT = 5  # models that are remembered for each role
 # The variables that say where the machine's configuration files are.
@@ -36,7 +37,7 @@ VARIABLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class FileLocations:
     """Where the files of one workspace are."""
 
     workspace: Path
@@ -54,10 +55,10 @@ class Places:
         *,
         data_dir: Path | None = None,
         allow_commands: bool = False,
-    ) -> Places:
+    ) -> FileLocations:
         """`data_dir`: if somebody decided on it already; else the files are asked."""
         env = _environment(env, roots)
-        wanted = data_dir or data_directory(workspace, env, roots) or _own_data_dir(workspace)
+        wanted = data_dir or data_directory(workspace, env, roots) or own_data_dir(workspace)
         return cls(workspace, env, roots, Path(os.path.realpath(wanted)), allow_commands)
 
     @property
@@ -93,12 +94,26 @@ class _OutOfReach(Exception):
     """What is about to be written would not reach the provider it is for."""
 
 
-class Profile:
-    """The configuration in force. Whoever loads a newer one puts it here, on the event loop."""
+class FileProfile:
+    """The configuration in force, and changing it. A newer one is put here on the event loop.
+    Implements wing.Profile."""
 
-    def __init__(self, places: Places) -> None:
-        self.places = places
-        self.config = places.load()
+    def __init__(
+        self, workspace: Path, locations: FileLocations, config: Config, agents: AgentFactory
+    ) -> None:
+        self.locations = locations
+        self.config = config
+        self.data_dir = locations.data_dir
+        self.agents = agents
+        self._workspace = workspace
+
+    def make_agent(self, env: Mapping[str, str]) -> Agent | None:
+        return self.agents(self._workspace, env, self.config)
+
+    def wire(self, agent: AgentInfo) -> dict[str, Any]:
+        """An agent that is not one of the configured models is shown as a provider of its own."""
+        own = agent.is_ready and agent.model_cfg.provider not in self.config.providers
+        return self.config.wire(self.data_dir, agent if own else None)
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may run without asking."""
@@ -145,7 +160,7 @@ class Profile:
             raise BadRequest("provider_id must not be empty")
         ident = wanted.provider_id.replace(".", r"\.")
         values = _credentials(wanted)
-        file = self.places.file(0)
+        file = self.locations.file(0)
 
         def edit(document: dict[str, Any]) -> None:
             for name, value in values.items():
@@ -159,7 +174,7 @@ class Profile:
         if wanted.scope == 0:
             try:
                 changed = self._change(0, edit, arrives)
-                arrives(self.places.load())  # what stood there already may not arrive either
+                arrives(self.locations.load())  # what stood there already may not arrive either
                 return changed
             except _OutOfReach:
                 # A provider that the project brought gets nothing from the user's file, so that no
@@ -173,10 +188,10 @@ class Profile:
         edit: Callable[[dict[str, Any]], None],
         check: Callable[[Config], None] = lambda config: None,
     ) -> bool:
-        file = self.places.file(scope)
+        file = self.locations.file(scope)
 
         def accept(document: dict[str, Any]) -> None:
-            config = self.places.load(instead={file: document})
+            config = self.locations.load(instead={file: document})
             # What a project's files have no say in would be written, and never heard of again.
             for warning in config.warnings if scope else ():
                 if " is ignored: " in warning and warning not in self.config.warnings:
@@ -184,18 +199,6 @@ class Profile:
             check(config)
 
         return change(file, edit, accept)
-
-
-def _own_data_dir(workspace: Path) -> Path:
-    """Inside the project. It may have come with a clone, as a link to anywhere."""
-    folder = workspace / OWN_DATA_DIR
-    real = Path(os.path.realpath(folder))
-    if not real.is_relative_to(os.path.realpath(workspace)):
-        raise StoreUnusable(
-            f"{folder} leads out of the project, to {real}: remove the link, or choose that data "
-            "directory with --data-dir"
-        )
-    return real
 
 
 def _credentials(wanted: ProviderKey) -> dict[str, Any]:

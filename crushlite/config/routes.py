@@ -1,91 +1,65 @@
-"""The configuration of a workspace: what clients see of it, and how they change it."""
+"""How clients change the configuration of a workspace."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..api.agent import own_small_model, required_provider
 from ..api.context import EMPTY, answer, body
-from ..api.views import agent_info, wire_config
-from ..errors import NotFound
-from ..protocol.config import (
-    CompactMode,
-    ModelChoice,
-    OAuthRefresh,
-    ProviderKey,
-    RemoveValue,
-    SetValue,
-)
+from ..api.features import chosen_is_own
+from ..protocol.config import CompactMode, ModelChoice, ProviderKey, RemoveValue, SetValue
+from .part import ConfigPart
 
 if TYPE_CHECKING:
     from ..api.context import Context
     from ..http.messages import Request, Response
 
 
-async def daemon(context: Context, request: Request) -> Response:
-    """The daemon has no configuration of its own: each workspace has one."""
-    return answer({})
-
-
-async def get(context: Context, request: Request) -> Response:
-    return answer(wire_config(context.hosted(request)))
-
-
-async def providers(context: Context, request: Request) -> Response:
-    return answer(list(wire_config(context.hosted(request))["providers"].values()))
+def _part(context: Context, request: Request) -> ConfigPart:
+    return context.workspace(request).part(ConfigPart)
 
 
 async def set_value(context: Context, request: Request) -> Response:
-    hosted, wanted = context.hosted(request), body(SetValue, request)
-    await context.backend.change_config(
-        hosted, lambda: hosted.profile.set_value(wanted.scope, wanted.key, wanted.value)
-    )
+    part, wanted = _part(context, request), body(SetValue, request)
+    await part.change(lambda: part.profile.set_value(wanted.scope, wanted.key, wanted.value))
     return EMPTY
 
 
 async def remove_value(context: Context, request: Request) -> Response:
-    hosted, wanted = context.hosted(request), body(RemoveValue, request)
-    await context.backend.change_config(
-        hosted, lambda: hosted.profile.remove_value(wanted.scope, wanted.key)
-    )
+    part, wanted = _part(context, request), body(RemoveValue, request)
+    await part.change(lambda: part.profile.remove_value(wanted.scope, wanted.key))
     return EMPTY
 
 
 async def choose_model(context: Context, request: Request) -> Response:
-    """An agent that needs no provider stands in the list as one of its own: choosing it changes
-    nothing and is no mistake."""
-    hosted, wanted = context.hosted(request), body(ModelChoice, request)
-    own = agent_info(hosted.workspace).model_cfg
-    chosen = wanted.model.provider, wanted.model.model
-    if own.provider in hosted.profile.config.providers or chosen != (own.provider, own.model):
-        await context.backend.change_config(hosted, lambda: hosted.profile.choose_model(wanted))
+    part, wanted = _part(context, request), body(ModelChoice, request)
+    configured = wanted.model.provider in part.profile.config.providers
+    if configured or not chosen_is_own(context.workspace(request), wanted.model):
+        await part.change(lambda: part.profile.choose_model(wanted))
     return EMPTY
 
 
 async def set_compact(context: Context, request: Request) -> Response:
-    hosted, wanted = context.hosted(request), body(CompactMode, request)
-    await context.backend.change_config(
-        hosted,
-        lambda: hosted.profile.set_value(wanted.scope, "options.tui.compact_mode", wanted.enabled),
-    )
+    part, wanted = _part(context, request), body(CompactMode, request)
+    key = "options.tui.compact_mode"
+    await part.change(lambda: part.profile.set_value(wanted.scope, key, wanted.enabled))
     return EMPTY
 
 
 async def set_key(context: Context, request: Request) -> Response:
-    hosted, wanted = context.hosted(request), body(ProviderKey, request)
-    await context.backend.change_config(hosted, lambda: hosted.profile.set_key(wanted))
+    part, wanted = _part(context, request), body(ProviderKey, request)
+    await part.change(lambda: part.profile.set_key(wanted))
     return EMPTY
 
 
-async def import_copilot(context: Context, request: Request) -> Response:
-    """There is no token to import."""
-    context.workspace(request)
-    return answer({"token": None, "success": False})
+async def update_agent(context: Context, request: Request) -> Response:
+    """Read the configuration again, and look for models again: somebody may have edited a file by
+    hand, or started a model server."""
+    await _part(context, request).reread(again=True)
+    return EMPTY
 
 
-async def refresh_oauth(context: Context, request: Request) -> Response:
-    context.workspace(request)
-    wanted = body(OAuthRefresh, request)
-    raise NotFound(
-        f"provider {wanted.provider_id!r} has no sign-in that could be renewed: "
-        "set a key with config/provider-key"
-    )
+async def default_small_model(context: Context, request: Request) -> Response:
+    part, provider = _part(context, request), required_provider(request)
+    small = part.profile.config.small_of(provider)
+    return answer(small or own_small_model(context.workspace(request), provider))

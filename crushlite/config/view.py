@@ -47,7 +47,7 @@ _SHOWN_SERVER = ("type", "disabled", "timeout", "disabled_tools", "enabled_tools
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ConfigOptions:
     """The `options` that the daemon itself reads, with their defaults."""
 
     context_paths: tuple[str, ...] = CONTEXT_FILES
@@ -63,15 +63,15 @@ class Options:
     tui: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def options_of(merged: Merged) -> Options:
+def options_of(merged: Merged) -> ConfigOptions:
     given = merged.get("options") or {}
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(Options):
+    for field in dataclasses.fields(ConfigOptions):
         value = given.get(field.name)
         if value not in (None, ""):
             values[field.name] = _unique(value) if isinstance(value, list) else value
     paths = {*CONTEXT_FILES, *values.get("context_paths", ())}
-    return Options(**values | {"context_paths": tuple(sorted(paths))})
+    return ConfigOptions(**values | {"context_paths": tuple(sorted(paths))})
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _unique(values: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AgentChoice:
     """Which of the built-in agents a workspace gets, and why, in one sentence."""
 
     agent: Literal["coder", "offline"]
@@ -220,16 +220,16 @@ class Config:
         """The same configuration with a provider that no file names."""
         return self._with({**self.providers, provider.id: provider})
 
-    def choice(self) -> Choice:
+    def choice(self) -> AgentChoice:
         if self.large is not None:
             name = f"{self.large.provider.id}/{self.large.model.id}"
-            return Choice("coder", f"coder: model {name}, {self._why(self.large)}")
+            return AgentChoice("coder", f"coder: model {name}, {self._why(self.large)}")
         if waiting := [p.id for p in self.providers.values() if p.discover]:
             names = ", ".join(waiting)
-            return Choice("offline", f"offline: the models of {names} are not known yet")
+            return AgentChoice("offline", f"offline: the models of {names} are not known yet")
         keys = ", ".join(known.key for known in CATALOGUE.values())
         reason = f"no configured provider is usable, and none of {keys} gives a key"
-        return Choice("offline", f"offline: {reason}")
+        return AgentChoice("offline", f"offline: {reason}")
 
     def _why(self, large: Selected) -> str:
         wanted = self._wanted.get("large")

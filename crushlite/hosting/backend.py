@@ -1,8 +1,8 @@
 """The registry of workspaces: by id for requests, by resolved path for creates.
 
-claims.py decides who keeps a workspace and the server alive; this file performs it: timers,
-openings, teardowns, and the latch. Opening a workspace is slow (a database, recovery), so it is a
-task of the backend, shared by all creates at that path and bound to no request. From the moment a
+claims.py decides who keeps a workspace and the server alive; lifetime.py performs its timers, this
+file its openings and teardowns. Opening a workspace is slow (a database, recovery), so it is a task
+of the backend, shared by all creates at that path and bound to no request. From the moment a
 teardown begins the id is unknown; a create at that path waits for it and opens a new workspace.
 """
 
@@ -18,29 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..agent.base import FollowsConfig
-from ..claims import Arm, Claims, Disarm, Shutdown, Teardown
-from ..clock import within
-from ..config import Roots
-from ..config.profile import Places, Profile
-from ..errors import BadRequest, ChannelMismatch, ConfigError, SessionBusy, WorkspaceNotFound
-from ..protocol.events import ConfigChanged
-from ..store import Stores
+from ..clock import wait_at_most
+from ..errors import BadRequest, ChannelMismatch, SessionBusy, WorkspaceNotFound
+from ..wing import Opening
 from .endings import Endings
-from .runner import Detached
-from .workspace import Home, Ties, Workspace
+from .lifetime import Lifetime, Lifetimes
+from .workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from ..agent.base import AgentFactory
-    from ..claims import Effect, Timer
-    from ..clock import Clock, Timer as ClockTimer
-    from ..config import Config
+    from ..clock import Clock
     from ..events import Subscriber
     from ..protocol.workspaces import CreateWorkspace
     from ..settings import Settings
-    from ..store import Store
+    from ..store import Store, Stores
+    from ..wing import Profile, Setup, Wing
 
 log = logging.getLogger(__name__)
 
@@ -52,49 +45,48 @@ class Hosted:
     workspace: Workspace
     key: Path
     path: str  # as the first creator wrote it, made absolute
-    profile: Profile
     yolo: bool
     debug: bool
     channels: list[str]
     envs: dict[str, list[str]] = field(default_factory=dict)  # by client: shown to nobody else
-    closing: bool = False
-    rereading: asyncio.Lock = field(default_factory=asyncio.Lock)  # an older reading never wins
 
     @property
     def data_dir(self) -> Path:
-        return self.profile.places.data_dir
+        return self.workspace.profile.data_dir
 
 
 class Backend:
+    """`setup` decides how workspaces are set up; `wings` get to know each one that opens."""
+
     def __init__(
         self,
         *,
-        agents: AgentFactory,
+        setup: Setup,
         clock: Clock,
         settings: Settings,
-        stores: Stores | None = None,
-        roots: Roots | None = None,
+        stores: Stores,
+        wings: Sequence[Wing] = (),
     ) -> None:
-        self.claims = Claims(settings.graces)
+        self.lifetimes = Lifetimes(settings.graces, clock, self)
+        self.claims = self.lifetimes.claims
         self.leaving = asyncio.Event()  # the decision to leave has been made
-        self._agents = agents
+        self._setup = setup
         self._clock = clock
         self._settings = settings
-        self._stores = stores or Stores(clock=clock, boot_id=str(uuid.uuid4()))
-        self._roots = roots or Roots()  # where the machine's configuration files are
+        self._stores = stores
+        self._wings = wings
         self._hosted: dict[str, Hosted] = {}  # live workspaces by id
         self._joining: Counter[Path] = Counter()  # creates under way at a path
         self._opening: dict[Path, asyncio.Task[Hosted]] = {}
         self._unclaimed: dict[Path, Hosted] = {}  # opened, for the creates under way at its path
         self._closing: dict[Path, list[asyncio.Task[None]]] = {}  # teardowns, newest last
-        self._timers: dict[Timer, ClockTimer] = {}
         self._built: set[Hosted] = set()  # until the end of their teardown
         self._past: Counter[str] = Counter()  # the totals of those that are gone
         self._endings: dict[Path, Endings] = {}  # by data directory
 
     def begin(self) -> None:
-        """Start the idle timer: a server nobody ever uses leaves too."""
-        self._perform(self.claims.begin())
+        """Start the idle timer: a server that is never used leaves too."""
+        self.lifetimes.perform(self.claims.begin())
 
     # Workspaces ----------------------------------------------------------------------------------
 
@@ -116,11 +108,11 @@ class Backend:
             raise BadRequest("path is required")
         if "\0" in request.path or "\0" in request.data_dir:
             raise BadRequest("path and data_dir must not contain NUL")
-        self._perform(self.claims.admit(request.client_id))
+        self.lifetimes.perform(self.claims.admit(request.client_id))
         try:
             hosted = await self._join(request)
         except BaseException:
-            self._perform(self.claims.failed())
+            self.lifetimes.perform(self.claims.failed())
             raise
         self._remember_env(hosted, request)
         return hosted
@@ -138,16 +130,16 @@ class Backend:
         path = _absolute(request)
         key = _resolved(path)
         self._joining[key] += 1
-        patience = self._clock.time() + self._settings.drain
+        deadline = self._clock.time() + self._settings.drain
         try:
             while True:
                 hosted = self._found(key)
                 if hosted is None and key in self._closing:
                     # Not for ever: an agent may hold its teardown up, and the new one does not
                     # need what the old one still has.
-                    left = patience - self._clock.time()
+                    left = deadline - self._clock.time()
                     if left > 0:
-                        await within(self._clock, self._closing[key][-1], left)
+                        await wait_at_most(self._clock, self._closing[key][-1], left)
                         await asyncio.sleep(0)  # one that is over may not have left the list yet
                         continue
                 if hosted is None:
@@ -157,10 +149,11 @@ class Backend:
                         "requested channels differ from the existing workspace; "
                         f"it is open with {hosted.channels}: ask for the same"
                     )
-                if not hosted.closing:
-                    self._perform(self.claims.create(hosted.workspace.id, request.client_id))
+                if not hosted.workspace.closing:
+                    workspace_id = hosted.workspace.id
+                    self.lifetimes.perform(self.claims.create(workspace_id, request.client_id))
                     self._unclaimed.pop(key, None)
-                    self._hosted[hosted.workspace.id] = hosted
+                    self._hosted[workspace_id] = hosted
                     _log_ignored(hosted, path, request)
                     return hosted
         finally:
@@ -189,47 +182,65 @@ class Backend:
 
     async def _build(self, key: Path, path: Path, request: CreateWorkspace) -> Hosted:
         env = _environment(request.env)
-        profile = await asyncio.to_thread(self._configure, key, path, env, request)
-        profile.config = await self._completed(env, profile.config)
-        for warning in profile.config.warnings:
-            log.warning("%s", warning)
-        scope = str(key) if profile.places.shared else ""
-        env = _for_commands(env)
-        store = await self._stores.open(profile.places.data_dir)
+        opening = Opening(key, path, env, self._data_dir(path, request))
+        profile = await self._setup.profile(opening)
+        store = await self._stores.open(profile.data_dir)
         try:
-            workspace_id = str(uuid.uuid4())
-            endings = self._endings_of(store)
-            home = Home(path=key, env=env, store=store, scope=scope, endings=endings)
-            agent = self._agents(key, env, profile.config)
-            detached = Detached(
-                began=lambda run_id: self._perform(self.claims.run_began(workspace_id, run_id)),
-                ended=lambda run_id: self._perform(self.claims.run_ended(workspace_id, run_id)),
-            )
-            ties = Ties(
-                interactive=lambda: self.claims.interactive(workspace_id),
-                detached=detached,
-                policy=profile.allows,
-            )
-            workspace = Workspace(workspace_id, home, agent, self._clock, self._settings, ties)
+            workspace = self._workspace(key, profile, _for_commands(env), store)
         except BaseException:
-            await self._let_go(store)
+            await self._release_store(store)
             raise
         workspace.permissions.skip = request.yolo or self._settings.yolo
         hosted = Hosted(
             workspace=workspace,
             key=key,
             path=str(path),
-            profile=profile,
             yolo=request.yolo,
             debug=request.debug,
             channels=list(request.channels),
         )
         self._built.add(hosted)
+        try:
+            for wing in self._wings:
+                part = await wing.open(workspace)
+                if part is not None:
+                    workspace.parts.append(part)
+        except BaseException:
+            self._begin_teardown(hosted)
+            raise
         # Here, not when the creates wake up: one that arrives in between must find it.
         self._unclaimed[key] = hosted
         if key not in self._joining:
             self._discard_unclaimed(key)
         return hosted
+
+    def _workspace(
+        self, key: Path, profile: Profile, env: Mapping[str, str], store: Store
+    ) -> Workspace:
+        workspace_id = str(uuid.uuid4())
+        # A data directory inside the project moves with it; in any other, rows say whose they are.
+        scope = "" if profile.data_dir.parent == key else str(key)
+        workspace = Workspace(
+            workspace_id,
+            path=key,
+            env=env,
+            store=store,
+            scope=scope,
+            endings=self._endings_of(store),
+            profile=profile,
+            lifetime=Lifetime(self.lifetimes, workspace_id),
+            clock=self._clock,
+            settings=self._settings,
+        )
+        self._endings[store.data_dir].join(store)
+        return workspace
+
+    def _data_dir(self, path: Path, request: CreateWorkspace) -> Path | None:
+        """The data directory that the client or the daemon's flags ask for. A relative one is
+        relative to the workspace, or to where the daemon was started."""
+        if request.data_dir:
+            return path / request.data_dir
+        return Path(self._settings.data_dir) if self._settings.data_dir else None
 
     def _endings_of(self, store: Store) -> Endings:
         """One for all workspaces in a store. What it could not write outlives the store's closing,
@@ -237,10 +248,9 @@ class Backend:
         endings = self._endings.get(store.data_dir)
         if endings is None:
             endings = self._endings[store.data_dir] = Endings(store, self._clock)
-        endings.use(store)
         return endings
 
-    async def _let_go(self, store: Store) -> None:
+    async def _release_store(self, store: Store) -> None:
         try:
             await self._stores.release(store)
         finally:
@@ -252,8 +262,8 @@ class Backend:
     async def compact(self, hosted: Hosted) -> tuple[int, int]:
         """Give back the room that deleted sessions took; returns the bytes on disk before and
         after. SessionBusy while anything runs in that store: its writes would have to wait."""
-        store = hosted.workspace.home.store
-        sharing = (one.workspace for one in self._built if one.workspace.home.store is store)
+        store = hosted.workspace.store.store
+        sharing = (one.workspace for one in self._built if one.workspace.store.store is store)
         if any(workspace.runs.busy() for workspace in sharing):
             raise SessionBusy("something is running: try again when nothing is")
         return await store.compact()
@@ -263,113 +273,57 @@ class Backend:
         """How many endings of runs wait to be written, in all stores."""
         return sum(endings.waiting for endings in self._endings.values())
 
-    def _configure(
-        self, key: Path, path: Path, env: Mapping[str, str], request: CreateWorkspace
-    ) -> Profile:
-        """A relative data directory is relative to what its author sees: the workspace, or the
-        daemon. If neither names one, the configuration files do."""
-        data_dir = Path(self._settings.data_dir) if self._settings.data_dir else None
-        if request.data_dir:
-            data_dir = path / request.data_dir
-        commands = self._settings.allow_config_commands
-        try:
-            places = Places.find(key, env, self._roots, data_dir=data_dir, allow_commands=commands)
-            return Profile(places)
-        except ConfigError as error:
-            raise ConfigError(f"failed to initialize config: {error.message}") from None
-
-    # Configuration -------------------------------------------------------------------------------
-
-    async def change_config(self, hosted: Hosted, change: Callable[[], bool]) -> None:
-        """Let one of a profile's changes write its file, then see to it that whoever uses that
-        file follows. No event if nothing was changed: each client answers one with a request."""
-        if not await asyncio.to_thread(change):
-            return
-        await self.reread_config(hosted, changed=True)
-        for other in self.everything():
-            if other is not hosted:
-                await self._reread_other(other)
-
-    async def reread_config(
-        self, hosted: Hosted, *, changed: bool = False, again: bool = False
-    ) -> None:
-        """Follow the files, which people edit by hand too. `again`: and look for models anew."""
-        async with hosted.rereading:
-            config = await asyncio.to_thread(hosted.profile.places.load)
-            config = await self._completed(hosted.workspace.home.env, config, again=again)
-            if not config.same_as(hosted.profile.config):
-                changed = True
-                for warning in config.warnings:
-                    log.warning("%s", warning)
-                hosted.profile.config = config
-                self._redecide(hosted)
-        if changed:
-            self.announce_config(hosted)
-
-    async def _completed(
-        self, env: Mapping[str, str], config: Config, *, again: bool = False
-    ) -> Config:
-        if not isinstance(self._agents, FollowsConfig):
-            return config
-        completed: Config = await self._agents.complete(env, config, again)
-        return completed
-
-    def announce_config(self, hosted: Hosted) -> None:
-        if not hosted.closing:
-            workspace = hosted.workspace
-            workspace.hub.publish("updated", ConfigChanged(workspace.id))
-
-    async def _reread_other(self, hosted: Hosted) -> None:
-        try:
-            await self.reread_config(hosted)
-        except ConfigError as error:
-            log.warning("workspace %s keeps its configuration: %s", hosted.key, error)
-
-    def _redecide(self, hosted: Hosted) -> None:
-        """The agent of later runs. One that was given by hand stays: it was made once."""
-        if isinstance(self._agents, FollowsConfig) and not hosted.closing:
-            home = hosted.workspace.home
-            agent = self._agents(home.path, home.env, hosted.profile.config)
-            hosted.workspace.runs.change_agent(agent)
-
     # Clients -------------------------------------------------------------------------------------
 
     def attach(
         self, workspace_id: str, client: str, *, resume: bool, last_id: str | None
     ) -> Subscriber:
         """Open an event stream: subscribed first, so that nothing after the attach is missed."""
-        workspace = self.get(workspace_id)
+        workspace, perform = self.get(workspace_id), self.lifetimes.perform
         subscriber = workspace.hub.subscribe(
             resume=resume, last_id=last_id, pending=workspace.pending
         )
         try:
-            self._perform(self.claims.attach(workspace_id, client))
+            perform(self.claims.attach(workspace_id, client))
         except BaseException:
             subscriber.close()
             raise
-        subscriber.when_closed = lambda: self._perform(self.claims.detach(workspace_id, client))
+        subscriber.when_closed = lambda: perform(self.claims.detach(workspace_id, client))
         return subscriber
 
     def release(self, workspace_id: str, client: str) -> None:
-        self._perform(self.claims.release(workspace_id, client))
+        self.lifetimes.perform(self.claims.release(workspace_id, client))
 
     def retire(self, client: str) -> None:
-        self._perform(self.claims.retire(client))
+        self.lifetimes.perform(self.claims.retire(client))
 
     def shutdown_if_idle(self) -> None:
-        self._perform(self.claims.shutdown_if_idle())
+        self.lifetimes.perform(self.claims.shutdown_if_idle())
 
     # The end -------------------------------------------------------------------------------------
 
+    def leave(self) -> None:
+        self.leaving.set()
+
+    def tear_down(self, workspace_id: str) -> None:
+        self._begin_teardown(self._hosted.pop(workspace_id))
+
     async def shutdown(self) -> None:
         """Latch, tear everything down, and return when the last teardown is over."""
-        self._perform(self.claims.latch())
+        self.lifetimes.perform(self.claims.latch())
         self.leaving.set()
         while self._opening or self._closing or self._joining:
             waiting = [*self._opening.values(), *itertools.chain(*self._closing.values())]
             if waiting:
                 await asyncio.wait(waiting)
             await asyncio.sleep(0)  # whoever waited for the same goes first
+
+    def _begin_teardown(self, hosted: Hosted) -> None:
+        """From this very call on nothing new is accepted; the rest takes its time in a task."""
+        hosted.workspace.shut()
+        task = asyncio.create_task(self._tear_down(hosted))
+        self._closing.setdefault(hosted.key, []).append(task)
+        task.add_done_callback(lambda _: self._torn_down(hosted.key, task))
 
     async def _tear_down(self, hosted: Hosted) -> None:
         try:
@@ -379,38 +333,7 @@ class Backend:
         finally:
             self._built.discard(hosted)
             self._past += hosted.workspace.totals()
-            await self._let_go(hosted.workspace.home.store)
-
-    # Effects -------------------------------------------------------------------------------------
-
-    def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Arm):
-                timer = effect.timer
-                self._timers[timer] = self._clock.call_later(
-                    effect.seconds,
-                    lambda timer=timer: self._expired(timer),  # type: ignore[misc]
-                )
-            elif isinstance(effect, Disarm):
-                handle = self._timers.pop(effect.timer, None)
-                if handle is not None:
-                    handle.cancel()
-            elif isinstance(effect, Teardown):
-                self._begin_teardown(self._hosted.pop(effect.workspace))
-            elif isinstance(effect, Shutdown):
-                self.leaving.set()
-
-    def _expired(self, timer: Timer) -> None:
-        self._timers.pop(timer, None)
-        self._perform(self.claims.expired(timer))
-
-    def _begin_teardown(self, hosted: Hosted) -> None:
-        """From this very call on nothing new is accepted; the rest takes its time in a task."""
-        hosted.closing = True
-        hosted.workspace.runs.shut()
-        task = asyncio.create_task(self._tear_down(hosted))
-        self._closing.setdefault(hosted.key, []).append(task)
-        task.add_done_callback(lambda _: self._torn_down(hosted.key, task))
+            await self._release_store(hosted.workspace.store.store)
 
     def _torn_down(self, key: Path, task: asyncio.Task[None]) -> None:
         self._closing[key].remove(task)

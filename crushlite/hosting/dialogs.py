@@ -73,7 +73,7 @@ class _Attendance:
     seconds: float | None  # None waits for ever
 
 
-class _Desk(Generic[R, A]):
+class _Queues(Generic[R, A]):
     """The machine: queues of entries, first close wins. `lapsed` answers what nobody attends to."""
 
     def __init__(
@@ -88,13 +88,13 @@ class _Desk(Generic[R, A]):
         self._attendance = attendance
         self._lapsed = lapsed
         self._numbers = itertools.count()
-        self._queues: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
+        self._entries: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
         self._opening: set[str] = set()  # queues in _open_next
         self._closed: OrderedDict[str, str] = OrderedDict()  # id -> who answered
 
     def open_entries(self) -> list[_Entry[R, A]]:
         """The first of each queue, oldest first."""
-        firsts = (next(iter(queue.values())) for queue in self._queues.values())
+        firsts = (next(iter(queue.values())) for queue in self._entries.values())
         return sorted((e for e in firsts if e.is_open), key=lambda entry: entry.number)
 
     def find(self, request_id: str) -> _Entry[R, A] | None:
@@ -115,7 +115,7 @@ class _Desk(Generic[R, A]):
     async def wait(self, request: R, queue: str, run_id: str, dropped: A) -> A:
         """Stand in the queue until answered. `dropped` is recorded if the wait is cancelled."""
         entry: _Entry[R, A] = _Entry(next(self._numbers), request, queue, run_id, dropped)
-        self._queues.setdefault(queue, {})[request.id] = entry
+        self._entries.setdefault(queue, {})[request.id] = entry
         try:
             self._open_next(queue)
             return await entry.answer
@@ -124,11 +124,11 @@ class _Desk(Generic[R, A]):
 
     def close(self, entry: _Entry[R, A], answer: A, by: str = "") -> bool:
         """Decide an entry; False if it was decided already."""
-        queue = self._queues.get(entry.queue, {})
+        queue = self._entries.get(entry.queue, {})
         if queue.pop(entry.request.id, None) is None:
             return False
         if not queue:
-            del self._queues[entry.queue]
+            del self._entries[entry.queue]
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.is_open:
@@ -144,7 +144,7 @@ class _Desk(Generic[R, A]):
     def close_run(self, run_id: str, dropped: A) -> None:
         """Close whatever a run left behind."""
         # Waiting ones first, so that closing the open one does not open a dead one for an instant.
-        everything = (entry for queue in self._queues.values() for entry in queue.values())
+        everything = (entry for queue in self._entries.values() for entry in queue.values())
         mine = [entry for entry in everything if entry.run_id == run_id]
         for entry in sorted(mine, key=lambda entry: entry.is_open):
             self.close(entry, dropped)
@@ -156,8 +156,8 @@ class _Desk(Generic[R, A]):
             return
         self._opening.add(queue)
         try:
-            while queue in self._queues:
-                first = next(iter(self._queues[queue].values()))
+            while queue in self._entries:
+                first = next(iter(self._entries[queue].values()))
                 if first.is_open:
                     break
                 first.is_open = True
@@ -228,7 +228,7 @@ class Permissions:
         self.skip = False
         self._publish = publish
         self._policy = policy
-        self._desk: _Desk[PermissionRequest, Allowed | Denied] = _Desk(
+        self._queues: _Queues[PermissionRequest, Allowed | Denied] = _Queues(
             self._opened,
             self._closed,
             _Attendance(clock, interactive, unattended),
@@ -243,11 +243,11 @@ class Permissions:
             return Allowed()
         stored = _sealed(replace(request, id=str(uuid.uuid4())))
         dropped = Denied("the run was canceled")
-        return await self._desk.wait(stored, stored.session_id, run_id, dropped)
+        return await self._queues.wait(stored, stored.session_id, run_id, dropped)
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
-        entries = self._desk.open_entries()
+        entries = self._queues.open_entries()
         entries.sort(key=lambda entry: entry.request.id != self._shown)
         return [entry.request for entry in entries]
 
@@ -258,21 +258,21 @@ class Permissions:
         """Answer a request. `resolved` is false when somebody was first or the id is unknown."""
         if action not in ACTIONS:
             raise BadRequest(f"invalid permission action {action!r}: use {', '.join(ACTIONS)}")
-        entry = self._desk.answerable(self._desk.find(request_id))
+        entry = self._queues.answerable(self._queues.find(request_id))
         if entry is None:
-            return Resolution(False, self._desk.winner(request_id) or "")
+            return Resolution(False, self._queues.winner(request_id) or "")
         if action == "allow_session":
             self._granted.add(_key(entry.request))
         answer = Denied(reason) if action == "deny" else Allowed()
-        self._desk.close(entry, answer, by)
+        self._queues.close(entry, answer, by)
         return Resolution(True, by)
 
     def require_known(self, request_id: str) -> None:
-        if self._desk.find(request_id) is None and self._desk.winner(request_id) is None:
+        if self._queues.find(request_id) is None and self._queues.winner(request_id) is None:
             raise RequestNotFound(f"no permission request {request_id}: list W/permissions")
 
     def close_run(self, run_id: str) -> None:
-        self._desk.close_run(run_id, Denied("the run has ended"))
+        self._queues.close_run(run_id, Denied("the run has ended"))
 
     def forget_session(self, session_id: str) -> None:
         """A deleted session's grants must not outlive it."""
@@ -282,7 +282,7 @@ class Permissions:
         request = entry.request
         self._publish(PermissionNotification(request.tool_call_id))
         if _key(request) in self._granted:
-            self._desk.close(entry, Allowed())
+            self._queues.close(entry, Allowed())
         else:
             self._show_next()
 
@@ -298,7 +298,7 @@ class Permissions:
             self._show_next()
 
     def _show_next(self) -> None:
-        entries = self._desk.open_entries()
+        entries = self._queues.open_entries()
         if self._shown is None and entries:
             self._shown = entries[0].request.id
             self._publish(entries[0].request)
@@ -322,7 +322,7 @@ class Questions:
     ) -> None:
         self._publish = publish
         self._used_ids: dict[str, None] = {}  # the latest, oldest first
-        self._desk: _Desk[QuestionBatch, list[QuestionResponse] | None] = _Desk(
+        self._queues: _Queues[QuestionBatch, list[QuestionResponse] | None] = _Queues(
             self._opened, self._closed, _Attendance(clock, interactive, unattended), None
         )
 
@@ -336,7 +336,7 @@ class Questions:
             stored.confirm_description = (
                 batch.confirm_description or "The agent goes on when you confirm."
             )
-        answers = await self._desk.wait(stored, "", run_id, None)
+        answers = await self._queues.wait(stored, "", run_id, None)
         return None if answers is None else _in_order(batch.questions, questions, answers)
 
     def _fresh_id(self, given: str) -> str:
@@ -349,43 +349,43 @@ class Questions:
         return fresh
 
     def listed(self) -> list[QuestionBatch]:
-        return [entry.request for entry in self._desk.open_entries()]
+        return [entry.request for entry in self._queues.open_entries()]
 
     def answer(self, batch_id: str, responses: list[QuestionResponse], by: str = "") -> Resolution:
         """Answer the open batch: by id, or, as the Crush client does, by its question ids."""
-        found = self._desk.find(batch_id) if batch_id else self._holding(responses)
-        entry = self._desk.answerable(found)
+        found = self._queues.find(batch_id) if batch_id else self._holding(responses)
+        entry = self._queues.answerable(found)
         if entry is None:
-            return Resolution(False, self._desk.winner(batch_id) or "")
+            return Resolution(False, self._queues.winner(batch_id) or "")
         asked = {question.id for question in entry.request.questions}
         unknown = [r.request_id for r in responses if r.request_id not in asked]
         if unknown:
             raise BadRequest(f"question {unknown[0]!r} is not part of batch {entry.request.id}")
-        self._desk.close(entry, list(responses), by)
+        self._queues.close(entry, list(responses), by)
         return Resolution(True, by)
 
     def cancel(self, batch_id: str = "", by: str = "") -> Resolution:
         """Dismiss a batch, or whichever is open."""
-        entries = self._desk.open_entries()
-        found = self._desk.find(batch_id) if batch_id else next(iter(entries), None)
-        entry = self._desk.answerable(found)
+        entries = self._queues.open_entries()
+        found = self._queues.find(batch_id) if batch_id else next(iter(entries), None)
+        entry = self._queues.answerable(found)
         if entry is None:
-            return Resolution(False, self._desk.winner(batch_id) or "")
-        self._desk.close(entry, None, by)
+            return Resolution(False, self._queues.winner(batch_id) or "")
+        self._queues.close(entry, None, by)
         return Resolution(True, by)
 
     def require_known(self, batch_id: str) -> None:
-        if self._desk.find(batch_id) is None and self._desk.winner(batch_id) is None:
+        if self._queues.find(batch_id) is None and self._queues.winner(batch_id) is None:
             raise RequestNotFound(f"no question batch {batch_id}: list W/questions")
 
     def close_run(self, run_id: str) -> None:
-        self._desk.close_run(run_id, None)
+        self._queues.close_run(run_id, None)
 
     def _holding(
         self, responses: list[QuestionResponse]
     ) -> _Entry[QuestionBatch, list[QuestionResponse] | None] | None:
         named = {response.request_id for response in responses}
-        for entry in self._desk.open_entries():
+        for entry in self._queues.open_entries():
             if not named.isdisjoint(question.id for question in entry.request.questions):
                 return entry
         return None

@@ -1,19 +1,17 @@
-"""The endings of runs that a store refuses to write, until it takes them.
+"""The endings of runs that a store could not write yet.
 
-A run ends for outsiders when its `run_complete` is out, and that must not wait for a disk that
-somebody has to make room on. So an ending that cannot be committed is told all the same, with the
-error `not saved: ...`, and waits here. As long as one waits, every workspace that shares the store
-is *held*: none of its runs starts and no prompt is taken, for what they promise could not be kept
-either. Reads, streams and cancel go on.
+A run has ended for its clients when its `run_complete` is out, and that must not wait for a disk
+that somebody has to make room on. So an ending that cannot be committed is published all the same,
+with the error `not saved: ...`, and waits here. While one waits, no workspace that shares the store
+accepts a prompt, because that promise could not be kept either. Reads, streams and cancel go on.
 
-What waits is tried again with growing pauses, and at once when the store has worked for somebody
-else. Endings of one session are written in their order, as messages are placed by the order of
-their insertion; sessions do not wait for each other. A retried ending is told nobody a second time,
-and one whose session was deleted meanwhile is done with.
+What waits is tried again with growing pauses, and at once when a write of somebody else has worked.
+Endings of one session are written in their order, because messages are placed by the order of their
+insertion; sessions do not wait for each other.
 
-An ending that nobody could write before its last workspace closed stays here: the next open of that
-store in this process writes it. When the process is gone, recovery finds a run without an ending
-and records it as interrupted. That contradicts nothing: `not saved` has said so.
+An ending that could not be written before its last workspace closed stays here: the next open of
+that store in this process writes it. If the process ends first, recovery finds a run without an
+ending and records it as interrupted, which `not saved` has announced.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import NotSaved, SessionNotFound, StoreBusy
 from ..store import TROUBLE
@@ -39,20 +37,10 @@ FIRST_PAUSE = 0.25  # seconds before an ending is tried again,
 LONGEST_PAUSE = 5.0  # doubled each time up to this
 
 
-class Holder(Protocol):
-    """The runs of one workspace."""
-
-    def hold(self) -> None:
-        """Start nothing: what has ended is not written yet."""
-
-    def release(self) -> None:
-        """It is: go on."""
-
-
 @dataclass(eq=False, slots=True)
 class Ending:
     """What one ending writes. `written` is called if that succeeds after `commit` has raised, with
-    None if there was nothing left to write it for."""
+    None if it will never be written: its session was deleted, or it is refused for good."""
 
     scope: str
     session_id: str
@@ -76,8 +64,7 @@ class Endings:
         self._store = store
         store.on_healed(self._wake)
         self._waiting: dict[tuple[str, str], list[Ending]] = {}  # by session, none of them empty
-        self._holders: list[Holder] = []
-        self._holding = False
+        self._users = 0  # workspaces
         self._reason = ""  # why, as the store last said
         self._pause = FIRST_PAUSE
         self._timer: Timer | None = None
@@ -85,7 +72,7 @@ class Endings:
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Endings waiting={self.waiting} workspaces={len(self._holders)}>"
+        return f"<Endings waiting={self.waiting} workspaces={self._users}>"
 
     @property
     def waiting(self) -> int:
@@ -94,45 +81,41 @@ class Endings:
 
     @property
     def idle(self) -> bool:
-        """Nobody uses this, and nothing would be lost with it."""
-        return not self._waiting and not self._holders
-
-    def close(self) -> None:
-        """Let go of the store, which may live on: a daemon keeps its shared one open."""
-        self._store.off_healed(self._wake)
+        """No workspace uses this, and nothing would be lost with it."""
+        return not self._waiting and not self._users
 
     def require_none(self) -> None:
-        """Refuse what would be written behind an ending that waits."""
+        """Raise NotSaved while an ending waits: what follows it could not be written either."""
         if self._waiting:
             raise NotSaved(
                 f"not saved yet: the endings of {self.waiting} run(s) ({self._reason}): make the "
                 "store writable, then send this again; no restart is needed"
             )
 
-    # Who is held ---------------------------------------------------------------------------------
+    # Who uses it ---------------------------------------------------------------------------------
 
-    def use(self, store: Store) -> None:
-        """The file was closed and opened again."""
+    def join(self, store: Store) -> None:
+        """A workspace begins to use this. The store may have been closed and opened again."""
         if store is not self._store:
             self._store = store
             store.on_healed(self._wake)
+        self._users += 1
+        self._wake()
 
-    def join(self, holder: Holder) -> None:
-        self._holders.append(holder)
-        if self._waiting:
-            holder.hold()
-            self._wake()
-
-    def leave(self, holder: Holder) -> None:
-        """The store may be closed when the last one has left, so nothing is tried after that."""
-        self._holders.remove(holder)
-        if not self._holders:
+    def leave(self) -> None:
+        """A workspace has closed. With the last one the store may close: nothing is tried then."""
+        self._users -= 1
+        if not self._users:
             self._disarm()
+
+    def close(self) -> None:
+        """Let go of the store, which may live on: a daemon keeps its shared one open."""
+        self._store.off_healed(self._wake)
 
     # Writing -------------------------------------------------------------------------------------
 
     async def commit(self, ending: Ending) -> Session | None:
-        """Write an ending; returns None if its session is gone. If it is the store that cannot, its
+        """Write an ending; returns None if its session is gone. If the store cannot write, its
         error is raised and the ending is kept; any other error is only raised."""
         ahead = self._waiting.get(ending.key)
         if ahead is not None:
@@ -158,7 +141,7 @@ class Endings:
             if self._waiting:
                 self._arm()
             else:
-                self._release()
+                self._pause = FIRST_PAUSE
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -174,7 +157,7 @@ class Endings:
                 log.error(
                     "the ending of %s can never be written", ending.run_ids, exc_info=ending.error
                 )
-            self._over(ending)
+            self._remove(ending)
 
     async def _try(self, ending: Ending) -> None:
         error: Exception | None = None
@@ -182,41 +165,32 @@ class Endings:
             ending.session = await self._store.submit(ending.work, promise=True)
         except SessionNotFound:
             log.info("%s ended after their session was deleted", ending.run_ids)
-        except Exception as failure:  # noqa: BLE001 - told by whoever asked for the try
+        except Exception as failure:  # noqa: BLE001 - raised by `commit`, or logged
             error = failure
-        ending.error = error  # only now: who comes meanwhile goes by what is known
+        ending.error = error  # only now: a commit that comes meanwhile goes by what is known
 
     def _keep(self, ending: Ending) -> None:
         self._reason = str(ending.error)
-        if not self._holding:
-            self._holding, self._pause = True, FIRST_PAUSE
+        if not self._waiting:
             log.error("endings are not saved, prompts are refused until they are: %s", self._reason)
-            for holder in list(self._holders):
-                holder.hold()
         self._waiting.setdefault(ending.key, []).append(ending)
         if self._timer is None and not self._pass.locked():
             self._arm()
 
-    def _over(self, ending: Ending) -> None:
+    def _remove(self, ending: Ending) -> None:
         group = self._waiting[ending.key]
         group.remove(ending)
         if not group:
             del self._waiting[ending.key]
+            if not self._waiting:
+                log.warning("every ending is saved again")
         if ending.late:
             ending.written(ending.session)
-
-    def _release(self) -> None:
-        self._disarm()
-        if self._holding:
-            self._holding = False
-            log.warning("every ending is saved again")
-            for holder in list(self._holders):
-                holder.release()
 
     # Time ----------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        if self._holders:
+        if self._users:
             self._timer = self._clock.call_later(self._pause, self._wake)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
@@ -227,5 +201,5 @@ class Endings:
 
     def _wake(self) -> None:
         # A pass that is under way arms the timer when it is over.
-        if self._waiting and self._holders and not self._pass.locked():
+        if self._waiting and self._users and not self._pass.locked():
             self._task = asyncio.create_task(self.retry())

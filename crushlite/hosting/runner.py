@@ -1,19 +1,19 @@
-"""Performs what runs.py decides.
+"""Performs what runs.py decides about the runs of one workspace.
 
-    accept -> insert run row (COMMIT) -> durable -> 202
-           -> Start: user message -> agent.run(turn) -> close the turn -> COMMIT -> run_complete
+    accept    the run joins its line; the insert of its row is queued
+    durable   the row is committed: the 202 goes out
+    Start     user message, agent task, turn task
+    finish    the agent has returned or was given up; its requests are closed, its commands dead
+    Record    the messages are closed; COMMIT; recorded; agent_event and run_complete go out
+    Start     of the next run in line
 
-The turn itself, with its two tasks, is in turns.py, what closes it in closing.py. Effects are
-performed in one ordered *lane* per session, except Stop, which acts at once. An ending in a lane is
-awaited to its commit before the next effect begins.
+A turn has two tasks. The *agent task* runs the agent and nothing else, and is the only thing that a
+cancel touches. The *turn task*, which nobody cancels, waits until the agent has returned or the
+cancel grace is over, and records the ending. So an ending is never written by code that may be
+cancelled itself: a task that is cancelled before its first step runs neither its body nor its
+`finally`.
 
-Inside, a run ends in `Runs.finish`. For outsiders it ends when its `run_complete` goes out, after
-the commit: until then the Runner keeps its Job, and busy, W/runs and waiting go by that. If the
-store cannot commit it, endings.py keeps it and this Runner is held: nothing starts until it is
-written.
-
-Who decides: runs.py about runs, pending.py about requests. This file holds no rule of its own
-about the state of a run.
+This file holds no rule of its own about the state of a run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..clock import settled, within
+from ..clock import all_done, resolve_once, wait_at_most
 from ..errors import (
     BadRequest,
     NotQueued,
@@ -34,129 +33,87 @@ from ..errors import (
     RunNotFound,
     SessionBusy,
 )
-from ..protocol.runs import CanceledRun, CancelReceipt, QueuedPrompt
-from ..runs import Drained, End, Fold, Outcome, Runs, RunState, Start, Stop, WhenBusy
+from ..protocol.runs import AgentEvent, CanceledRun, CancelReceipt, QueuedPrompt
+from ..runs import Outcome, Record, Runs, Start, Stop, WhenBusy
 from ..store import TROUBLE, runs as run_rows, sessions as session_rows
-from .chores import Chores
-from .closing import Closing
-from .jobs import (
-    SUMMARIZE,
-    Job,
-    Lanes,
-    digest_of,
-    log_crash,
-    nothing,
-    read_prompt,
-    row_info,
-    row_infos,
-)
-from .staff import Staff
-from .turn import Order, Services
-from .turns import Turns
+from .agents import AgentSlot
+from .blocking import run_blocking
+from .endings import Ending
+from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
+from .prompts import Failure, TurnRequest, digest_of, explain, read_prompt, words
+from .summaries import write_summary
+from .tasks import OwnedTasks
+from .titles import Titles
+from .turn import LiveTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from typing import Any
 
     from ..agent.base import Agent
     from ..protocol.messages import Message, Prompt
     from ..protocol.runs import RunInfo
+    from ..protocol.sessions import Session
     from ..runs import Canceled, Effect
     from ..settings import Settings
     from ..store import Connection
     from ..store.runs import RunRow
     from .endings import Endings
+    from .services import Services
+    from .transcript import LiveMessage
 
     Hit = tuple[CancelReceipt, list[asyncio.Future[None]]]  # and what to wait for
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Detached:
-    """Tells the owner about detached runs, by their ids: each keeps the workspace alive by itself,
-    from `began` to `ended`."""
-
-    began: Callable[[str], None]
-    ended: Callable[[str], None]
-
-
 class Runner:
     """The runs of one workspace. `endings` is that of the store."""
 
     def __init__(
-        self,
-        services: Services,
-        agent: Agent | None,
-        settings: Settings,
-        detached: Detached,
-        endings: Endings,
+        self, services: Services, agent: Agent | None, settings: Settings, endings: Endings
     ) -> None:
-        self.staff = Staff(agent)
-        self.chores = Chores(services, endings.require_none)
-        self.turns = Turns(
-            services,
-            self.staff,
-            self.chores,
-            settings.cancel_grace,
-            fold=self._fold,
-            own=self._own,
-        )
-        self.closing = Closing(
-            services,
-            self.turns,
-            endings,
-            forget=self._forget,
-            released=detached.ended,
-        )
+        self.agents = AgentSlot(agent)
+        self.titles = Titles(services)
+        self.outcomes = dict.fromkeys(Outcome, 0)  # how many runs have ended so
+        self.abandoned = 0  # agents that did not return within the cancel grace
         self._services = services
         self._settings = settings
-        self._detached = detached
-        self._store = services.store
-        self._scope = services.scope
-        self._clock = services.clock
-        self._transcript = services.transcript
-        self._runs = Runs()
-        self._jobs: dict[str, Job] = {}  # by run_id, until published or withdrawn
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._lanes = Lanes(self._spawn)
-        self._drained: dict[str | None, asyncio.Future[None]] = {}
         self._endings = endings
-        endings.join(self)
+        self._runs = Runs()
+        self._live: dict[str, LiveRun] = {}  # by run_id: what the machine has not forgotten
+        self._tasks = OwnedTasks()
 
     # Prompts -------------------------------------------------------------------------------------
 
-    def accept(self, prompt: Prompt) -> Job:
+    def accept(self, prompt: Prompt) -> LiveRun:
         """Take a prompt into the line. Synchronous: the order of calls is the order of the line.
 
         `prompt` waits for the commit behind it; the insert goes on whoever waits.
         """
-        self.staff.require()
-        order, when_busy = read_prompt(prompt)
-        digest = digest_of(order)
-        known = self._jobs.get(order.run_id)
-        if known is None:
-            self._endings.require_none()
-            run = self._runs.accept(order.session_id, order.run_id, when_busy)
-            now = self._clock.now()
-            job = Job(run, order, digest=digest, detach=prompt.detach, now=now)
-            self._jobs[order.run_id] = job
-            if job.detach:
-                self._detached.began(run.run_id)
-            row, scope = job.row(self._store.boot_id), self._scope
-            job.inserted = self._store.submit(
-                lambda conn: run_rows.insert_run(conn, scope, row), promise=True
-            )
-            # The first callback: whoever waits for the same future is told after it has run.
-            job.inserted.add_done_callback(lambda done: self._inserted(job, done))
-            return job
-        if known.digest != digest:
-            raise RunIdReused(f"run_id {order.run_id!r} was used for another prompt")
-        return known
+        self.agents.require()
+        request, when_busy = read_prompt(prompt)
+        known = self._live.get(request.run_id)
+        if known is not None:
+            if known.digest != digest_of(request):
+                raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
+            return known
+        self._endings.require_none()
+        run = self._runs.accept(request.session_id, request.run_id, when_busy)
+        now = self._services.clock.now()
+        live = self._live[run.run_id] = LiveRun(run, request, now=now, detach=prompt.detach)
+        if live.detach:
+            self._services.lifetime.run_began(run.run_id)
+        store = self._services.store
+        live.inserted = store.promise(run_rows.insert_run, live.row(store.store.boot_id))
+        # The first callback: whoever waits for the same future goes on after it has run.
+        live.inserted.add_done_callback(lambda done: self._inserted(live, done))
+        return live
 
     async def prompt(self, prompt: Prompt) -> RunInfo:
         """Accept a prompt and return when it is promised: committed, or found to be a repeat."""
         try:
-            job = self.accept(prompt)
+            live = self.accept(prompt)
         except (SessionBusy, NotSaved):
             # A repeat of a prompt that has ended is no new prompt, however busy the session is and
             # whatever the store still has to write.
@@ -164,272 +121,417 @@ class Runner:
             if known is None:
                 raise
             return known
-        assert job.inserted is not None  # a summary has no row, but its digest is no prompt's
-        await asyncio.shield(job.inserted)
+        assert live.inserted is not None  # a summary has no row, but its digest is no prompt's
+        await asyncio.shield(live.inserted)
         # Not promised: a repeat of a run that has ended. Or a repeat that came in the turn of the
         # loop between the commit and `_inserted`. In both cases the row knows.
-        if not job.run.durable:
-            return await self.run_info(job.run.run_id)
-        return self._job_info(job)
+        if not live.run.durable:
+            return await self.run_info(live.run.run_id)
+        return self._info(live)
 
     async def _repeated(self, prompt: Prompt) -> RunInfo | None:
         if not prompt.run_id:
             return None
-        order, _ = read_prompt(prompt)
+        request, _ = read_prompt(prompt)
         try:
-            row = await self._store.read(
-                lambda conn: run_rows.get_run(conn, self._scope, prompt.run_id)
-            )
+            row = await self._services.store.read(run_rows.get_run, prompt.run_id)
         except RunNotFound:
             return None
-        if row.digest != digest_of(order):
+        if row.digest != digest_of(request):
             raise RunIdReused(f"run_id {prompt.run_id!r} was used for another prompt")
         return await self.run_info(prompt.run_id)
 
-    def _inserted(self, job: Job, done: asyncio.Future[RunRow | None]) -> None:
+    def _inserted(self, live: LiveRun, done: asyncio.Future[RunRow | None]) -> None:
         error = done.exception()
         row = done.result() if error is None else None
-        if error is None and (row is None or self._ownerless(row)):
-            self._perform(self._runs.durable(job.run))
+        if error is None and (row is None or self._is_ownerless(row)):
+            self._perform(self._runs.durable(live.run))
             return
         # Not promised: the session is unknown, the store refused, or it is a repeat of a run that
         # has ended. Whoever waits for this commit learns the same.
-        del self._jobs[job.run.run_id]
-        effects = self._runs.withdraw(job.run)
-        if job.detach:
-            self._detached.ended(job.run.run_id)
-        settled(job.published)
+        del self._live[live.run.run_id]
+        effects = self._runs.withdraw(live.run)
+        if live.detach:
+            self._services.lifetime.run_ended(live.run.run_id)
+        resolve_once(live.ended)
         self._perform(effects)
 
-    def _ownerless(self, row: RunRow) -> bool:
+    def _is_ownerless(self, row: RunRow) -> bool:
         """Committed although its poster was told that it was not: nobody else will run it."""
-        begun = row.outcome is not None or row.user_message_id or row.run_id in self.closing.unsaved
-        return not begun and row.boot_id == self._store.boot_id
+        begun = row.outcome is not None or row.user_message_id
+        return not begun and row.boot_id == self._services.store.store.boot_id
 
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
-        agent = self.staff.require()
-        session = await self._store.read(
-            lambda conn: session_rows.get_session(conn, self._scope, session_id)
-        )
+        agent = self.agents.require()
+        session = await self._services.store.read(session_rows.get_session, session_id)
         if not session.message_count and not self.busy(session_id):
             return
         if not agent.summarizes:
             raise BadRequest("this agent cannot summarize: it has no such method")
         self._endings.require_none()
-        order = Order(str(uuid.uuid4()), session_id, "")
-        run = self._runs.accept(session_id, order.run_id, WhenBusy.REJECT, SUMMARIZE)
-        job = Job(run, order, digest="", detach=False, now=self._clock.now())
-        self._jobs[run.run_id] = job
+        request = TurnRequest(str(uuid.uuid4()), session_id, "")
+        run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
+        live = LiveRun(run, request, kind=SUMMARIZE, now=self._services.clock.now())
+        self._live[run.run_id] = live
         self._perform(self._runs.durable(run))
-        await asyncio.shield(job.published)
-        if isinstance(job.cause, TROUBLE):
-            raise job.cause
-        if job.failure is not None:
-            raise ProviderFailed(job.failure.detail)
+        await asyncio.shield(live.ended)
+        if isinstance(live.cause, TROUBLE):
+            raise live.cause
+        if live.failure is not None:
+            raise ProviderFailed(live.failure.detail)
 
     # Cancel and the queue ------------------------------------------------------------------------
 
     def cancel(self, session_id: str) -> Hit:
-        """Cancel all that a session has accepted so far. What an earlier cancel has hit is listed
-        again until its ending is out: who asks a second time waits for the same."""
-        self.chores.kill_shells(session_id)
-        unwinding = [
-            job
-            for job in self._jobs.values()
-            if job.run.session_id == session_id
-            and job.run.state is RunState.ENDED
-            and job.run.doom is Outcome.CANCELED
-        ]
-        receipt, endings = self._canceled(self._runs.cancel(session_id))
-        again = [CanceledRun(job.run.run_id, self._describe(job)) for job in unwinding]
-        return (
-            CancelReceipt([*again, *receipt.canceled]),
-            [*(job.published for job in unwinding), *endings],
-        )
+        """Cancel all that a session has accepted so far. A run that an earlier cancel has hit is
+        listed again until its ending is out: whoever asks a second time waits for the same."""
+        return self._canceled(self._runs.cancel(session_id))
 
     async def cancel_run(self, run_id: str) -> Hit:
-        """Cancel one run, and nobody behind it. One that has ended is left alone."""
-        run, job = self._runs.find(run_id), self._jobs.get(run_id)
-        if run is not None:
-            return self._canceled(self._runs.cancel_run(run))
-        if job is None:
+        """Cancel one run, and no other. One that has ended is left alone."""
+        live = self._live.get(run_id)
+        if live is None:
             await self.run_info(run_id)  # raises if there is no such run
-        return CancelReceipt([]), [job.published] if job is not None else []
+            return CancelReceipt([]), []
+        receipt, _ = self._canceled(self._runs.cancel_run(live.run))
+        return receipt, [live.ended]
 
     def _canceled(self, canceled: Canceled) -> Hit:
-        jobs = [(self._jobs[run.run_id], was) for run, was in canceled.receipt]
+        hit = [CanceledRun(run.run_id, was) for run, was in canceled.receipt]
+        endings = [self._live[run.run_id].ended for run, _ in canceled.receipt]
         self._perform(canceled.effects)
-        # What the machine has started may still wait for the ending before it to be written.
-        hit = [
-            CanceledRun(job.run.run_id, was if was != "active" or job.started_at else "accepted")
-            for job, was in jobs
-        ]
-        return CancelReceipt(hit), [job.published for job, _ in jobs]
+        return CancelReceipt(hit), endings
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:
-        jobs = [self._jobs[run.run_id] for run in self._runs.queued(session_id)]
+        waiting = [self._live[run.run_id] for run in self._runs.queued(session_id)]
         return [
-            QueuedPrompt(job.run.run_id, job.order.prompt, job.run.when_busy.value, job.accepted_at)
-            for job in jobs
-            if job.run.kind != SUMMARIZE  # held, as nothing else keeps one from starting
+            QueuedPrompt(
+                live.run.run_id, live.request.prompt, live.run.when_busy.value, live.accepted_at
+            )
+            for live in waiting
         ]
 
     def clear(self, session_id: str) -> None:
         self._perform(self._runs.clear(session_id))
 
     async def remove(self, session_id: str, run_id: str) -> None:
-        run = self._runs.find(run_id)
-        if run is None or run.session_id != session_id:
+        live = self._live.get(run_id)
+        if live is None or live.run.session_id != session_id:
             info = await self.run_info(run_id)
             if info.session_id != session_id:
                 raise RunNotFound(f"session {session_id} has no run {run_id}")
             raise NotQueued(f"run {run_id} is {info.state}, not queued")
-        self._perform(self._runs.remove(run))
+        self._perform(self._runs.remove(live.run))
 
     def busy(self, session_id: str | None = None) -> bool:
-        """Accepted counts, and so does an ending that is not published yet."""
-        return any(session_id in (None, job.run.session_id) for job in self._jobs.values())
-
-    # The hold ------------------------------------------------------------------------------------
-
-    def hold(self) -> None:
-        self._runs.hold()
-
-    def release(self) -> None:
-        self._perform(self._runs.release())
+        return bool(self._runs.live()) if session_id is None else self._runs.busy(session_id)
 
     # Effects -------------------------------------------------------------------------------------
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Stop):
-                self.turns.stop(self._jobs[effect.run.run_id])
-            elif isinstance(effect, Start):
-                self._push(self._start, self._jobs[effect.run.run_id])
-            elif isinstance(effect, End):
-                self._push(self.closing.end, self._jobs[effect.run.run_id], effect.outcome)
-            elif isinstance(effect, Drained):
-                self._note_drained(effect.session_id)
+            if isinstance(effect, Start):
+                self._start(self._live[effect.run.run_id])
+            elif isinstance(effect, Stop):
+                self._stop(self._live[effect.run.run_id])
+            else:
+                self._tasks.spawn(self._record(effect))
 
-    def _push(self, work: Callable[..., Coroutine[Any, Any, None]], job: Job, *args: Any) -> None:
-        done = self._lanes.push(job.run.session_id, lambda: work(job, *args))
-        done.add_done_callback(log_crash)
+    # A turn --------------------------------------------------------------------------------------
 
-    def _forget(self, job: Job) -> None:
-        """Its ending is being told: from here on the session is not busy with it."""
-        del self._jobs[job.run.run_id]
+    def _start(self, live: LiveRun) -> None:
+        live.started_at = self._services.clock.now()
+        try:
+            live.agent_task = self._tasks.spawn(self._agent_work(live, self.agents.serving()))
+            live.agent_task.add_done_callback(lambda _: resolve_once(live.left))
+        except Exception as error:  # noqa: BLE001 - logged there; the run must end
+            self._broke(live, error)
+            resolve_once(live.left)
+        self._tasks.spawn(self._take_turn(live))
 
-    def _note_drained(self, session_id: str | None) -> None:
-        if session_id in self._drained:
-            settled(self._drained[session_id])
+    def _stop(self, live: LiveRun) -> None:
+        """Cancel the agent; if it does not return within the grace it is given up."""
+        if live.agent_task is not None:
+            live.agent_task.cancel()
+        live.grace = self._services.clock.call_later(
+            self._settings.cancel_grace, lambda: resolve_once(live.left)
+        )
 
-    async def _start(self, job: Job) -> None:
-        if self._runs.held and job.run.doom is None:
-            # Decided before it was known that the ending ahead of it cannot be written.
-            self._runs.postpone(job.run)
-        else:
-            self._spawn(self._take_turn(job))
+    async def _take_turn(self, live: LiveRun) -> None:
+        """The turn task: every way out of a turn leads to its record."""
+        outcome = Outcome.FAILED
+        try:
+            await live.left
+            outcome = self._outcome(live)
+            await self._end_requests(live)
+        except Exception as error:  # noqa: BLE001 - logged there; the run must end
+            self._broke(live, error)
+        await self._record(self._runs.finish(live.run, outcome))
 
-    async def _take_turn(self, job: Job) -> None:
-        """The turn task: every way out of a turn leads through `finish`."""
-        outcome = await self.turns.take(job)
-        self._perform(self._runs.finish(job.run, outcome))
+    def _agent_work(self, live: LiveRun, agent: Agent) -> Coroutine[Any, Any, None]:
+        """What the agent task runs. The turn of a prompt begins with its user message."""
+        if live.kind == SUMMARIZE:
+            return self._summarize(agent, live.request)
+        turn = self._begin(live)
+        return self._call_agent(agent, turn)
 
-    async def _fold(self, job: Job) -> list[Message]:
-        """Store the prompts that were typed to steer this turn, then hand them to the agent."""
-        # Who joins a turn must be asked as in one of their own.
-        effects = [] if job.order.auto_approve else self._runs.fold(job.run)
-        riders = [self._jobs[r.run_id] for e in effects if isinstance(e, Fold) for r in e.riders]
+    def _begin(self, live: LiveRun) -> LiveTurn:
+        """Make the turn of a run, with its prompt as the first message."""
+        agent, request = self.agents.serving(), live.request
+
+        async def summarize() -> None:
+            if agent.summarizes:
+                await write_summary(self._services, request, agent)
+
+        live.turn = LiveTurn(
+            self._services, request, agent.info().selected, lambda: self._fold(live), summarize
+        )
+        live.turn.adopt(self._user_message(live))
+        return live.turn
+
+    def _user_message(self, live: LiveRun) -> LiveMessage:
+        """Put a run's prompt into the transcript; its row is written together with the run's."""
+        scope, run_id, carrier = self._services.store.scope, live.run.run_id, live.folded_into
+        message, started_at = live.user_message(self._services.clock.now()), live.started_at
+        live.user = self._services.transcript.create(
+            message,
+            lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
+        )
+        agent, prompt = self.agents.serving(), live.request.prompt
+        self.titles.begin(agent, run_id, live.run.session_id, prompt)
+        return live.user
+
+    async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
+        """An agent that tries to exit the process only fails its own turn."""
+        try:
+            await self.agents.ready(agent)
+            if agent.is_async:
+                await agent.run(turn)
+            else:
+                await run_blocking(agent.run, turn)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise RuntimeError(f"the agent raised {type(error).__name__}") from error
+        finally:
+            turn.fence()
+
+    async def _summarize(self, agent: Agent, request: TurnRequest) -> None:
+        await self.agents.ready(agent)
+        await write_summary(self._services, request, agent)
+
+    def _outcome(self, live: LiveRun) -> Outcome:
+        """How the agent left its turn, if no doom decides otherwise."""
+        task = live.agent_task
+        if live.grace is not None:
+            live.grace.cancel()
+        if task is None:
+            return Outcome.FAILED
+        if not task.done():
+            self.abandoned += 1
+            log.error("run %s: the agent ignored its cancellation; abandoned", live.run.run_id)
+            task.add_done_callback(_log_late)
+            return Outcome.CANCELED
+        if task.cancelled():
+            return Outcome.CANCELED
+        # Prompts that could not be stored were never answered, whatever the agent made of that.
+        live.cause = task.exception() or live.cause
+        if live.cause is None:
+            return Outcome.COMPLETED
+        live.failure = explain(live.cause, live.run.run_id)
+        return Outcome.FAILED
+
+    async def _end_requests(self, live: LiveRun) -> None:
+        """Close what the turn has asked people, and kill its commands."""
+        if live.turn is not None:
+            live.turn.fence()
+        self._services.permissions.close_run(live.run.run_id)
+        self._services.questions.close_run(live.run.run_id)
+        if live.turn is not None:
+            await live.turn.end_commands()
+
+    def _broke(self, live: LiveRun, error: Exception) -> None:
+        log.error("run %s: the turn broke", live.run.run_id, exc_info=error)
+        live.failure = Failure("Internal error", f"{type(error).__name__}: {words(error)}")
+
+    async def _fold(self, live: LiveRun) -> list[Message]:
+        """Store the prompts that were typed to steer this turn, then hand them to the agent. If
+        they cannot be stored the turn fails, and its ending stores what is missing."""
+        if live.request.auto_approve:
+            return []  # whoever joins a turn must be asked as in one of their own
+        riders = [self._live[run.run_id] for run in self._runs.fold(live.run)]
         for rider in riders:
-            rider.carrier = job
-            job.riders.append(rider)
-            rider.started_at = self._clock.now()
+            rider.carrier = live
+            rider.started_at = self._services.clock.now()
         if not riders:
             return []
-        return await self._lanes.push(job.run.session_id, lambda: self._store_riders(job, riders))
-
-    async def _store_riders(self, job: Job, riders: list[Job]) -> list[Message]:
-        """If this fails the turn fails, and its ending stores what is missing."""
-        lives = [self.turns.user_message(rider, job.run.run_id) for rider in riders]
+        messages = [self._user_message(rider) for rider in riders]
+        save = self._services.transcript.unsaved(messages)
         try:
-            await self._store.submit(self._transcript.unsaved(lives), promise=True)
+            await self._services.store.promise(lambda conn, scope: save(conn))
         except Exception as error:
-            job.cause = error
+            live.cause = error
             raise
-        self._transcript.saved(lives)
-        return [live.snapshot() for live in lives]
+        self._services.transcript.saved(messages)
+        return [message.snapshot() for message in messages]
+
+    # An ending -----------------------------------------------------------------------------------
+
+    async def _record(self, record: Record) -> None:
+        """Write an ending and publish it: the only place where a run ends."""
+        group = [self._live[run.run_id] for run in (record.run, *record.riders)]
+        messages = self._close_messages(group, record.outcome)
+        session: Session | None = None
+        try:
+            if group[0].kind != SUMMARIZE:
+                session = await self._commit(group, messages)
+        except TROUBLE:
+            effects = self._runs.unsaved(record.run)
+        else:
+            effects = self._recorded(group)
+        self._publish_ending(group, record.outcome, session)
+        self._perform(effects)
+
+    def _close_messages(self, group: list[LiveRun], outcome: Outcome) -> list[LiveMessage]:
+        """Give runs the messages that their ending calls for; returns what it must store."""
+        first, *riders = group
+        messages: list[LiveMessage] = []
+        if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
+            try:
+                # Canceled before it could start, it begins now: what a person typed is never lost.
+                turn = first.turn or self._begin(first)
+                turn.close(outcome, first.failure)
+                first.message_id, first.text = turn.last.message.id, turn.last.message.text
+                messages += turn.messages
+                messages += [rider.user or self._user_message(rider) for rider in riders]
+            except Exception as error:  # noqa: BLE001 - logged there; the run must end
+                self._broke(first, error)
+        now = self._services.clock.now()
+        for live in group:
+            live.end(outcome, now)
+        return messages
+
+    async def _commit(self, group: list[LiveRun], messages: list[LiveMessage]) -> Session | None:
+        """Write an ending; None if its session is gone. Raises TROUBLE if the store cannot write:
+        then the ending is kept, and written when that is possible again."""
+        transcript = self._services.transcript
+        work = self._ending_work(group, messages)
+        run = group[0].run
+
+        def written(session: Session | None) -> None:
+            if session is not None:
+                transcript.saved(messages)
+                self._services.hub.publish("updated", session)
+            self._perform(self._recorded(group))
+
+        run_ids = tuple(live.run.run_id for live in group)
+        ending = Ending(self._services.store.scope, run.session_id, run_ids, work, written)
+        try:
+            session = await self._endings.commit(ending)
+        except Exception as error:
+            of_store = isinstance(error, TROUBLE)
+            log.error("run %s is not saved: %s", run.run_id, error, exc_info=not of_store)
+            for live in group:
+                live.not_saved(error)
+            if of_store:
+                raise
+            # What was said cannot be stored; that the run ended can.
+            return await self._commit(group, []) if messages else None
+        if session is not None:
+            transcript.saved(messages)
+        return session
+
+    def _ending_work(
+        self, group: list[LiveRun], messages: list[LiveMessage]
+    ) -> Callable[[Connection], Session]:
+        """The transaction that ends a run and its riders, as they are now, with their messages."""
+        scope, session_id = self._services.store.scope, group[0].run.session_id
+        save = self._services.transcript.unsaved(messages)
+        rows = [live.ending_row() for live in group]
+
+        def end(conn: Connection) -> Session:
+            session_rows.require_session(conn, scope, session_id)
+            save(conn)
+            for row in rows:
+                run_rows.end_run(conn, scope, row)
+            return session_rows.get_session(conn, scope, session_id)
+
+        return end
+
+    def _recorded(self, group: list[LiveRun]) -> list[Effect]:
+        effects = self._runs.recorded(group[0].run)
+        for live in group:
+            del self._live[live.run.run_id]
+        return effects
+
+    def _publish_ending(
+        self, group: list[LiveRun], outcome: Outcome, session: Session | None
+    ) -> None:
+        hub = self._services.hub
+        if group[0].kind != SUMMARIZE:
+            self.outcomes[outcome] += len(group)
+            if session is not None and outcome is not Outcome.CLEARED:
+                hub.publish("updated", session)
+            notice = _notice(group[0], session)
+            if notice is not None:
+                hub.publish("created", notice)
+        for live in group:
+            if live.kind != SUMMARIZE:
+                hub.publish("updated", live.completion())
+            resolve_once(live.ended)
+            if live.detach:
+                self._services.lifetime.run_ended(live.run.run_id)
 
     # Views of runs -------------------------------------------------------------------------------
 
-    def _describe(self, job: Job) -> str:
-        """A run's state for outsiders. One that the machine has started but whose lane is still
-        busy with the ending before it is not active yet; an unpublished ending still is."""
-        if job.run.state is RunState.ENDED and job.carrier is not None:
-            return "folded"
-        if job.run.state in (RunState.ACTIVE, RunState.ENDED):
-            return "active" if job.started_at else "accepted"
-        return self._runs.describe(job.run)
+    def _info(self, live: LiveRun) -> RunInfo:
+        return live.info(self._runs.describe(live.run))
 
     def states(self) -> list[tuple[str, str]]:
-        """Session and state of every run that lives, as outsiders see it."""
-        return [(job.run.session_id, self._describe(job)) for job in self._jobs.values()]
+        """Session and state of every live run, as clients see it."""
+        return [(run.session_id, self._runs.describe(run)) for run in self._runs.live()]
 
     async def run_info(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """One run; with `wait`, its state when it has ended or the time is up."""
-        job = self._jobs.get(run_id) or self.closing.unsaved.get(run_id)
-        if job is not None and wait > 0:
-            await within(self._clock, job.published, wait)
-        if job is not None and job.run.durable:
-            return self._job_info(job)
-        scope = self._scope
-
-        def read(conn: Connection) -> RunInfo:
-            return row_info(conn, scope, run_rows.get_run(conn, scope, run_id))
-
+        live = self._live.get(run_id)
+        if live is not None and wait > 0:
+            await wait_at_most(self._services.clock, live.ended, wait)
+        if live is not None and live.run.durable:
+            return self._info(live)
         try:
-            return await self._store.read(read)
+            return await self._services.store.read(row_info, run_id)
         except RunNotFound:
-            # A row comes first, for a job without a promise may repeat a run that has ended.
-            if job is None or job.run.state is RunState.WITHDRAWN:
+            # A row comes first, for a run without a promise may repeat one that has ended.
+            if live is None or live.run.over:
                 raise
-            return self._job_info(job)
+            return self._info(live)
 
     async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
-        """Runs, oldest first. References are taken before the read, as in the transcript: a run
-        that ends meanwhile is then told by its job, not by a row that was not written yet."""
-        jobs = self.closing.unsaved | self._jobs
-        scope, unsure = self._scope, [key for key, job in jobs.items() if not job.run.durable]
+        """Runs, oldest first. The live ones are collected before the read, as in the transcript:
+        one that ends meanwhile is told by its object, not by a row that was not written yet."""
+        known = dict(self._live)
+        unsure = [key for key, live in known.items() if not live.run.durable]
         infos = []
-        for info in await self._store.read(
-            lambda conn: row_infos(conn, scope, session_id, state, unsure)
-        ):
-            job = jobs.pop(info.run_id, None)
-            infos.append(self._job_info(job) if job is not None and job.run.durable else info)
+        for info in await self._services.store.read(row_infos, session_id, state, unsure):
+            live = known.pop(info.run_id, None)
+            infos.append(self._info(live) if live is not None and live.run.durable else info)
         infos += [
-            self._job_info(job)
-            for job in jobs.values()
-            if session_id in (None, job.run.session_id) and job.run.state is not RunState.WITHDRAWN
+            self._info(live)
+            for live in known.values()
+            if session_id in (None, live.run.session_id)
+            and (live.run.durable or not live.run.over)  # not one that was withdrawn
         ]
         return [info for info in infos if state in (None, info.state)]
-
-    def _job_info(self, job: Job) -> RunInfo:
-        return job.info("ended" if job.published.done() else self._describe(job))
 
     # The end -------------------------------------------------------------------------------------
 
     async def drop(self, session_id: str) -> None:
         """Cancel a session that is being deleted and wait until its last ending is out."""
-        waiter = asyncio.get_running_loop().create_future()
-        waiter = self._drained.setdefault(session_id, waiter)
-        self._perform(self._runs.drop(session_id).effects)
+        self._perform(self._runs.drop(session_id))
         bound = self._settings.cancel_grace + self._settings.drain
-        if not await within(self._clock, waiter, bound):
+        endings = [self._live[run.run_id].ended for run in self._runs.live(session_id)]
+        if not await all_done(self._services.clock, endings, bound):
             log.error("session %s did not drain in %s s; deleted all the same", session_id, bound)
-        self._drained.pop(session_id, None)
-        # The last ending may still be on its way through the lane.
-        await self._lanes.push(session_id, nothing)
 
     def readmit(self, session_id: str) -> None:
         """The deletion is over. If it failed, the session is still there and takes prompts."""
@@ -437,59 +539,58 @@ class Runner:
 
     def shut(self) -> None:
         """Accept nothing more and cancel everything, from this call on."""
-        if None not in self._drained:
-            self._drained[None] = asyncio.get_running_loop().create_future()
         self._perform(self._runs.close())
 
     async def close(self) -> None:
         """End every run and publish the endings, or abandon what does not end in time."""
         self.shut()
-        drained = asyncio.ensure_future(self._drain(self._drained[None]))
-        if not await within(self._clock, drained, self._settings.drain):
+        clock, drain = self._services.clock, self._settings.drain
+        endings = [live.ended for live in self._live.values()]
+        if not await all_done(clock, endings, drain):
             # The cancel grace may be longer than the drain: give the agents up, as after it.
-            for job in self._jobs.values():
-                settled(job.over)
-        if not await within(self._clock, drained, self._settings.drain):
+            for live in self._live.values():
+                resolve_once(live.left)
+        if not await all_done(clock, endings, drain):
             log.error("workspace %s did not drain; abandoning it", self._services.path)
-            drained.cancel()
         await self._save_last()
 
     async def _save_last(self) -> None:
         """One more try for the endings that wait. What is still not written then is written when
         the store is next opened; if that is by another process, as interrupted."""
-        unsaved = self.closing.unsaved
-        if unsaved:
+        if self._live:
             trying = asyncio.ensure_future(self._endings.retry())
-            await within(self._clock, trying, self._settings.drain)
-        if unsaved:
-            log.error("workspace %s: not saved are %s", self._services.path, list(unsaved))
-        self._endings.leave(self)
+            await wait_at_most(self._services.clock, trying, self._settings.drain)
+        if self._live:
+            log.error("workspace %s: not saved are %s", self._services.path, list(self._live))
+        self._endings.leave()
 
-    async def let_agents_go(self) -> None:
+    async def close_agents(self) -> None:
         """Close them, and cancel whatever they left running."""
-        closing = self._spawn(self.staff.close())
-        if not await within(self._clock, closing, self._settings.drain):
+        closing = self._tasks.spawn(self.agents.close())
+        if not await wait_at_most(self._services.clock, closing, self._settings.drain):
             log.error("workspace %s: the agent did not close", self._services.path)
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def _drain(self, waiter: asyncio.Future[None]) -> None:
-        await waiter
-        await self._lanes.idle()
+        self._tasks.cancel()
 
     def change_agent(self, agent: Agent | None) -> None:
         """Runs that start from now on are answered by this one."""
-        self.staff.replace(agent)
-        if not self._jobs and self.chores.idle:
-            self._spawn(self.staff.close_former())
+        self.agents.replace(agent)
+        if not self._live and self.titles.tasks.idle:
+            self._tasks.spawn(self.agents.close_replaced())
 
-    # Inside --------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._own(task)
-        return task
+def _notice(live: LiveRun, session: Session | None) -> AgentEvent | None:
+    """The event that goes out before the `run_complete`; none for what was canceled."""
+    event = AgentEvent("agent_finished", live.run.session_id, run_id=live.run.run_id)
+    if live.outcome is Outcome.COMPLETED:
+        event.session_title = session.title if session is not None else ""
+    elif live.outcome is Outcome.FAILED:
+        event.type, event.error = "error", live.error
+    else:
+        return None
+    return event
 
-    def _own(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+def _log_late(done: asyncio.Future[None]) -> None:
+    """An abandoned agent has left after all; its run ended long ago."""
+    if not done.cancelled() and done.exception() is not None:
+        log.warning("an abandoned agent failed", exc_info=done.exception())

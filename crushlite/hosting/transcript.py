@@ -1,7 +1,7 @@
 """The live messages of a workspace: parts that grow, coalesced events, and the overlay reads see.
 
 A message is *live* from its creation until its last state is committed. While it is live this
-module, not the database, holds its newest state: streams are told at once or within the coalescing
+module, not the database, holds its newest state: streams get it at once or within the coalescing
 window, rows follow more lazily, and REST reads are overlaid with what streams saw.
 
 Two kinds of change. *Growth* (text or reasoning got longer, tool input streamed in) is published
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from ..clock import Clock, Timer
     from ..events import Hub
     from ..protocol.messages import Message
-    from ..store import Connection, Store
+    from ..store import Connection, ScopedStore
+
+    Work = Callable[[Connection], None]
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +47,44 @@ ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
 ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
 
 
-class Live:
+class Placement:
+    """Where a message stands in its session: what the store's thread needs to insert its row. The
+    only object that both threads use, so it is written once, apart from two changes that are right
+    at any moment: `before` is forgotten when the row exists, `dropped` is set when there shall be
+    none."""
+
+    __slots__ = ("before", "dropped", "insert", "message_id")
+
+    def __init__(
+        self, message_id: str, insert: Callable[[Connection], None], before: Placement | None
+    ) -> None:
+        self.message_id = message_id
+        self.insert = insert
+        self.before = before  # the message that began before this one
+        self.dropped = False
+
+    def fill(self, conn: Connection, scope: str) -> None:
+        """Insert the row of this message, after those that began before it and have none: rows are
+        placed by the order of their insertion. Where one has a row, so have all before it."""
+        missing: list[Placement] = []
+        place: Placement | None = self
+        while place is not None and message_rows.position_of(conn, scope, place.message_id) is None:
+            missing.append(place)
+            place = place.before
+        for place in reversed(missing):
+            if not place.dropped:
+                place.insert(conn)
+
+
+class LiveMessage:
     """A message that is still being written. Only Transcript writes these attributes."""
 
     __slots__ = (
         "deleted",
-        "earlier",
         "grown",
-        "insert",
         "message",
         "only_growth",
+        "place",
         "published",
         "row_time",
         "row_timer",
@@ -66,9 +96,9 @@ class Live:
         "written",
     )
 
-    def __init__(self, message: Message, insert: Callable[[Connection], None]) -> None:
+    def __init__(self, message: Message, place: Placement) -> None:
         self.message = message
-        self.insert = insert  # how the row comes to be, the first time it is written
+        self.place = place
         self.text_tail: list[str] = []  # pieces not yet joined: joining each would be quadratic
         self.thought_tail: list[str] = []
         self.version = 1  # counts changes; the next three say how far each has followed
@@ -81,9 +111,6 @@ class Live:
         self.row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
         self.timer: Timer | None = None
         self.deleted = False
-        # The one that began before it in its session, until this one has a row: in the store's
-        # thread too, hence never changed to anything but None.
-        self.earlier: Live | None = None
 
     @property
     def finished(self) -> bool:
@@ -108,31 +135,33 @@ class Live:
 
 class Transcript:
     def __init__(
-        self, *, store: Store, scope: str, hub: Hub, clock: Clock, coalesce: float = 0.033
+        self, *, store: ScopedStore, hub: Hub, clock: Clock, coalesce: float = 0.033
     ) -> None:
         self._store = store
-        self._scope = scope
         self._hub = hub
         self._clock = clock
         self._coalesce = coalesce
-        self._live: dict[str, Live] = {}  # by message id, in order of creation
-        self._latest: dict[str, Live] = {}  # by session, the one that began last, while it is live
-        self._failed: dict[Live, None] = {}  # of which the last write did not work, in order
+        self._live: dict[str, LiveMessage] = {}  # by message id, in order of creation
+        self._latest: dict[str, Placement] = {}  # by session, of the message that began last
+        self._failed: dict[LiveMessage, None] = {}  # of which the last write did not work, in order
 
     # Writing -------------------------------------------------------------------------------------
 
-    def create(self, message: Message, insert: Callable[[Connection], None] | None = None) -> Live:
+    def create(
+        self, message: Message, insert: Callable[[Connection], None] | None = None
+    ) -> LiveMessage:
         """Begin a message: published at once, its row submitted. `insert` makes that row."""
-        first, scope = _copy(message), self._scope
-        live = Live(message, insert or (lambda c: message_rows.insert_message(c, scope, first)))
+        first, scope = _copy(message), self._store.scope
+        insert = insert or (lambda conn: message_rows.insert_message(conn, scope, first))
+        before = self._latest.get(message.session_id)
+        live = LiveMessage(message, Placement(message.id, insert, before))
         self._live[message.id] = live
-        live.earlier = self._latest.get(message.session_id)
-        self._latest[message.session_id] = live
+        self._latest[message.session_id] = live.place
         self._hub.publish("created", live.snapshot())
         self._write(live)
         return live
 
-    def say(self, live: Live, text: str) -> None:
+    def say(self, live: LiveMessage, text: str) -> None:
         self._close_reasoning(live)
         if not any(isinstance(part, TextPart) for part in live.message.parts):
             # Models like to open with a line break, which shows as a blank first line in a pipe.
@@ -141,7 +170,7 @@ class Transcript:
         live.text_tail.append(text)
         self._grew(live, len(text))
 
-    def think(self, live: Live, text: str, signature: str = "") -> None:
+    def think(self, live: LiveMessage, text: str, signature: str = "") -> None:
         part = next((p for p in live.message.parts if isinstance(p, ReasoningPart)), None)
         if part is None:
             part = ReasoningPart(started_at=int(self._clock.now()))
@@ -150,7 +179,7 @@ class Transcript:
         live.thought_tail.append(text)
         self._grew(live, len(text))
 
-    def tool_call(self, live: Live, call: ToolCallPart) -> None:
+    def tool_call(self, live: LiveMessage, call: ToolCallPart) -> None:
         """Add a call, or replace the known one with its id."""
         self._close_reasoning(live)
         known = next((c for c in live.message.tool_calls if c.id == call.id), None)
@@ -165,7 +194,7 @@ class Transcript:
             live.only_growth = False  # growing input is debounced but is no growth of text
             self._grew(live, len(call.input))
 
-    def finish(self, live: Live, finish: FinishPart, *, write: bool = True) -> None:
+    def finish(self, live: LiveMessage, finish: FinishPart, *, write: bool = True) -> None:
         """Set the finish part: at most one, last. `write=False` leaves the row to `unsaved`."""
         self._close_reasoning(live, flush=False)
         parts = [part for part in live.message.parts if not isinstance(part, FinishPart)]
@@ -173,22 +202,22 @@ class Transcript:
         live.joined()
         self.changed(live, write=write)
 
-    def erase(self, live: Live) -> None:
+    def erase(self, live: LiveMessage) -> None:
         """Drop what was streamed into the message."""
         live.text_tail.clear()
         live.thought_tail.clear()
         live.message.parts = []
         self.changed(live)
 
-    def changed(self, live: Live, *, write: bool = True) -> None:
-        """A structural change: everybody is told now, and the row follows now."""
+    def changed(self, live: LiveMessage, *, write: bool = True) -> None:
+        """A structural change: published now, and the row follows now."""
         live.version += 1
         live.only_growth = False
         if not live.deleted:
             self._live[live.message.id] = live  # it may have left, finished and written, before
         self.flush(live, write=write)
 
-    def flush(self, live: Live, *, write: bool = True) -> None:
+    def flush(self, live: LiveMessage, *, write: bool = True) -> None:
         """Publish and write what is not out yet; a second flush does nothing."""
         self._disarm(live)
         self._publish(live)
@@ -199,7 +228,7 @@ class Transcript:
         for live in list(self._live.values()):
             self.flush(live)
 
-    def delete(self, live: Live) -> None:
+    def delete(self, live: LiveMessage) -> None:
         """Remove a message for good; its buffered state must not bring the row back."""
         self._discard(live)
         self._live[live.message.id] = live  # hides its row from readers until that is gone
@@ -217,17 +246,25 @@ class Transcript:
 
     # The ending's transaction --------------------------------------------------------------------
 
-    def unsaved(self, lives: Iterable[Live]) -> Callable[[Connection], None]:
-        """What a transaction must do to store the newest state of these messages."""
-        work = [self._save(live) for live in lives if live.written < live.version]
+    def unsaved(self, messages: Iterable[LiveMessage]) -> Work:
+        """What a transaction must do to store the newest state of these messages. That is
+        collected here: the transaction runs in another thread, while these objects change."""
+        scope, now = self._store.scope, int(self._clock.now())
+        newest = [live for live in messages if live.written < live.version]
+        places = [live.place for live in newest if not live.written]
+        snapshots = [live.snapshot() for live in newest]
+        for message in snapshots:
+            message.updated_at = now
 
         def save(conn: Connection) -> None:
-            for step in work:
-                step(conn)
+            for place in places:
+                place.fill(conn, scope)
+            for message in snapshots:
+                message_rows.save_message(conn, scope, message)
 
         return save
 
-    def saved(self, lives: Iterable[Live]) -> None:
+    def saved(self, lives: Iterable[LiveMessage]) -> None:
         """That transaction is committed."""
         for live in lives:
             self._wrote(live, live.version)
@@ -238,9 +275,7 @@ class Transcript:
     async def messages(self, session_id: str) -> list[Message]:
         """A session's messages, oldest first, as streams have seen them."""
         seen = self._seen(session_id)
-        rows = await self._store.read(
-            lambda conn: message_rows.list_messages(conn, self._scope, session_id)
-        )
+        rows = await self._store.read(message_rows.list_messages, session_id)
         return _overlaid(rows, seen | self._seen(session_id))
 
     async def messages_json(self, session_id: str) -> list[bytes]:
@@ -248,9 +283,7 @@ class Transcript:
         messages each, to be joined by commas."""
         (pieces, newest), seen = await self._read_beside(
             lambda: self._seen(session_id),
-            lambda conn, ids, recent: listing.message_texts(
-                conn, self._scope, session_id, ids, recent
-            ),
+            functools.partial(listing.message_texts, sid=session_id),
         )
         return [*pieces, *map(_text, _overlaid(newest, seen))]
 
@@ -258,13 +291,11 @@ class Transcript:
         """What was typed, newest first: in one session, or in all. Pieces, as above."""
         (newest, pieces), seen = await self._read_beside(
             lambda: self._seen(session_id, role="user"),
-            lambda conn, ids, recent: listing.user_message_texts(
-                conn, self._scope, session_id, ids, recent
-            ),
+            functools.partial(listing.user_message_texts, sid=session_id),
         )
         return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
 
-    def _seen(self, session_id: str | None, role: str | None = None) -> dict[str, Live]:
+    def _seen(self, session_id: str | None, role: str | None = None) -> dict[str, LiveMessage]:
         """What streams have seen and the rows may not hold yet. Taken before a read and after it:
         a message that commits and leaves while the reader still has an older snapshot would
         otherwise be in neither."""
@@ -276,16 +307,16 @@ class Transcript:
 
     async def _read_beside(
         self,
-        look: Callable[[], dict[str, Live]],
-        read: Callable[..., T],  # with a connection, and the ids of the live ones
-    ) -> tuple[T, dict[str, Live]]:
+        look: Callable[[], dict[str, LiveMessage]],
+        read: Callable[..., T],  # of (conn, scope, *, live, recent), with the ids of the live ones
+    ) -> tuple[T, dict[str, LiveMessage]]:
         """Read around the live messages. One that came up meanwhile may be among the texts, where
         it cannot be found again: then the read is repeated with the newest rows as themselves.
         Once, since while a turn goes on there may be a new one each time."""
         seen = look()
         for recent in (0, listing.RECENT):
             ids = list(seen)
-            found: T = await self._store.read(functools.partial(read, ids=ids, recent=recent))
+            found: T = await self._store.read(functools.partial(read, live=ids, recent=recent))
             seen |= look()
             if len(seen) == len(ids):
                 break
@@ -293,7 +324,7 @@ class Transcript:
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _grew(self, live: Live, amount: int) -> None:
+    def _grew(self, live: LiveMessage, amount: int) -> None:
         if live.deleted:
             return  # its timers would run for ever, as nothing of it is published
         live.version += 1
@@ -306,16 +337,16 @@ class Transcript:
         if live.timer is None:
             self._tick(live)
 
-    def _arm_row(self, live: Live) -> None:
+    def _arm_row(self, live: LiveMessage) -> None:
         if live.row_timer is None:
             delay = live.row_time + ROW_SECONDS - self._clock.time()
             live.row_timer = self._clock.call_later(delay, lambda: self._row_due(live))
 
-    def _row_due(self, live: Live) -> None:
+    def _row_due(self, live: LiveMessage) -> None:
         live.row_timer = None
         self._write(live)
 
-    def _tick(self, live: Live) -> None:
+    def _tick(self, live: LiveMessage) -> None:
         """Publish what came in and open the next window; an idle window is not followed by one."""
         live.timer = None
         if live.published == live.version:
@@ -325,13 +356,13 @@ class Transcript:
             self._write(live)
         live.timer = self._clock.call_later(self._coalesce, lambda: self._tick(live))
 
-    def _publish(self, live: Live) -> None:
+    def _publish(self, live: LiveMessage) -> None:
         if live.published != live.version and not live.deleted:
             live.published = live.version
             self._hub.publish("updated", live.snapshot(), growth=live.only_growth)
             live.only_growth = True
 
-    def _close_reasoning(self, live: Live, *, flush: bool = True) -> None:
+    def _close_reasoning(self, live: LiveMessage, *, flush: bool = True) -> None:
         part = next((p for p in live.message.parts if isinstance(p, ReasoningPart)), None)
         if part is not None and not part.finished_at:
             live.joined()
@@ -339,33 +370,14 @@ class Transcript:
             if flush:
                 self.changed(live)
 
-    def _save(self, live: Live) -> Callable[[Connection], None]:
-        message = live.snapshot()
-        message.updated_at = int(self._clock.now())
-        scope = self._scope
-        latest = live if not live.written else None
-
-        def save(conn: Connection) -> None:
-            # Whoever has a row, so have all before it: back to the first one that has, then on in
-            # the order of their beginning. Almost always that is this one and the one before it.
-            missing, one = [], latest
-            while one is not None and message_rows.position_of(conn, scope, one.message.id) is None:
-                missing.append(one)
-                one = one.earlier
-            for one in reversed(missing):
-                if not one.deleted:
-                    one.insert(conn)
-            message_rows.save_message(conn, scope, message)
-
-        return save
-
-    def _write(self, live: Live) -> None:
+    def _write(self, live: LiveMessage) -> None:
         if live.submitted == live.version or live.deleted:
             return
         live.submitted = version = live.version
         live.grown = 0
         live.row_time = self._clock.time()
-        done: asyncio.Future[None] = self._store.submit(self._save(live))
+        save = self.unsaved([live])
+        done: asyncio.Future[None] = self._store.write(lambda conn, scope: save(conn))
 
         def note(done: asyncio.Future[None]) -> None:
             if self._worked(live, done):
@@ -381,11 +393,9 @@ class Transcript:
 
         done.add_done_callback(note)
 
-    def _remove(self, live: Live) -> None:
+    def _remove(self, live: LiveMessage) -> None:
         message_id = live.message.id
-        done: asyncio.Future[None] = self._store.submit(
-            lambda conn: message_rows.delete_message(conn, self._scope, message_id)
-        )
+        done: asyncio.Future[None] = self._store.write(message_rows.delete_message, message_id)
 
         def note(done: asyncio.Future[None]) -> None:
             if self._worked(live, done):
@@ -393,7 +403,7 @@ class Transcript:
 
         done.add_done_callback(note)
 
-    def _worked(self, live: Live, done: asyncio.Future[None]) -> bool:
+    def _worked(self, live: LiveMessage, done: asyncio.Future[None]) -> bool:
         """Whether a write succeeded; one that failed is remembered for `_retry`."""
         error = None if done.cancelled() else done.exception()
         if error is not None:
@@ -415,33 +425,33 @@ class Transcript:
             else:
                 self._write(live)
 
-    def _wrote(self, live: Live, version: int) -> None:
+    def _wrote(self, live: LiveMessage, version: int) -> None:
         live.written = max(live.written, version)
-        live.earlier = None
+        live.place.before = None
         if live.finished and live.written == live.version and not live.deleted:
             self._let_go(live)
 
-    def _discard(self, live: Live) -> None:
-        live.deleted = True
+    def _discard(self, live: LiveMessage) -> None:
+        live.deleted = live.place.dropped = True
         self._disarm(live)
         self._let_go(live)
 
-    def _let_go(self, live: Live) -> None:
+    def _let_go(self, live: LiveMessage) -> None:
         self._live.pop(live.message.id, None)
-        if self._latest.get(live.message.session_id) is live:
-            if live.earlier is not None:  # deleted before it had a row, and so may be those before
-                self._latest[live.message.session_id] = live.earlier
+        if self._latest.get(live.message.session_id) is live.place:
+            if live.place.before is not None:  # deleted before it had a row: those before may be
+                self._latest[live.message.session_id] = live.place.before  # without one as well
             else:
                 del self._latest[live.message.session_id]
 
-    def _disarm(self, live: Live) -> None:
+    def _disarm(self, live: LiveMessage) -> None:
         for timer in (live.timer, live.row_timer):
             if timer is not None:
                 timer.cancel()
         live.timer = live.row_timer = None
 
 
-def _overlaid(rows: list[Message], seen: dict[str, Live]) -> list[Message]:
+def _overlaid(rows: list[Message], seen: dict[str, LiveMessage]) -> list[Message]:
     """Rows, oldest first, with what streams have seen of them instead, and the newer ones."""
     answer = []
     for row in rows:

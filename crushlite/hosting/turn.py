@@ -1,6 +1,6 @@
-"""What an agent's calls do: the transcript they grow, the people they ask, the fence behind them.
+"""What an agent's calls do: the transcript they grow, the people they ask, the commands they start.
 
-A LiveTurn is made by the runner for one run (or by chores.py for one summary) and handed to the
+A LiveTurn is made by the runner for one run (or by summaries.py for one summary) and handed to the
 agent. The agent can only add to the turn; how it ends is written by `close`, which its maker calls
 once, after the agent is gone or was given up. From `fence` on every call raises TurnOver and
 publishes nothing, so an agent that was abandoned cannot reach back into a turn that clients have
@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.base import Usage, Verdict
-from ..commands import process
 from ..errors import BadRequest, LimitReached, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
@@ -29,25 +28,26 @@ from ..protocol.questions import Question, QuestionBatch
 from ..protocol.sessions import Todo
 from ..runs import Outcome
 from ..store import TROUBLE, files as file_rows, sessions as session_rows
-from ..undo.changes import Noting
-from ..worktree.states import FileState, mode_of
+from ..store.files import Change, FileState
+from ..wing import Author
 from .dialogs import Allowed
+from .prompts import Failure, clean
+from .watching import start_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..clock import Clock
-    from ..commands.background import Background, JobOutput
+    from ..commands.background import JobOutput
     from ..commands.process import Command, Exit
-    from ..events import Hub
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
     from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
-    from ..store import Connection, Store
-    from ..undo.changes import Changes
-    from .dialogs import Permissions, Questions
-    from .transcript import Live, Transcript
+    from ..store import Connection
+    from .prompts import TurnRequest
+    from .services import Services
+    from .transcript import LiveMessage
+    from .watching import WatchedCommand
 
 log = logging.getLogger(__name__)
 
@@ -55,52 +55,7 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
-BREATHS = 64  # says between two suspensions even if no time passes: see LiveTurn._breathe
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What the turns of one workspace share."""
-
-    path: Path
-    env: Mapping[str, str]
-    store: Store
-    scope: str
-    hub: Hub
-    clock: Clock
-    transcript: Transcript
-    permissions: Permissions
-    questions: Questions
-    interactive: Callable[[], bool]
-    coalesce: float
-    background: Background
-    changes: Changes
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What one run asks of its turn."""
-
-    run_id: str
-    session_id: str
-    prompt: str
-    attachments: tuple[Attachment, ...] = ()
-    max_cost: float | None = None
-    max_steps: int | None = None
-    auto_approve: bool = False  # nobody is asked for permissions of this run
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a turn failed, as the user will read it."""
-
-    title: str
-    detail: str
-
-    def __post_init__(self) -> None:
-        # Errors about files quote their names, which need not be text; a row must be.
-        object.__setattr__(self, "title", _clean(self.title))
-        object.__setattr__(self, "detail", _clean(self.detail))
+PIECES = 64  # says between two suspensions even if no time passes: see LiveTurn._yield
 
 
 class LiveTurn:
@@ -109,32 +64,32 @@ class LiveTurn:
     def __init__(
         self,
         services: Services,
-        order: Order,
+        request: TurnRequest,
         selected: SelectedModel,
         fold: Callable[[], Awaitable[list[Message]]],
         summarize: Callable[[], Awaitable[None]] | None = None,
         *,
         is_summary: bool = False,
     ) -> None:
-        self.run_id = order.run_id
-        self.session_id = order.session_id
-        self.prompt = order.prompt
-        self.attachments: Sequence[Attachment] = order.attachments
+        self.run_id = request.run_id
+        self.session_id = request.session_id
+        self.prompt = request.prompt
+        self.attachments: Sequence[Attachment] = request.attachments
         self.path = services.path
         self.env = services.env
-        self.max_steps = order.max_steps
+        self.max_steps = request.max_steps
         self.denied = 0
         self.spent = Usage()  # what the last model call used
         self._services = services
-        self._order = order
+        self._request = request
         self._selected = selected
         self._fold = fold
         self._summarize = summarize
         self._is_summary = is_summary
         self._commands: set[Command] = set()  # those that die with the run
-        self._noting: dict[Command, Noting] = {}  # what they change, until it is on record
+        self._watched: dict[Command, WatchedCommand] = {}  # until their watches are told
         self._over = False
-        self._step: Live | None = None  # the assistant message of the current step
+        self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
         self._steps = 0
         self._cost = 0.0
@@ -143,18 +98,19 @@ class LiveTurn:
         self._results: set[str] = set()  # tool calls that have one, of all steps
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
-        self._lives: list[Live] = []  # every message of this turn, for the ending's transaction
+        self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
         self._said = 0
-        self._breathed = services.clock.time()
+        self._yielded = services.clock.time()
 
     # For its maker -------------------------------------------------------------------------------
 
     @property
-    def lives(self) -> list[Live]:
-        return self._lives
+    def messages(self) -> list[LiveMessage]:
+        """Every message of this turn."""
+        return self._messages
 
     @property
-    def last(self) -> Live:
+    def last(self) -> LiveMessage:
         """The turn's last assistant message; it exists once the turn is closed."""
         assert self._step is not None
         return self._step
@@ -164,9 +120,9 @@ class LiveTurn:
         """Whether the agent said anything at all."""
         return self._step is not None and bool(self._step.joined().text)
 
-    def adopt(self, live: Live) -> None:
+    def adopt(self, live: LiveMessage) -> None:
         """A message the runner wrote for this turn."""
-        self._lives.append(live)
+        self._messages.append(live)
 
     def fence(self) -> None:
         self._over = True
@@ -179,9 +135,9 @@ class LiveTurn:
             await asyncio.wait(
                 [command.done for command in self._commands], timeout=COMMAND_SECONDS
             )
-        if self._noting:
-            noting = [noting.task for noting in self._noting.values()]
-            await asyncio.wait(noting, timeout=COMMAND_SECONDS)
+        if self._watched:
+            told = [watched.told for watched in self._watched.values()]
+            await asyncio.wait(told, timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -222,14 +178,11 @@ class LiveTurn:
 
     @property
     def interactive(self) -> bool:
-        return self._services.interactive()
+        return self._services.lifetime.interactive
 
     async def session(self) -> Session:
         self._check()
-        scope, session_id = self._services.scope, self.session_id
-        return await self._services.store.read(
-            lambda conn: session_rows.get_session(conn, scope, session_id)
-        )
+        return await self._services.store.read(session_rows.get_session, self.session_id)
 
     async def history(self) -> list[Message]:
         self._check()
@@ -240,14 +193,14 @@ class LiveTurn:
     async def say(self, text: str) -> None:
         live = self._piece(text)
         if live is not None:
-            self._services.transcript.say(live, _clean(text))
-        await self._breathe()
+            self._services.transcript.say(live, clean(text))
+        await self._yield()
 
     async def think(self, text: str, signature: str = "") -> None:
         live = self._piece(text or signature)
         if live is not None:
-            self._services.transcript.think(live, _clean(text), _clean(signature))
-        await self._breathe()
+            self._services.transcript.think(live, clean(text), clean(signature))
+        await self._yield()
 
     async def tool_call(
         self,
@@ -257,7 +210,7 @@ class LiveTurn:
         finished: bool = True,
     ) -> str:
         self._check()
-        call_id = self._recorded(_clean(id)) if id else _fresh_id()
+        call_id = self._recorded(clean(id)) if id else _fresh_id()
         known = self._calls.get(call_id)
         if id and call_id in self._results:
             if known is not None and not self._results.issuperset(self._calls):
@@ -265,12 +218,12 @@ class LiveTurn:
             # Some servers count their calls from zero in every answer; in a history an id means
             # one call.
             call_id, known = _fresh_id(), None
-            self._fresh_ids[_clean(id)] = call_id
+            self._fresh_ids[clean(id)] = call_id
         live = self._current() if known is None else self.last
-        call = ToolCallPart(call_id, _clean(name), _text(input), finished=bool(finished))
+        call = ToolCallPart(call_id, clean(name), _text(input), finished=bool(finished))
         self._services.transcript.tool_call(live, call)
         self._calls[call_id] = known or call
-        await self._breathe()
+        await self._yield()
         return call_id
 
     async def tool_result(
@@ -283,19 +236,19 @@ class LiveTurn:
         mime_type: str = "",
     ) -> None:
         self._check()
-        await self._noted()
-        call = self._calls.get(self._recorded(_clean(id)))
+        await self._watches_told()
+        call = self._calls.get(self._recorded(clean(id)))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
-        texts = _clean(content), _text(metadata)
-        media = _clean(data), _clean(mime_type)
+        texts = clean(content), _text(metadata)
+        media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
-        await self._breathe()
+        await self._yield()
 
     def progress(self, id: str, output: str) -> None:
         self._check()
-        shown = ToolOutput(self.session_id, self._recorded(_clean(id)), _clean(output))
+        shown = ToolOutput(self.session_id, self._recorded(clean(id)), clean(output))
         self._services.hub.publish("updated", shown, growth=True)
 
     async def step(self) -> None:
@@ -303,7 +256,7 @@ class LiveTurn:
         self._check_steps()
         self._end_step()
         self._new_step = True
-        await self._breathe()
+        await self._yield()
 
     async def erase(self) -> None:
         self._check()
@@ -317,7 +270,7 @@ class LiveTurn:
         if reason not in OWN_REASONS:
             # How a run was canceled or failed is the daemon's to say: the record must not differ.
             raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(OWN_REASONS)}")
-        self._finish = FinishPart(reason, message=_clean(message), details=_clean(details))
+        self._finish = FinishPart(reason, message=clean(message), details=clean(details))
 
     # For the agent: people -----------------------------------------------------------------------
 
@@ -332,13 +285,13 @@ class LiveTurn:
         tool_call_id: str = "",
     ) -> Verdict:
         self._check()
-        if self._order.auto_approve:
+        if self._request.auto_approve:
             return Verdict(True)
         request = PermissionRequest(
             session_id=self.session_id,
             tool_call_id=self._recorded(tool_call_id),
             tool_name=tool_name,
-            description=_clean(description),
+            description=clean(description),
             action=action,
             params=dict(params or {}),
             path=self._directory(path),
@@ -388,26 +341,20 @@ class LiveTurn:
         read_only: bool = False,
     ) -> Command:
         self._check()
-        await self._noted()
-        changes = self._services.changes
-        watch = None if read_only else await changes.begin()
-        try:
-            started = await process.start(
-                command,
-                cwd=cwd or self.path,
-                env=self.env if env is None else env,
-                clock=self._services.clock,
-                on_output=on_output,
-            )
-        except BaseException:
-            if watch is not None:
-                changes.drop(watch)
-            raise
+        await self._watches_told()
+        watched = await start_command(
+            self._services,
+            command,
+            Author(self.session_id, self.run_id),
+            cwd=cwd,
+            env=env,
+            on_output=on_output,
+            read_only=read_only,
+        )
+        started = watched.command
         self._commands.add(started)
-        if watch is not None:
-            author = self.session_id, self.run_id
-            noting = self._noting[started] = Noting(changes, watch, author, started.done)
-            noting.task.add_done_callback(lambda _: self._noting.pop(started, None))
+        self._watched[started] = watched
+        watched.told.add_done_callback(lambda _: self._watched.pop(started, None))
         if self._over:
             started.kill()
             self._check()
@@ -417,8 +364,8 @@ class LiveTurn:
         self._check()
         job_id = self._services.background.adopt(self.session_id, command)
         self._commands.discard(command)
-        if command in self._noting:
-            self._noting[command].let_go()
+        if command in self._watched:
+            self._watched[command].keep()
         return job_id
 
     def job_output(self, job_id: str) -> JobOutput:
@@ -446,7 +393,9 @@ class LiveTurn:
         self._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
 
-        def save(conn: Connection, scope: str, now: float) -> Session:
+        now = self._services.clock.now()
+
+        def save(conn: Connection, scope: str) -> Session:
             known = session_rows.get_session(conn, scope, self.session_id)
             # A count that a provider left out must not make a full context look empty.
             prompt = usage.prompt_tokens or known.prompt_tokens
@@ -455,34 +404,30 @@ class LiveTurn:
                 conn, scope, self.session_id, prompt, completion, owed, now
             )
 
-        self._owed = 0.0 if await self._note("usage", save) else owed
-        if self._order.max_cost is not None and self._cost >= self._order.max_cost:
-            raise LimitReached(f"stopped at max_cost = {self._order.max_cost}")
+        self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
+        if self._request.max_cost is not None and self._cost >= self._request.max_cost:
+            raise LimitReached(f"stopped at max_cost = {self._request.max_cost}")
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
         listed = [_typed(Todo, todo) for todo in todos]
-        await self._note(
-            "to-do list",
-            lambda conn, scope, now: session_rows.set_todos(
-                conn, scope, self.session_id, listed, now
-            ),
-        )
+        now, store = self._services.clock.now(), self._services.store
+        saved = store.write(session_rows.set_todos, self.session_id, listed, now)
+        await self._save("to-do list", saved)
 
     async def file_read(self, path: str) -> None:
         self._check()
-        await self._update(
-            lambda conn, scope, now: file_rows.mark_read(conn, scope, self.session_id, path, now)
-        )
+        now, store = self._services.clock.now(), self._services.store
+        await store.write(file_rows.mark_read, self.session_id, path, now)
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
-        await self._noted()
-        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
-        # Who changes a content keeps the mode: it was the same before.
+        await self._watches_told()
+        mode = await asyncio.to_thread(_mode_of, path) if after is not None else None
+        # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
-        change = file_rows.Change(path, old, new, self.run_id)
-        await self._services.changes.record(self.session_id, [change])
+        change = Change(path, old, new, self.run_id)
+        await self._services.files.record(self.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -492,17 +437,17 @@ class LiveTurn:
 
     @property
     def _out_of_steps(self) -> bool:
-        limit = self._order.max_steps  # not what the agent may have made of its own copy
+        limit = self._request.max_steps  # not what the agent may have made of its own copy
         return limit is not None and self._steps >= limit
 
     def _check_steps(self) -> None:
         if self._out_of_steps:
-            raise LimitReached(f"stopped at max_steps = {self._order.max_steps}")
+            raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
 
-    async def _noted(self) -> None:
-        """Wait until what commands that have ended changed is on record: what comes next must not
-        be taken for theirs."""
-        due = [noting.task for noting in self._noting.values() if noting.due]
+    async def _watches_told(self) -> None:
+        """Wait until the watches of commands that have ended are told: what comes next must not be
+        taken for the doing of those commands."""
+        due = [watched.told for watched in self._watched.values() if watched.due]
         if due:
             await asyncio.wait(due)
             self._check()
@@ -514,11 +459,11 @@ class LiveTurn:
     def _now(self) -> int:
         return int(self._services.clock.now())
 
-    def _piece(self, text: str) -> Live | None:
+    def _piece(self, text: str) -> LiveMessage | None:
         self._check()
         return self._current() if text else None
 
-    def _current(self) -> Live:
+    def _current(self) -> LiveMessage:
         if self._new_step:
             self._check_steps()
             self._end_step()
@@ -541,7 +486,7 @@ class LiveTurn:
             is_summary_message=self._is_summary,
         )
         self._step = self._services.transcript.create(message)
-        self._lives.append(self._step)
+        self._messages.append(self._step)
 
     def _end_step(self) -> None:
         """Close the step before this one: its calls must all have results by now."""
@@ -561,7 +506,7 @@ class LiveTurn:
             created_at=now,
             updated_at=now,
         )
-        self._lives.append(self._services.transcript.create(message))
+        self._messages.append(self._services.transcript.create(message))
 
     def _directory(self, path: str) -> str:
         """Approving one file covers its folder: the key of a permission is a directory."""
@@ -571,21 +516,18 @@ class LiveTurn:
         # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
         return str(target.parent) if os.path.isfile(target) else path
 
-    async def _update(self, work: Callable[[Connection, str, float], Any]) -> Any:
-        scope, now = self._services.scope, self._services.clock.now()
-        return await self._services.store.submit(lambda conn: work(conn, scope, now))
-
-    async def _note(self, what: str, work: Callable[[Connection, str, float], Session]) -> bool:
-        """Write something about the session that is not worth failing a turn for."""
+    async def _save(self, what: str, saved: Awaitable[Session]) -> bool:
+        """Wait for a write about the session that is not worth failing a turn for, and publish it.
+        False if the store could not write."""
         try:
-            session = await self._update(work)
+            session = await saved
         except TROUBLE as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
         self._services.hub.publish("updated", session)
         return True
 
-    async def _breathe(self) -> None:
+    async def _yield(self) -> None:
         """Suspend at least once per coalescing window.
 
         An agent that streams without ever waiting would otherwise hold the event loop: nobody
@@ -593,10 +535,10 @@ class LiveTurn:
         """
         self._said += 1
         now = self._services.clock.time()
-        if self._said >= BREATHS or now - self._breathed >= self._services.coalesce:
+        if self._said >= PIECES or now - self._yielded >= self._services.coalesce:
             self._said = 0
             await asyncio.sleep(0)
-            self._breathed = self._services.clock.time()
+            self._yielded = self._services.clock.time()
             self._check()
 
 
@@ -607,7 +549,7 @@ def _fresh_id() -> str:
 def _text(value: str | Mapping[str, Any]) -> str:
     """What travels as a string of JSON may be given as the object it stands for."""
     if isinstance(value, str):
-        return _clean(value)
+        return clean(value)
     try:
         return dumps(dict(value)).decode("ascii")
     except (TypeError, ValueError) as error:
@@ -619,10 +561,9 @@ def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
     return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
 
 
-def _clean(text: str) -> str:
-    """Model output may hold lone surrogates, which neither JSON clients nor SQLite can take."""
+def _mode_of(path: str) -> int | None:
+    """The permission bits of a file; None if there is none."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode("utf-8")
-    return text
+        return stat.S_IMODE(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return None

@@ -25,13 +25,23 @@ if TYPE_CHECKING:
         UnixConnector,
     )
     from .limits import Limits
-    from .messages import Headers, HTTPError, Peer, Request, RequestHead, Response, Sink, Stream
+    from .messages import (
+        ByteSink,
+        Headers,
+        HTTPError,
+        Peer,
+        Request,
+        RequestHead,
+        Response,
+        Stream,
+    )
     from .router import Admission, Route, Router
     from .server import HTTPServer, Statistics
     from .sse import SSEEvent, SSEParser, SSETooLong
 
 __all__ = [
     "Admission",
+    "ByteSink",
     "ClientError",
     "ClientResponse",
     "ConnectFailed",
@@ -53,7 +63,6 @@ __all__ = [
     "SSEEvent",
     "SSEParser",
     "SSETooLong",
-    "Sink",
     "Statistics",
     "Stream",
     "StreamResponse",
@@ -63,7 +72,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Headers", "HTTPError", "Peer", "Request", "RequestHead"), "messages"),
-    **dict.fromkeys(("Response", "Sink", "Stream"), "messages"),
+    **dict.fromkeys(("Response", "ByteSink", "Stream"), "messages"),
     **dict.fromkeys(("Admission", "Route", "Router"), "router"),
     **dict.fromkeys(("HTTPServer", "Statistics"), "server"),
     **dict.fromkeys(("SSEEvent", "SSEParser", "SSETooLong"), "sse"),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import h11
 
-from ..clock import settled
+from ..clock import resolve_once
 from .messages import Headers, Pairs
 from .peercred import peer_uid
 
@@ -273,7 +273,7 @@ class _Connection(asyncio.Protocol):
         self._exchange = self._transport = None
         self.stop_idling()
         self._forget(self)
-        settled(self.gone)
+        resolve_once(self.gone)
 
     @property
     def connected(self) -> bool:

@@ -140,7 +140,7 @@ def overloaded(message: str) -> HTTPError:
     return HTTPError(503, "overloaded", message, (("Retry-After", "1"),))
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     """Where a stream writes. Every method is harmless once the connection has gone."""
 
     def write(self, data: bytes) -> None: ...
@@ -171,7 +171,7 @@ class Stream:
     status: int = 200
     headers: Pairs = ()
 
-    def opened(self, sink: Sink) -> None:
+    def opened(self, sink: ByteSink) -> None:
         """The head is on its way; the sink takes data from now on."""
 
     def resumed(self) -> None:

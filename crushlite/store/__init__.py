@@ -1,8 +1,8 @@
 """Durable records: one SQLite file per data directory, one writer, one reader.
 
 `Stores` opens and shares a `Store`; a Store runs plain functions over a connection. Those functions
-are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(conn, scope, ...)`:
-`scope` is '' in a workspace's own data directory and the workspace's resolved path in a shared one.
+are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(conn, scope, ...)`;
+a `ScopedStore` calls them with the scope of one workspace.
 
     stores       opening, sharing, closing         writer, reader   the two lanes into a file
     directory    who owns a data directory         lanes, executor  what a lane is, and its thread
@@ -22,6 +22,7 @@ from .connection import Connection, ConnectionFactory, connect
 from .executor import Executor, InlineExecutor, ThreadExecutor
 from .health import TROUBLE
 from .runs import RunRow
+from .scoped import ScopedStore
 from .stores import Store, Stores
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Executor",
     "InlineExecutor",
     "RunRow",
+    "ScopedStore",
     "Store",
     "Stores",
     "ThreadExecutor",

@@ -12,21 +12,34 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CorruptDatabase, RunNotFound
-from ..protocol.changes import ChangedRun
+from ..errors import CorruptDatabase
 from ..protocol.sessions import File
-from ..worktree.states import FileState
 from .connection import check_row
 from .sessions import require_session
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Sequence
 
 _YEAR_9999 = 253_370_764_800  # seconds: no date is behind it
 
 _COLUMNS = "id, session_id, path, content, version, created_at, updated_at"
 _KINDS = (str, str, str, str, int, int, int)
 _MARKS = "run_id, undoes, present, mode"
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file at one moment. `content` is None if there is no such file; `mode` holds the permission
+    bits, None if they are not known."""
+
+    content: str | None
+    mode: int | None = None
+
+    def is_like(self, other: FileState) -> bool:
+        """Whether they cannot be told apart by what is known of both."""
+        unknown = self.mode is None or other.mode is None
+        return self.content == other.content and (unknown or self.mode == other.mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +60,6 @@ class Change:
     after: FileState
     run_id: str = ""
     undoes: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PathHistory:
-    """What a run did to a file. `mixed`: somebody else changed it too, in between."""
-
-    path: str
-    before: FileState
-    after: FileState
-    mixed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunHistory:
-    """`gaps` are changes that were not recorded: a path, or '' for all there may be, and why."""
-
-    session_id: str
-    undoes: str
-    paths: list[PathHistory]
-    gaps: list[tuple[str, str]]
 
 
 def insert_file(conn: sqlite3.Connection, scope: str, file: File, mark: Mark | None = None) -> File:
@@ -99,7 +92,7 @@ def record_change(
         "ORDER BY version DESC LIMIT 1",
         (scope, sid, change.path),
     ).fetchone()
-    last = None if row is None else _state(*row)
+    last = None if row is None else state_from_row(*row)
     found, made = Mark(), Mark(change.run_id, change.undoes)
     added: list[File] = []
     for state, mark in ((change.before, found), (change.after, made)):
@@ -114,94 +107,17 @@ def record_change(
     return added
 
 
-def _state(content: str, present: int, mode: int | None) -> FileState:
+def record_changes(
+    conn: sqlite3.Connection, scope: str, sid: str, changes: Sequence[Change], now: float
+) -> list[File]:
+    """`record_change` for several."""
+    added = (record_change(conn, scope, sid, change, now) for change in changes)
+    return [file for files in added for file in files]
+
+
+def state_from_row(content: str, present: int, mode: int | None) -> FileState:
     check_row("a version of a file with mode", (mode, present, content), (int | None, int, str))
     return FileState(content, mode) if present else FileState(None)
-
-
-def record_gap(
-    conn: sqlite3.Connection, scope: str, sid: str, run_id: str, path: str, reason: str
-) -> None:
-    """Remember that a change was not recorded; once for each path of a run."""
-    require_session(conn, scope, sid)
-    conn.execute(
-        "INSERT OR IGNORE INTO gaps (scope, session_id, run_id, path, reason) "
-        "VALUES (?, ?, ?, ?, ?)",
-        (scope, sid, run_id, path, reason),
-    )
-
-
-# What a run did ---------------------------------------------------------------------------------
-
-
-def changed_runs(conn: sqlite3.Connection, scope: str) -> list[ChangedRun]:
-    """The runs, and undoings of runs, that changed files: the one that changed last is last."""
-    found: dict[str, tuple[int, ChangedRun]] = {}
-    paths: dict[str, set[str]] = {}
-    rows = conn.execute(
-        "SELECT run_id, seq, session_id, path, undoes, created_at FROM files "
-        "WHERE scope = ? AND run_id <> '' ORDER BY run_id, seq",
-        (scope,),
-    )
-    for row in rows:
-        check_row("the change of a file by run", row, (str, int, str, str, str, int))
-        run_id, seq, session_id, path, undoes, at = row
-        paths.setdefault(run_id, set()).add(path)
-        changed = ChangedRun(run_id, session_id, undoes, len(paths[run_id]), at)
-        found[run_id] = (seq, changed)
-    ordered = [run for _, run in sorted(found.values(), key=lambda entry: entry[0])]
-    for run in reversed(ordered):  # an undoing that was undone itself undoes nothing
-        if run.undoes in found and not run.undone:
-            found[run.undoes][1].undone = True
-    return ordered
-
-
-def run_history(conn: sqlite3.Connection, scope: str, run_id: str) -> RunHistory:
-    spans: dict[str, tuple[int, int]] = {}  # versions by path, the first and the last of this run
-    session_id = undoes = ""
-    for row in conn.execute(
-        "SELECT session_id, path, version, undoes FROM files "
-        "WHERE scope = ? AND run_id = ? AND run_id <> '' ORDER BY seq",
-        (scope, run_id),
-    ):
-        check_row("the change of a file in session", row, (str, str, int, str))
-        session_id, path, version, undoes = row
-        first, _ = spans.get(path, (version, version))
-        spans[path] = first, version
-    gaps = conn.execute(
-        "SELECT session_id, path, reason FROM gaps WHERE scope = ? AND run_id = ? ORDER BY path",
-        (scope, run_id),
-    ).fetchall()
-    if gaps and not session_id:
-        session_id = gaps[0][0]
-    if not session_id:
-        row = conn.execute(
-            "SELECT session_id FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
-        ).fetchone()
-        if row is None:
-            raise RunNotFound(f"run {run_id} not found")
-        session_id = row[0]
-    paths = [
-        _path_history(conn, scope, run_id, session_id, path, *span)
-        for path, span in sorted(spans.items())
-    ]
-    return RunHistory(session_id, undoes, paths, [(path, why) for _, path, why in gaps])
-
-
-def _path_history(  # noqa: PLR0913 - the columns of a span
-    conn: sqlite3.Connection, scope: str, run_id: str, sid: str, path: str, first: int, last: int
-) -> PathHistory:
-    rows = conn.execute(
-        """
-        SELECT content, present, mode, run_id FROM files
-        WHERE scope = ? AND session_id = ? AND path = ? AND version BETWEEN ? AND ?
-        ORDER BY version
-        """,
-        (scope, sid, path, first - 1, last),
-    ).fetchall()
-    states = [_state(*row[:3]) for row in rows]
-    mixed = any(row[3] != run_id for row in rows[1:])
-    return PathHistory(path, states[0], states[-1], mixed)
 
 
 def list_files(conn: sqlite3.Connection, scope: str, sid: str) -> list[File]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TROUBLE = (StoreFull, StoreOverloaded, StoreBusy, StoreFailed, CorruptDatabase)
 
 
-class Health:
+class StoreHealth:
     """Used in the event loop only."""
 
     def __init__(self) -> None:

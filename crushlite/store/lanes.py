@@ -31,7 +31,7 @@ MAX_WAITING = 10_000  # calls per lane: seconds of backlog at any speed, megabyt
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class StoreCall:
     work: Callable[..., Any]
     promise: bool
     future: asyncio.Future[Any]
@@ -51,7 +51,7 @@ class Call:
 def run_in(executor: Executor, path: Path, work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in an executor that has no lane yet, or none any more."""
     loop = asyncio.get_running_loop()
-    call = Call(work, False, loop.create_future())
+    call = StoreCall(work, False, loop.create_future())
 
     def perform() -> None:
         try:
@@ -65,7 +65,7 @@ def run_in(executor: Executor, path: Path, work: Callable[[], T]) -> asyncio.Fut
 
 
 def deliver(
-    loop: asyncio.AbstractEventLoop, calls: list[Call], first: Callable[[], None] | None = None
+    loop: asyncio.AbstractEventLoop, calls: list[StoreCall], first: Callable[[], None] | None = None
 ) -> None:
     """Resolve the futures of calls in the event loop, after `first` has run there."""
 
@@ -102,11 +102,11 @@ class Lane:
         self._spoilt = False  # the connection is to be replaced before it is used again
 
         self._lock = threading.Lock()  # guards the two below
-        self._waiting: list[Call] = []
+        self._waiting: list[StoreCall] = []
         self._draining = False  # a drain is submitted or running, and will see what is added
 
     def submit(self, work: Callable[[sqlite3.Connection], T], promise: bool) -> asyncio.Future[T]:
-        call = Call(work, promise, self._loop.create_future())
+        call = StoreCall(work, promise, self._loop.create_future())
         if self._closed:
             call.error = StoreFailed("the store is closed")
         elif not self._enqueue(call):
@@ -117,7 +117,7 @@ class Lane:
             call.resolve()
         return call.future
 
-    def _enqueue(self, call: Call) -> bool:
+    def _enqueue(self, call: StoreCall) -> bool:
         with self._lock:
             if len(self._waiting) >= MAX_WAITING:
                 return False
@@ -136,10 +136,10 @@ class Lane:
                     return
             self._run(batch)
 
-    def _run(self, batch: list[Call]) -> None:
+    def _run(self, batch: list[StoreCall]) -> None:
         raise NotImplementedError
 
-    def _fail(self, call: Call, error: BaseException) -> None:
+    def _fail(self, call: StoreCall, error: BaseException) -> None:
         call.value, call.error = None, translate(error, self._path)
         self._spoilt = self._spoilt or spoils(error)
 

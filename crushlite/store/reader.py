@@ -16,7 +16,7 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING
 
-from .lanes import Call, Lane, deliver
+from .lanes import Lane, StoreCall, deliver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,13 +45,13 @@ class Reader(Lane):
         self._poke = poke
         self._began = 0.0  # the read that is under way
 
-    def _run(self, batch: list[Call]) -> None:
+    def _run(self, batch: list[StoreCall]) -> None:
         for call in batch:
             with self._checkpoints.read(self._poke):
                 self._read(call)
                 deliver(self._loop, [call])
 
-    def _read(self, call: Call) -> None:
+    def _read(self, call: StoreCall) -> None:
         try:
             self._renew()
             self._began = time.monotonic()

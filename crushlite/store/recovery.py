@@ -33,7 +33,7 @@ from ..protocol.messages import (
 )
 from .connection import check_row
 from .messages import MESSAGE_COLUMNS, insert_message, message_from_row, position_of, save_message
-from .runs import RUN_COLUMNS, RunRow, end_run, get_run, run_from_row, start_run
+from .runs import RUN_COLUMNS, RunEnding, RunRow, end_run, get_run, run_from_row, start_run
 from .sessions import child_ids
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def _recover_run(conn: sqlite3.Connection, scope: str, row: RunRow, now: float) 
     else:
         outcome, error = "failed", INTERRUPTED
         message_id = _close_turn(conn, scope, row, start, now)
-    end_run(conn, scope, row.run_id, outcome, message_id, error, row.denied, row.carrier, now)
+    ending = RunEnding(row.run_id, outcome, message_id, error, row.denied, row.carrier, now)
+    end_run(conn, scope, ending)
 
 
 def _carrier(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None:

@@ -49,6 +49,19 @@ class RunRow:
     ended_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """The columns that an ending sets. `carrier` is empty for a run that was not folded."""
+
+    run_id: str
+    outcome: str
+    message_id: str = ""
+    error: str = ""
+    denied: int = 0
+    carrier: str = ""
+    ended_at: float = 0.0
+
+
 _FIELDS = tuple(field.name for field in dataclasses.fields(RunRow))
 _KINDS = tuple(int if kind is bool else kind for kind in get_type_hints(RunRow).values())
 RUN_COLUMNS = ", ".join(_FIELDS)
@@ -99,25 +112,16 @@ def start_run(
     )
 
 
-def end_run(  # noqa: PLR0913 - the columns of an ending
-    conn: sqlite3.Connection,
-    scope: str,
-    run_id: str,
-    outcome: str,
-    message_id: str,
-    error: str,
-    denied: int,
-    carrier: str,
-    now: float,
-) -> None:
+def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
     """Set the outcome, unless there is one: a run ends once."""
     conn.execute(
         """
-        UPDATE runs SET outcome = ?, message_id = ?, error = ?, denied = ?, ended_at = ?,
-            carrier = CASE WHEN ? = '' THEN carrier ELSE ? END, attachments = NULL
-        WHERE scope = ? AND run_id = ? AND outcome IS NULL
+        UPDATE runs SET outcome = :outcome, message_id = :message_id, error = :error,
+            denied = :denied, ended_at = :ended_at, attachments = NULL,
+            carrier = CASE WHEN :carrier = '' THEN carrier ELSE :carrier END
+        WHERE scope = :scope AND run_id = :run_id AND outcome IS NULL
         """,
-        (outcome, message_id, error, denied, now, carrier, carrier, scope, run_id),
+        {"scope": scope, **dataclasses.asdict(ending)},
     )
 
 

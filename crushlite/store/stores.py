@@ -31,7 +31,7 @@ from .checkpoints import Checkpoints
 from .connection import configure, connect as default_connect, says_damage, transaction, translated
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .executor import Executor, ThreadExecutor
-from .health import Health
+from .health import StoreHealth
 from .inspection import damaged, inspect_owned, no_litter
 from .lanes import run_in
 from .migrations import VERSION, migrate
@@ -78,7 +78,7 @@ class Store:
         lock: DirectoryLock,
         writer: Writer,
         reader: Reader,
-        health: Health,
+        health: StoreHealth,
     ) -> None:
         self.path = path
         self.data_dir = path.parent
@@ -225,7 +225,7 @@ class Stores:
         except BaseException:
             executor.close()
             raise
-        checkpoints, health = Checkpoints(path), Health()
+        checkpoints, health = Checkpoints(path), StoreHealth()
         writer = Writer(
             executor, opened.conn, path, lambda: self._writing(path), checkpoints, health
         )

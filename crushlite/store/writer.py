@@ -22,7 +22,7 @@ from ..errors import CorruptDatabase, CrushliteError, StoreFailed
 from .connection import says_damage, spoils
 from .health import TROUBLE
 from .inspection import check_pages, damaged
-from .lanes import Call, Lane, deliver, run_in
+from .lanes import Lane, StoreCall, deliver, run_in
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .checkpoints import Checkpoints
     from .executor import Executor
-    from .health import Health
+    from .health import StoreHealth
 
 _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
 _SAMPLE = 400  # rows per index that the statistics are made from
@@ -51,7 +51,7 @@ class Writer(Lane):
         path: Path,
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
-        health: Health,
+        health: StoreHealth,
     ) -> None:
         super().__init__(executor, conn, path, connect)
         self._checkpoints = checkpoints
@@ -82,13 +82,13 @@ class Writer(Lane):
             self._spoilt = self._spoilt or spoils(error)
             raise
 
-    def _run(self, batch: list[Call]) -> None:
+    def _run(self, batch: list[StoreCall]) -> None:
         self._commit(batch)
         self._settle(batch)
         deliver(self._loop, batch, lambda: self._note(batch))
         self._trim()
 
-    def _note(self, batch: list[Call]) -> None:
+    def _note(self, batch: list[StoreCall]) -> None:
         for call in reversed(batch):  # the last that says anything decides
             if isinstance(call.error, TROUBLE):
                 return self._health.failed(str(call.error))
@@ -97,7 +97,7 @@ class Writer(Lane):
 
     # A batch ------------------------------------------------------------------------------------
 
-    def _commit(self, batch: list[Call]) -> None:
+    def _commit(self, batch: list[StoreCall]) -> None:
         try:
             self._prepare()
             self._begin(_SAFE if any(call.promise for call in batch) else _FAST)
@@ -127,7 +127,7 @@ class Writer(Lane):
             self._synchronous = synchronous
         self._conn.execute("BEGIN IMMEDIATE")
 
-    def _perform(self, call: Call, *, alone: bool) -> None:
+    def _perform(self, call: StoreCall, *, alone: bool) -> None:
         """Run a call. One that is alone needs no savepoint: the transaction is its own."""
         conn = self._conn
         call.error = None
@@ -157,7 +157,7 @@ class Writer(Lane):
 
     # The file -----------------------------------------------------------------------------------
 
-    def _fail(self, call: Call, error: BaseException) -> None:
+    def _fail(self, call: StoreCall, error: BaseException) -> None:
         super()._fail(call, error)
         self._doubt = self._doubt or says_damage(error)
 
@@ -184,7 +184,7 @@ class Writer(Lane):
                 f"{self._path} was removed or replaced while in use; put it back, or restart"
             )
 
-    def _settle(self, batch: list[Call]) -> None:
+    def _settle(self, batch: list[StoreCall]) -> None:
         try:
             if any(call.error is None for call in batch):
                 self._checkpoints.settle(self._conn)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import tempfile
 import uuid
@@ -28,19 +29,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.scripted import ScriptedAgent
 from ..clock import SystemClock
-from ..config import Roots
 from ..daemon import Daemon
 from ..http.client import ClientError, HTTPClient, TCPConnector, UnixConnector
 from ..http.sse import SSEParser
+from ..settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import TracebackType
 
     from ..agent.scripted import ScriptedRun
     from ..clock import Clock
     from ..http.messages import Headers
-    from ..settings import Settings
     from ..store import Stores
 
 PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
@@ -187,20 +187,6 @@ def _matches(event: Seen, what: str | Callable[[Seen], bool], fields: dict[str, 
     )
 
 
-class _PrivateRoots(Roots):
-    """Whoever runs the tests may have a configuration, and variables that lead to it: it is none
-    of the tests' business, and not theirs to change."""
-
-    def config(self, env: Mapping[str, str]) -> Path:
-        return super().config({})
-
-    def crush_data(self, env: Mapping[str, str]) -> Path:
-        return super().crush_data({})
-
-    def own_data(self, env: Mapping[str, str]) -> Path:
-        return super().own_data({})
-
-
 class LocalDaemon:
     """A daemon in this process. Its socket, data and default workspace are temporary."""
 
@@ -232,10 +218,9 @@ class LocalDaemon:
             agent=self.agent,
             hosts=hosts,
             auth=self._auth,
-            settings=self._settings,
+            settings=self._private(self._settings or Settings()),
             clock=self.clock,
             stores=self._stores,
-            roots=_PrivateRoots(etc=self.root / "etc", home=self.root / "home"),
         )
         await self.daemon.start()
         self.backend = self.daemon.backend
@@ -257,6 +242,11 @@ class LocalDaemon:
                 await self.daemon.stop()
         finally:
             self._folder.cleanup()
+
+    def _private(self, settings: Settings) -> Settings:
+        """Keep away from the configuration of whoever runs the tests."""
+        home = settings.user_files or str(self.root / "home")
+        return dataclasses.replace(settings, user_files=home)
 
     @property
     def socket(self) -> Path:

@@ -1,9 +1,9 @@
-"""Which run changed which file: versions in the store, for histories and for undoing.
+"""Which files a command changed.
 
-An agent tells what its own tools change. A command tells nothing, so the project is looked at
-before and after it (see worktree/snapshot.py), and what lies between counts as the command's. What
-somebody else has reported meanwhile stays theirs; what a person edits during a command cannot be
-told from it.
+An agent reports what its own tools change. A command reports nothing, so the project is looked at
+before and after it (see snapshot.py), and the difference counts as the command's doing. What was
+reported meanwhile stays with the run that reported it; what a person edits while a command runs
+cannot be told from what the command did.
 """
 
 from __future__ import annotations
@@ -11,90 +11,58 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..clock import settled
 from ..errors import CrushliteError, SessionNotFound
-from ..store.files import Change, record_change, record_gap
+from ..store.files import Change
+from ..wing import WorkspacePart
+from .queries import record_gaps
 from .snapshot import Difference, Snapshot, Snapshots, differences
+from .undoing import Undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ..clock import Clock
-    from ..events import Hub
-    from ..protocol.sessions import File
-    from ..store import Connection, Store
-    from ..worktree.states import FileState
-    from .snapshot import Limits
+    from ..store.files import FileState
+    from ..wing import Author, OpenWorkspace
+    from .snapshot import SnapshotLimits
 
 log = logging.getLogger(__name__)
 
-PUBLISHED = 200  # versions of one command that are sent to clients: the rest they can ask for
-
 
 @dataclass(eq=False, slots=True)
-class Watch:
-    """The project as it was when a command began."""
+class SnapshotWatch:
+    """The project as it was when a command began. Implements wing.CommandWatch."""
 
-    snapshot: Snapshot
+    changes: ChangesPart
+    author: Author
     since: int  # reports made before
+    snapshot: Snapshot
+
+    async def ended(self) -> None:
+        await self.changes.finish(self)
+
+    def dropped(self) -> None:
+        self.changes.drop(self)
 
 
-class Changes:
-    def __init__(
-        self,
-        root: Path,
-        store: Store,
-        scope: str,
-        hub: Hub,
-        clock: Clock,
-        limits: Limits | None = None,
-    ) -> None:
-        self.root = root
-        self._store = store
-        self._scope = scope
-        self._hub = hub
-        self._clock = clock
-        self._snapshots = Snapshots(root, (store.data_dir,), limits)
-        self._watches: set[Watch] = set()
+class ChangesPart(WorkspacePart):
+    """What runs of one workspace did to files, and undoing it."""
+
+    def __init__(self, workspace: OpenWorkspace, limits: SnapshotLimits | None = None) -> None:
+        self.undoing = Undoing(workspace)
+        self._workspace = workspace
+        self._snapshots = Snapshots(workspace.path, (workspace.store.store.data_dir,), limits)
+        self._watches: set[SnapshotWatch] = set()
         self._reports = 0
         # By path, what was reported last, and as which report: for as long as a command runs.
         self._reported: dict[str, tuple[int, FileState]] = {}
 
-    async def record(self, session_id: str, changes: Sequence[Change]) -> list[File]:
-        """Keep versions of files, and tell the clients."""
-        return await self._write(session_id, changes, [])
-
-    async def _write(
-        self, session_id: str, changes: Sequence[Change], gaps: Sequence[tuple[str, str, str]]
-    ) -> list[File]:
-        now, scope = self._clock.now(), self._scope
-        for change in changes:
-            self._report(change)
-
-        def work(conn: Connection) -> list[File]:
-            for run_id, path, reason in gaps:
-                record_gap(conn, scope, session_id, run_id, path, reason)
-            added = (record_change(conn, scope, session_id, change, now) for change in changes)
-            return [file for files in added for file in files]
-
-        files = await self._store.submit(work)
-        for file in files[:PUBLISHED]:
-            self._hub.publish("created", file)
-        return files
-
-    def _report(self, change: Change) -> None:
+    def file_changed(self, change: Change) -> None:
         if self._watches:
             self._reports += 1
             self._reported[change.path] = self._reports, change.after
 
-    # Commands ------------------------------------------------------------------------------------
-
-    async def begin(self) -> Watch:
-        """To be called before a command starts."""
-        watch = Watch(Snapshot(), self._reports)
+    async def before_command(self, author: Author) -> SnapshotWatch:
+        watch = SnapshotWatch(self, author, self._reports, Snapshot())
         self._watches.add(watch)  # what is reported while the snapshot is taken counts already
         try:
             watch.snapshot = await asyncio.to_thread(self._snapshots.take)
@@ -103,15 +71,18 @@ class Changes:
             raise
         return watch
 
-    async def finish(self, watch: Watch, session_id: str, run_id: str) -> None:
-        """Record what has changed since `begin`; never fails, as the command has had its effect."""
+    async def finish(self, watch: SnapshotWatch) -> None:
+        """Record what has changed since the command began. Never raises: the command has had its
+        effect."""
+        session_id, run_id = watch.author.session_id, watch.author.run_id
         try:
             found, why = await asyncio.to_thread(self._compare, watch.snapshot)
             gaps = [("", why)] if why else [(self._path(p), w) for p, w in found.unknown]
             changes = self._own(watch, found, run_id)
-            named = [(run_id, path, reason) for path, reason in gaps if run_id]
-            if changes or named:
-                await self._write(session_id, changes, named)
+            if gaps and run_id:
+                await self._workspace.store.write(record_gaps, session_id, run_id, gaps)
+            if changes:
+                await self._workspace.record_changes(session_id, changes)
         except SessionNotFound:
             pass  # deleted meanwhile: nobody can ask for it any more
         except CrushliteError as error:
@@ -121,13 +92,18 @@ class Changes:
         finally:
             self.drop(watch)
 
+    def drop(self, watch: SnapshotWatch) -> None:
+        self._watches.discard(watch)
+        if not self._watches:
+            self._reported.clear()
+
     def _compare(self, before: Snapshot) -> tuple[Difference, str]:
         if before.why:
             return Difference(), before.why
         after = self._snapshots.take(before.rules)
         return (Difference(), after.why) if after.why else (differences(before, after), "")
 
-    def _own(self, watch: Watch, found: Difference, run_id: str) -> list[Change]:
+    def _own(self, watch: SnapshotWatch, found: Difference, run_id: str) -> list[Change]:
         own: list[Change] = []
         for one in found.changes:
             change = Change(self._path(one.parts), one.before, one.after, run_id)
@@ -140,38 +116,5 @@ class Changes:
         return own
 
     def _path(self, parts: tuple[str, ...]) -> str:
-        path = str(self.root.joinpath(*parts))
+        path = str(self._workspace.path.joinpath(*parts))
         return path.encode("utf-8", "backslashreplace").decode("utf-8")
-
-    def drop(self, watch: Watch) -> None:
-        """For a command that did not start after all."""
-        self._watches.discard(watch)
-        if not self._watches:
-            self._reported.clear()
-
-
-class Noting:
-    """Records what a command changed as soon as it has ended, or was let go."""
-
-    def __init__(
-        self, changes: Changes, watch: Watch, author: tuple[str, str], done: asyncio.Future[Any]
-    ) -> None:
-        """`author`: the session and the run."""
-        self._changes = changes
-        self._watch = watch
-        self._author = author
-        self._done = done
-        self._let_go = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._note())
-
-    @property
-    def due(self) -> bool:
-        return self._done.done() or self._let_go.done()
-
-    def let_go(self) -> None:
-        """The command goes on, but from now on it is nobody's."""
-        settled(self._let_go)
-
-    async def _note(self) -> None:
-        await asyncio.wait([self._done, self._let_go], return_when=asyncio.FIRST_COMPLETED)
-        await self._changes.finish(self._watch, *self._author)

@@ -21,8 +21,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..worktree.states import FileState, as_text
+from ..store.files import FileState
 from ..worktree.walk import Ignored
+from .states import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SnapshotLimits:
     files: int = 5_000
     file_bytes: int = 5 << 20
     total_bytes: int = 16 << 20
@@ -67,7 +68,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SnapshotChange:
     parts: Parts
     before: FileState
     after: FileState
@@ -77,7 +78,7 @@ class Change:
 class Difference:
     """`unknown` are files that have changed, each with the reason why nobody knows how."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[SnapshotChange] = field(default_factory=list)
     unknown: list[tuple[Parts, str]] = field(default_factory=list)
 
 
@@ -89,10 +90,10 @@ class Snapshots:
     """The snapshots of one project. `skip` are folders that are none of its business."""
 
     def __init__(
-        self, root: Path, skip: tuple[Path, ...] = (), limits: Limits | None = None
+        self, root: Path, skip: tuple[Path, ...] = (), limits: SnapshotLimits | None = None
     ) -> None:
         self._root = root
-        self._limits = limits or Limits()
+        self._limits = limits or SnapshotLimits()
         self._skip = {path.relative_to(root).parts for path in skip if root in path.parents}
         self._lock = threading.Lock()  # two commands may begin at the same time
         self._kept: dict[Parts, _Seen] = {}
@@ -241,7 +242,7 @@ def differences(before: Snapshot, after: Snapshot) -> Difference:
         states = _state(old), _state(new)
         if not why:
             if states[0] != states[1]:
-                found.changes.append(Change(parts, *states))
+                found.changes.append(SnapshotChange(parts, *states))
         elif _looks_changed(old, new):
             found.unknown.append((parts, why))
     return found

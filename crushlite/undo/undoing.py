@@ -13,20 +13,19 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, Conflict
+from ..errors import BadRequest, Conflict, SessionBusy
 from ..protocol.changes import FileChange, RunChanges, UndoAnswer
-from ..store.files import Change, run_history
-from ..worktree.states import look, place_of, put
+from ..store.files import Change
+from .queries import run_history
+from .states import look, place_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from ..store import Store
-    from ..store.files import PathHistory, RunHistory
+    from ..store.files import FileState
+    from ..wing import OpenWorkspace
     from ..worktree.paths import Place
-    from ..worktree.states import FileState
-    from .changes import Changes
+    from .queries import PathHistory, RunHistory
 
 log = logging.getLogger(__name__)
 
@@ -56,30 +55,26 @@ class _Step:
 
 
 class Undoing:
-    def __init__(self, changes: Changes, store: Store, scope: str) -> None:
-        self._changes = changes
-        self._store = store
-        self._scope = scope
+    def __init__(self, workspace: OpenWorkspace) -> None:
+        self._workspace = workspace
         self._one_at_a_time = asyncio.Lock()
 
     async def look(self, run_id: str) -> RunChanges:
         """What a run changed, and what stands in the way of putting it back."""
         past = await self._past(run_id)
-        steps = await asyncio.to_thread(_steps, self._changes.root, past)
+        steps = await asyncio.to_thread(_steps, self._workspace.path, past)
         unknown = [_unknown(path, reason) for path, reason in past.gaps if path]
         notes = [f"what its commands changed is not known: {why}" for p, why in past.gaps if not p]
         files = [step.wire for step in steps]
         return RunChanges(run_id, past.session_id, past.undoes, files + unknown, notes)
 
-    async def undo(
-        self, run_id: str, allowed: Callable[[str], None], *, dry_run: bool, partial: bool
-    ) -> UndoAnswer:
-        """`allowed` raises if the session that the run belongs to must be left alone. Conflict if
-        a file cannot be put back, unless `partial`."""
+    async def undo(self, run_id: str, *, dry_run: bool, partial: bool) -> UndoAnswer:
+        """Put back what a run changed. Raises SessionBusy while its session works, which may be at
+        these files, and Conflict if a file cannot be put back, unless `partial`."""
         async with self._one_at_a_time:
             past = await self._past(run_id)
-            allowed(past.session_id)
-            steps = await asyncio.to_thread(_steps, self._changes.root, past)
+            self._require_idle(past.session_id, dry_run=dry_run)
+            steps = await asyncio.to_thread(_steps, self._workspace.path, past)
             kept = [step.wire for step in steps if step.problem]
             kept += [_unknown(path, reason) for path, reason in past.gaps if path]
             todo = [step for step in steps if step.place is not None]
@@ -94,16 +89,22 @@ class Undoing:
                 await self._record(past.session_id, run_id, answer.run_id, todo)
             return answer
 
+    def _require_idle(self, session_id: str, *, dry_run: bool) -> None:
+        if self._workspace.busy(session_id) and not dry_run:
+            raise SessionBusy(
+                f"session is currently processing another request: {session_id} is busy, wait for "
+                "its run or cancel it"
+            )
+
     async def _past(self, run_id: str) -> RunHistory:
-        scope = self._scope
-        return await self._store.read(lambda conn: run_history(conn, scope, run_id))
+        return await self._workspace.store.read(run_history, run_id)
 
     async def _record(self, session_id: str, run_id: str, undo_id: str, done: list[_Step]) -> None:
         changes = [
             Change(step.past.path, step.past.after, step.past.before, undo_id, run_id)
             for step in done
         ]
-        await self._changes.record(session_id, changes)
+        await self._workspace.record_changes(session_id, changes)
         log.info("run %s was undone as %s: %d files", run_id, undo_id, len(done))
 
 

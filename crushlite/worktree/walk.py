@@ -137,7 +137,7 @@ class Ignored:
 # The tree ---------------------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     parts: Parts  # below where the search began
     is_dir: bool
     folder: int  # a descriptor, valid until the next entry
@@ -201,7 +201,7 @@ class Tree:
         if self._prefix == (".",):
             self._prefix = ()
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TreeEntry]:
         todo: deque[Parts] = deque([()])
         while todo:
             above = todo.popleft()
@@ -214,7 +214,7 @@ class Tree:
                     parts = (*above, name)
                     if self._skips(parts, is_dir):
                         continue
-                    yield Entry(parts, is_dir, folder)
+                    yield TreeEntry(parts, is_dir, folder)
                     if is_dir and len(parts) < self._depth:
                         todo.append(parts)
             finally:
@@ -274,7 +274,7 @@ def _glob(request: dict[str, Any], found: list[Any]) -> None:
         raise _Stop(cut)
 
 
-def _changed(entry: Entry) -> float:
+def _changed(entry: TreeEntry) -> float:
     try:
         return os.stat(entry.parts[-1], dir_fd=entry.folder, follow_symlinks=False).st_mtime
     except OSError:
@@ -297,11 +297,11 @@ def _grep(request: dict[str, Any], found: list[Any]) -> None:
             found.append([_shown(entry.parts), number, _around(line, match.start())])
 
 
-def _files(request: dict[str, Any]) -> Iterator[Entry]:
+def _files(request: dict[str, Any]) -> Iterator[TreeEntry]:
     if request.get("file"):
         folder, _, name = request["path"].rpartition("/")
         at = _enter(folder)
-        yield Entry((name,), False, at)
+        yield TreeEntry((name,), False, at)
         os.close(at)
         return
     include = request.get("include") or ""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
-from crushlite.api.routes import TABLE
 from crushlite.daemon import Daemon
 from crushlite.testing import LocalDaemon
 from tests.support.http import Reply, replies
+from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

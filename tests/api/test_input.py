@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
-from crushlite.api.routes import TABLE
 from crushlite.protocol.changes import UndoRequest
 from crushlite.protocol.config import (
     AgentInit,
@@ -38,6 +37,7 @@ from crushlite.protocol.web import WebCode, WebRequest
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from tests.support.http import replies
+from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn

@@ -18,7 +18,6 @@ from crushlite import errors
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api import system
 from crushlite.api.openapi import AT_THE_DOOR, document
-from crushlite.api.routes import TABLE
 from crushlite.http.sse import SSEParser
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import ACTIONS, KINDS, Resync, to_json
@@ -30,6 +29,7 @@ from tests.api.test_input import InputTestCase
 from tests.protocol.test_protocol import SHAPES, empty_of, example_of
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
+from tests.support.routes import TABLE
 from tests.support.schema import SILENT, TYPES, Validator
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ class ErrorTests(unittest.TestCase):
 
     def test_every_refusal_at_the_door_is_listed_at_its_status_and_no_other(self) -> None:
         found: dict[int, set[str]] = {}
-        for path in (*(PACKAGE / "http").glob("*.py"), *(PACKAGE / "api").glob("*.py")):
+        rooms = ("http", "api", "console")
+        for path in (path for room in rooms for path in (PACKAGE / room).glob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "HTTPError":
                     status, code = node.args[:2]
@@ -303,6 +304,8 @@ def reads(function: Any) -> Reads:
             found.params.add("client_id")
         elif called == "seconds":
             found.params.add("wait")
+        elif called == "required_provider":
+            found.params.add("provider_id!")
         elif called.startswith("_") and inspect.isfunction(helper := getattr(module, called, None)):
             below = reads(helper)
             found.bodies.update(below.bodies)

@@ -373,8 +373,10 @@ class SessionTests(ChatCase):
     async def test_what_ctrl_c_threw_away_is_the_first_that_history_brings_back(self) -> None:
         terminal = await self.chat()
         for number, text in enumerate(("one", "two"), 1):
-            (await self.asked(terminal, text, number)).release()
-            await self.idle(terminal)
+            run = await self.asked(terminal, text, number)
+            await run.say(f"answer {number}")
+            run.release()
+            await terminal.shows(lambda seen, n=number: seen.endswith(f"answer {n}\n\n>"))  # type: ignore[misc]
         for _ in range(2):
             terminal.press("\x1b[A")
             await terminal.shows(lambda seen: seen.endswith("\n> two"))

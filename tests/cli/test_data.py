@@ -262,7 +262,7 @@ class AloneTests(CommandCase):
 class CollectTests(DataCase):
     async def aged(self, *sessions: str, days: float = 40) -> None:
         """As if they had not been used for so long."""
-        store = self.daemon.backend.get(self.anna.workspace["id"]).home.store
+        store = self.daemon.backend.get(self.anna.workspace["id"]).store.store
         at = int(self.daemon.clock.now() - days * 86400)
 
         def work(conn: Any) -> None:

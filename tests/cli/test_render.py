@@ -15,7 +15,7 @@ from crushlite.cli.chat_dialogs import PermissionDialog, QuestionDialog, looks_l
 from crushlite.cli.chat_history import KEPT, HistoryFile, history_path
 from crushlite.cli.chat_lines import LineEditor, Pressed
 from crushlite.cli.chat_screen import Screen, wrapped
-from crushlite.cli.chat_view import Transcript
+from crushlite.cli.chat_view import ChatTranscript
 from crushlite.cli.lookup import choose
 from crushlite.cli.render import (
     arguments,
@@ -387,7 +387,7 @@ class TranscriptTests(ScreenCase):
     def setUp(self) -> None:
         super().setUp()
         self.columns = self.emulator.columns = 60
-        self.transcript = Transcript(self.screen)
+        self.transcript = ChatTranscript(self.screen)
 
     def said(self, ident: str, text: str, finish: str = "") -> Message:
         parts = [TextPart(text), *([FinishPart(finish)] if finish else [])]

@@ -11,13 +11,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.api.routes import TABLE
 from crushlite.claims import Graces
 from crushlite.cli.attachments import PROMPT_BYTES
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.questions import Question
 from crushlite.settings import Settings
 from tests.support.cli import PATIENCE, Child, CommandCase, Relay, ScriptedCase
+from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 from crushlite import errors
-from crushlite.api.routes import TABLE
 from crushlite.client import Client, ConnectionFailed
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound, Unavailable
 from crushlite.http.messages import Response
@@ -49,6 +48,7 @@ from tests.support.client import (
     refused,
 )
 from tests.support.places import ROOT
+from tests.support.routes import TABLE
 
 
 class RefusalTests(ClientTestCase):

@@ -398,6 +398,28 @@ class FollowTests(RunCase):
             await self.answers(2, "yours")
             self.assertEqual(list(texts(await following).values()), ["yours"])
 
+    async def test_a_run_that_begins_and_ends_during_the_catch_up_is_told_whole(self) -> None:
+        """Between the reading of the transcript and that of the runs."""
+        session = await self.workspace.create_session()
+        await self.workspace.prompt(session.id, "first", run_id="first")
+        first = await self.daemon.entered(1)
+        waiting = await self.workspace.prompt(session.id, "second", run_id="second")
+        other = await self.second()
+        runs, calls = other.runs, 0
+
+        async def late(session_id: str = "", state: str = "") -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                first.release()
+                await self.answers(2, "yours")
+                await self.workspace.run(waiting.run_id, wait=10)
+            return await runs(session_id, state)
+
+        other.runs = late  # type: ignore[method-assign]
+        async with other.follow(waiting.run_id) as run:
+            self.assertEqual(list(texts(await everything(run)).values()), ["yours"])
+
     async def test_a_prompt_that_was_folded_is_told_with_its_carrier(self) -> None:
         session = await self.workspace.create_session()
         await self.workspace.prompt(session.id, "first")

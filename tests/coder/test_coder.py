@@ -13,27 +13,28 @@ import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
-from crushlite.coder.build import find_agent
-from crushlite.coder.coder import Options
+from crushlite.coder.coder import CoderOptions
 from crushlite.coder.history import chat_messages, estimated_tokens, valid_input
 from crushlite.coder.prompts import SUMMARY, TITLE, context_files, system_prompt
 from crushlite.coder.providers.base import (
     CallPiece,
     ChatMessage,
     Image,
+    ModelStop,
     ProviderError,
-    Stop,
     Text,
     Thought,
     Tokens,
     ToolCall,
 )
 from crushlite.coder.providers.openai import OpenAIProvider
-from crushlite.coder.tools.base import Outcome as Result, denied
+from crushlite.coder.tools.base import ToolOutcome as Result, denied
 from crushlite.coder.tools.registry import all_tools
+from crushlite.coder.wing import CoderWing
 from crushlite.errors import Conflict, LimitReached, ProviderFailed, TurnOver
-from crushlite.hosting.turn import Failure
+from crushlite.hosting.prompts import Failure
 from crushlite.protocol.config import Model
 from crushlite.protocol.messages import (
     BinaryPart,
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 def use(*calls: tuple[str, str, str], tokens: Tokens | None = None) -> Answer:
     """An answer that calls tools, each given as id, name and arguments."""
     pieces: Answer = [CallPiece(n, *call) for n, call in enumerate(calls)]
-    return [*pieces, *([tokens] if tokens else []), Stop("tool_use")]
+    return [*pieces, *([tokens] if tokens else []), ModelStop("tool_use")]
 
 
 def echo(number: int, text: str = "", tokens: Tokens | None = None) -> Answer:
@@ -274,7 +275,7 @@ class ToolTests(CoderBench):
         self.provider = PlannedProvider(use(*calls), said(last))
         self.turned = await self.converse(self.coder(self.provider, tools=tools))
         self.turned.close(Outcome.COMPLETED, None)
-        return [r for live in self.turned.lives for r in live.message.tool_results]
+        return [r for live in self.turned.messages for r in live.message.tool_results]
 
     async def test_a_call_streams_unfinished_and_is_finished_with_its_input(self) -> None:
         provider = PlannedProvider(
@@ -283,7 +284,7 @@ class ToolTests(CoderBench):
                 CallPiece(1, "c2", "echo", "{"),
                 CallPiece(0, arguments='xt": "a"}'),
                 CallPiece(1, arguments="}"),
-                Stop("tool_use"),
+                ModelStop("tool_use"),
             ],
             said("done"),
         )
@@ -434,28 +435,30 @@ class UsageTests(CoderBench):
 
     async def test_a_call_costs_what_the_catalogue_says_for_each_kind_of_token(self) -> None:
         tokens = Tokens(1000, 100, cache_read=10, cache_write=1)
-        counted = await self.used([Text("hi"), tokens, Stop("end_turn")])
+        counted = await self.used([Text("hi"), tokens, ModelStop("end_turn")])
         self.assertEqual(counted, (1011, 100, 0.0121))
 
     async def test_a_price_below_nothing_is_none(self) -> None:
         self.model = Model(id="m", cost_per_1m_in=-1.0)
-        counted = await self.used([Text("hi"), Tokens(1000, 100), Stop("end_turn")])
+        counted = await self.used([Text("hi"), Tokens(1000, 100), ModelStop("end_turn")])
         self.assertEqual(counted, (1000, 100, 0.0))
 
     async def test_counters_hold_the_last_call_and_the_cost_adds_up(self) -> None:
         first, last = Tokens(1000, 100), Tokens(3000, 10)
-        counted = await self.used(echo(1, tokens=first), [Text("done"), last, Stop("end_turn")])
+        counted = await self.used(
+            echo(1, tokens=first), [Text("done"), last, ModelStop("end_turn")]
+        )
         self.assertEqual(counted, (3000, 10, 0.002 + 0.0031))
 
     async def test_a_later_report_replaces_only_what_it_knows(self) -> None:
         counted = await self.used(
-            [Tokens(prompt=1000), Text("hi"), Tokens(completion=7), Stop("end_turn")]
+            [Tokens(prompt=1000), Text("hi"), Tokens(completion=7), ModelStop("end_turn")]
         )
         self.assertEqual(counted[:2], (1000, 7))
 
     async def test_a_partial_report_keeps_the_counter_that_was_known(self) -> None:
-        await self.used([Text("hi"), Tokens(1000, 100), Stop("end_turn")])
-        counted = await self.used([Text("hi"), Tokens(completion=7), Stop("end_turn")])
+        await self.used([Text("hi"), Tokens(1000, 100), ModelStop("end_turn")])
+        counted = await self.used([Text("hi"), Tokens(completion=7), ModelStop("end_turn")])
         self.assertEqual(counted[:2], (1000, 7))
 
     async def test_without_a_report_the_size_is_estimated_and_costs_nothing(self) -> None:
@@ -463,7 +466,7 @@ class UsageTests(CoderBench):
             with self.subTest(report):
                 arguments = json.dumps({"text": "x" * 4000})
                 asked = use(("c" + str(report), "echo", arguments))
-                last: Answer = [Thought("h" * 40), Text("a" * 400), *report, Stop("end_turn")]
+                last: Answer = [Thought("h" * 40), Text("a" * 400), *report, ModelStop("end_turn")]
                 prompt, completion, cost = await self.used([*asked[:-1], *report, asked[-1]], last)
                 self.assertEqual((completion, cost), (110, 0.0))
                 # The call and its result are both part of what the second request holds.
@@ -478,7 +481,7 @@ class SummaryTests(CoderBench):
         used: Tokens | None,
         *,
         prompt: str = "hello",
-        options: Options | None = None,
+        options: CoderOptions | None = None,
     ) -> bool:
         """Whether a turn with a call that used so much makes a summary before its next step."""
         self.count = getattr(self, "count", 0) + 1
@@ -510,7 +513,7 @@ class SummaryTests(CoderBench):
         for window, tokens, expected in cases:
             with self.subTest(window=window, tokens=tokens):
                 self.assertEqual(await self.summarized(window, tokens), expected)
-        off = Options(auto_summarize=False)
+        off = CoderOptions(auto_summarize=False)
         self.assertFalse(await self.summarized(1000, Tokens(999, 1), options=off))
 
     async def test_a_window_is_full_by_estimate_where_nothing_is_reported(self) -> None:
@@ -567,7 +570,7 @@ class SummaryTests(CoderBench):
 
     async def test_plain_answers_fill_a_window_too(self) -> None:
         """A conversation without tools is summarized before the answer that would not fit."""
-        full: Answer = [Text("a long answer"), Tokens(800, 1), Stop("end_turn")]
+        full: Answer = [Text("a long answer"), Tokens(800, 1), ModelStop("end_turn")]
         provider = PlannedProvider(full, said("in short: words"), said("more"))
         agent = self.coder(provider, model=Model(id="m", context_window=1000))
         (await self.converse(agent, "talk")).close(Outcome.COMPLETED, None)
@@ -583,7 +586,7 @@ class SummaryTests(CoderBench):
         """Behind a later one they do not: they may be what fills the window."""
         full = Tokens(800, 1)
         provider = PlannedProvider(
-            [Text("a long answer"), full, Stop("end_turn")],
+            [Text("a long answer"), full, ModelStop("end_turn")],
             said("gist 1"),
             echo(1, tokens=full),
             said("gist 2"),
@@ -610,7 +613,7 @@ class SummaryTests(CoderBench):
             await self.converse(agent)
 
     async def test_an_empty_summary_replaces_nothing(self) -> None:
-        provider = PlannedProvider(echo(1, tokens=Tokens(990, 10)), [Stop("end_turn")])
+        provider = PlannedProvider(echo(1, tokens=Tokens(990, 10)), [ModelStop("end_turn")])
         agent = self.coder(provider, tools=[EchoTool()], model=Model(id="m", context_window=1000))
         with self.assertRaises(ProviderFailed):
             await self.converse(agent)
@@ -663,7 +666,7 @@ class TitleTests(CoderBench):
         for answer, title in cases.items():
             with self.subTest(answer):
                 self.assertEqual(await self.title("x", said(answer)), title)
-        reasoned: Answer = [Thought("hmm"), Text("A Frog"), Stop("end_turn")]
+        reasoned: Answer = [Thought("hmm"), Text("A Frog"), ModelStop("end_turn")]
         self.assertEqual(await self.title("x", reasoned), "A Frog")
 
     async def test_an_empty_title_is_the_beginning_of_the_prompt(self) -> None:
@@ -680,7 +683,7 @@ class TitleTests(CoderBench):
         self.assertEqual((self.made.usage.cost, self.made.usage.estimated), (0.0, True))
 
     async def test_a_title_reports_what_it_used(self) -> None:
-        await self.title("x", [Text("A Frog"), Tokens(30, 3), Stop("end_turn")])
+        await self.title("x", [Text("A Frog"), Tokens(30, 3), ModelStop("end_turn")])
         usage = self.made.usage
         self.assertEqual((usage.prompt_tokens, usage.completion_tokens), (30, 3))
 
@@ -694,7 +697,7 @@ class SystemTests(CoderBench):
     async def test_context_files_of_the_project_are_in_the_system_message(self) -> None:
         (self.path / "AGENTS.md").write_text("Use tabs.")
         (self.path / "CRUSH.md").write_text("Ünicode too.")
-        options = Options(context_paths=("AGENTS.md", "CRUSH.md", "MISSING.md"))
+        options = CoderOptions(context_paths=("AGENTS.md", "CRUSH.md", "MISSING.md"))
         system = await self.system(options=options, prefix="You are Kim.")
         self.assertTrue(system.startswith("You are Kim.\n"))
         self.assertIn('<context path="AGENTS.md">\nUse tabs.\n</context>', system)
@@ -704,7 +707,7 @@ class SystemTests(CoderBench):
 
     async def test_they_are_read_anew_for_each_turn(self) -> None:
         (self.path / "AGENTS.md").write_text("Use tabs.")
-        options = Options(context_paths=("AGENTS.md",))
+        options = CoderOptions(context_paths=("AGENTS.md",))
         provider = PlannedProvider(said("hi"), said("hi"))
         agent = self.coder(provider, options=options)
         await self.converse(agent)
@@ -738,10 +741,8 @@ class SystemTests(CoderBench):
     async def test_a_model_that_nobody_watches_is_told_so_and_cannot_ask(self) -> None:
         for interactive in (True, False):
             with self.subTest(interactive=interactive):
-                self.services = dataclasses.replace(
-                    self.services,
-                    interactive=lambda interactive=interactive: interactive,  # type: ignore[misc]
-                )
+                lifetime = self.lifetime(interactive=interactive)
+                self.services = dataclasses.replace(self.services, lifetime=lifetime)
                 provider = PlannedProvider(said("hi"))
                 await self.converse(self.coder(provider, tools=all_tools()))
                 (request,) = provider.requests
@@ -751,7 +752,9 @@ class SystemTests(CoderBench):
                 self.assertEqual("Nobody is watching" in request.system, not interactive)
 
     async def test_a_question_that_was_not_offered_is_an_error_and_waits_for_nobody(self) -> None:
-        self.services = dataclasses.replace(self.services, interactive=lambda: False)
+        self.services = dataclasses.replace(
+            self.services, lifetime=self.lifetime(interactive=False)
+        )
         question = {"type": "yes_no", "question": "Really?", "description": "Think."}
         arguments = json.dumps({"questions": [question]})
         provider = PlannedProvider(use(("c1", "question", arguments)), said("fine"))
@@ -1023,7 +1026,7 @@ class BuildTests(BoundedTestCase):
         model = await self.enterAsyncContext(FakeModel(script=obedient))
 
         def make(path: Path, env: Mapping[str, str], config: Any) -> Any:
-            return find_agent("auto", SystemClock())(path, env, config)
+            return find_agent("auto", SystemClock(), [CoderWing(local=())])(path, env, config)
 
         daemon = await self.enterAsyncContext(LocalDaemon(make))
         home = daemon.root / "home"

@@ -7,9 +7,10 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+from crushlite.agent.find import find_agent
 from crushlite.clock import FakeClock, SystemClock
-from crushlite.coder.build import find_agent
 from crushlite.coder.discovery import LOCAL_SERVERS, NONE_SECONDS, LocalServer
+from crushlite.coder.wing import CoderWing
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say
 from tests.support.basics import BoundedTestCase
@@ -47,7 +48,7 @@ class DiscoveryTestCase(BoundedTestCase):
         servers = [LocalServer(f"local{n}", f"Local {n}", port) for n, port in enumerate(ports)]
         # Time stands still unless a test says otherwise: a busy machine must not look like a port
         # without an answer.
-        factory = find_agent(agent, clock or FakeClock(), servers)
+        factory = find_agent(agent, clock or FakeClock(), [CoderWing(servers)])
         self.daemon = LocalDaemon(factory)
         if config is not None:
             self.configure(config)

@@ -7,11 +7,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import SystemClock
-from crushlite.coder.coder import CoderAgent, Options
+from crushlite.coder.coder import CoderAgent, CoderOptions
 from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import ChatMessage, ModelRequest, ToolCall
 from crushlite.coder.providers.openai import OpenAIProvider
-from crushlite.coder.tools.base import Desk
+from crushlite.coder.tools.base import ToolContext
 from crushlite.coder.tools.registry import all_tools
 from crushlite.protocol.config import Model
 from crushlite.testing import LocalDaemon
@@ -62,11 +62,11 @@ class CachingTestCase(BoundedTestCase):
                 for _ in range(2)
             )
             return CoderAgent(
-                desk=Desk(path, {}),
+                context=ToolContext(path, {}),
                 large=large,
                 small=small,
                 tools=all_tools(),
-                options=Options(context_paths=("AGENTS.md",)),
+                options=CoderOptions(context_paths=("AGENTS.md",)),
                 clock=SystemClock(),
             )
 

@@ -21,18 +21,18 @@ from crushlite.coder.providers.base import (
     CallPiece,
     ChatMessage,
     Image,
+    ModelClient,
     ModelRequest,
+    ModelStop,
     Piece,
-    Provider,
     ProviderError,
-    Stop,
     Text,
     Thought,
     Tokens,
     ToolCall,
     ToolSpec,
 )
-from crushlite.coder.providers.openai import OpenAIProvider, Options
+from crushlite.coder.providers.openai import OpenAIOptions, OpenAIProvider
 from crushlite.coder.providers.transport import Mender, Timeouts
 from crushlite.http.client import TCPConnector
 from crushlite.testing.memory import MemoryTransport
@@ -79,7 +79,7 @@ def part(arguments: Any = None, *, name: Any = None, **more: Any) -> dict[str, A
 
 STOP = chunk({}, "stop")
 DONE = "[DONE]"
-HI: list[Piece] = [Text("hi"), Stop("end_turn")]
+HI: list[Piece] = [Text("hi"), ModelStop("end_turn")]
 
 
 class Memory:
@@ -95,7 +95,7 @@ class Memory:
         return found
 
 
-async def pieces_of(provider: Provider, request: ModelRequest | None = None) -> list[Piece]:
+async def pieces_of(provider: ModelClient, request: ModelRequest | None = None) -> list[Piece]:
     return [piece async for piece in provider.stream(request or ask())]
 
 
@@ -188,21 +188,21 @@ class Case(HTTPTestCase):
 
 LS = '{"command": "ls"}'
 CALL = CallPiece(0, "c1", "bash", LS)
-USED: list[Piece] = [CALL, Stop("tool_use")]
+USED: list[Piece] = [CALL, ModelStop("tool_use")]
 BEGIN = part(LS[:5], index=0, id="c1", name="bash")
 TWO: list[Piece] = [
     CallPiece(0, "a", "ls", '{"x"'),
     CallPiece(1, "b", "ls", '{"y"'),
     CallPiece(0, arguments=": 1}"),
     CallPiece(1, arguments=": 2}"),
-    Stop("tool_use"),
+    ModelStop("tool_use"),
 ]
 IN_TURN: list[Piece] = [CallPiece(0, "a", "ls", "{}"), CallPiece(1, "b", "ls", "{}")]
 
 GOOD: dict[str, tuple[bytes, list[Piece]]] = {
-    "plain": (sse(says("h"), says("i"), STOP, DONE), [Text("h"), Text("i"), Stop("end_turn")]),
+    "plain": (sse(says("h"), says("i"), STOP, DONE), [Text("h"), Text("i"), ModelStop("end_turn")]),
     "no [DONE]": (sse(says("hi"), STOP), HI),
-    "no finish_reason": (sse(says("hi"), DONE), [Text("hi"), Stop("unknown")]),
+    "no finish_reason": (sse(says("hi"), DONE), [Text("hi"), ModelStop("unknown")]),
     "no empty line at the end": (sse(says("hi"), STOP).rstrip(b"\n"), HI),
     "finish beside the text": (sse(chunk({"content": "hi"}, "stop"), DONE), HI),
     "cut after the finish": (sse(says("hi"), STOP) + b"data: {", HI),
@@ -218,7 +218,7 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
     "choices null": (sse({"choices": None, "usage": None}, says("hi"), STOP), HI),
     "delta null": (sse(chunk(None), says("hi"), chunk(None, "stop")), HI),
     "only a role": (sse(chunk({"role": "assistant", "content": None}), says("hi"), STOP), HI),
-    "nothing said": (sse(chunk({"role": "assistant"}), STOP), [Stop("end_turn")]),
+    "nothing said": (sse(chunk({"role": "assistant"}), STOP), [ModelStop("end_turn")]),
     "message for delta": (
         sse({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}),
         HI,
@@ -228,16 +228,19 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
         HI,
     ),
     "error null": (sse({**says("hi"), "error": None}, STOP), HI),
-    "pair in one piece": (sse(says("\ud83d\ude00"), STOP), [Text("\U0001f600"), Stop("end_turn")]),
+    "pair in one piece": (
+        sse(says("\ud83d\ude00"), STOP),
+        [Text("\U0001f600"), ModelStop("end_turn")],
+    ),
     "pair in two pieces": (
         sse(says("a\ud83d"), says("\ude00b"), STOP),
-        [Text("a"), Text("\U0001f600b"), Stop("end_turn")],
+        [Text("a"), Text("\U0001f600b"), ModelStop("end_turn")],
     ),
-    "lone half": (sse(says("a\ude00b"), STOP), [Text("a\ufffdb"), Stop("end_turn")]),
-    "length": (sse(says("hi"), chunk({}, "length")), [Text("hi"), Stop("max_tokens")]),
-    "filter": (sse(chunk({}, "content_filter")), [Stop("content_filter")]),
-    "strange reason": (sse(says("hi"), chunk({}, "tired")), [Text("hi"), Stop("unknown")]),
-    "refusal": (sse(chunk({"refusal": "no"}), STOP), [Text("no"), Stop("content_filter")]),
+    "lone half": (sse(says("a\ude00b"), STOP), [Text("a\ufffdb"), ModelStop("end_turn")]),
+    "length": (sse(says("hi"), chunk({}, "length")), [Text("hi"), ModelStop("max_tokens")]),
+    "filter": (sse(chunk({}, "content_filter")), [ModelStop("content_filter")]),
+    "strange reason": (sse(says("hi"), chunk({}, "tired")), [Text("hi"), ModelStop("unknown")]),
+    "refusal": (sse(chunk({"refusal": "no"}), STOP), [Text("no"), ModelStop("content_filter")]),
     "reasoning_content": (
         sse(chunk({"reasoning_content": "hm", "content": ""}), says("hi"), STOP),
         [Thought("hm"), *HI],
@@ -259,7 +262,7 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
     "reasoning of a strange shape": (sse(chunk({"reasoning": {"a": 1}}), says("hi"), STOP), HI),
     "whole": (
         json.dumps({"choices": [{"message": {"content": "hi"}}]}).encode(),
-        [HI[0], Stop("unknown")],
+        [HI[0], ModelStop("unknown")],
     ),
     "whole with reason": (
         b" \n"
@@ -280,23 +283,23 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
     ),
     "call in parts": (
         sse(calls(BEGIN), calls(part(LS[5:], index=0)), DONE),
-        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), Stop("tool_use")],
+        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), ModelStop("tool_use")],
     ),
     "id and name repeated": (
         sse(calls(BEGIN), calls(part(LS[5:], index=0, id="c1", name="bash")), DONE),
-        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), Stop("tool_use")],
+        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), ModelStop("tool_use")],
     ),
     "id and name empty": (
         sse(calls(BEGIN), calls(part(LS[5:], index=0, id="", name="")), DONE),
-        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), Stop("tool_use")],
+        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), ModelStop("tool_use")],
     ),
     "name repeated without id": (
         sse(calls(BEGIN), calls(part(LS[5:], name="bash")), DONE),
-        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), Stop("tool_use")],
+        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), ModelStop("tool_use")],
     ),
     "index only at first": (
         sse(calls(BEGIN), calls(part(LS[5:])), DONE),
-        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), Stop("tool_use")],
+        [CallPiece(0, "c1", "bash", LS[:5]), CallPiece(0, arguments=LS[5:]), ModelStop("tool_use")],
     ),
     "name after id": (
         sse(calls({"index": 0, "id": "c1"}), calls(part(LS, index=0, name="bash")), DONE),
@@ -308,7 +311,7 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
     ),
     "no arguments": (
         sse(calls(part(index=0, id="c1", name="ls")), DONE),
-        [CallPiece(0, "c1", "ls"), CallPiece(0, arguments="{}"), Stop("tool_use")],
+        [CallPiece(0, "c1", "ls"), CallPiece(0, arguments="{}"), ModelStop("tool_use")],
     ),
     "interleaved by index": (
         sse(
@@ -337,27 +340,34 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
             calls(part("{}", index=9, id="b", name="ls")),
             DONE,
         ),
-        [*IN_TURN, Stop("tool_use")],
+        [*IN_TURN, ModelStop("tool_use")],
     ),
     "every call has index 0": (
         sse(
             calls(part("{}", index=0, id="a", name="ls"), part("{}", index=0, id="b", name="ls")),
             DONE,
         ),
-        [*IN_TURN, Stop("tool_use")],
+        [*IN_TURN, ModelStop("tool_use")],
     ),
     "call cut by the limit": (
         sse(calls(part('{"x', index=0, id="a", name="ls"), reason="length")),
-        [CallPiece(0, "a", "ls", '{"x'), Stop("max_tokens")],
+        [CallPiece(0, "a", "ls", '{"x'), ModelStop("max_tokens")],
     ),
-    "tool_calls without one": (sse(says("hi"), chunk({}, "tool_calls")), [HI[0], Stop("unknown")]),
+    "tool_calls without one": (
+        sse(says("hi"), chunk({}, "tool_calls")),
+        [HI[0], ModelStop("unknown")],
+    ),
     "pair split in arguments": (
         sse(
             calls(part('"\ud83d', index=0, id="a", name="ls")),
             calls(part('\ude00"', index=0)),
             DONE,
         ),
-        [CallPiece(0, "a", "ls", '"'), CallPiece(0, arguments='\U0001f600"'), Stop("tool_use")],
+        [
+            CallPiece(0, "a", "ls", '"'),
+            CallPiece(0, arguments='\U0001f600"'),
+            ModelStop("tool_use"),
+        ],
     ),
     "usage": (
         sse(
@@ -583,7 +593,7 @@ class ChatAnswers(Case):
         first, second, stop = await self.answered(self.openai(), HEAD + data)
         assert isinstance(first, CallPiece)
         self.assertEqual((first.name, first.arguments), ("ls", "{"))
-        self.assertEqual([second, stop], [CallPiece(0, arguments="}"), Stop("tool_use")])
+        self.assertEqual([second, stop], [CallPiece(0, arguments="}"), ModelStop("tool_use")])
 
 
 # Failures of the connection and of HTTP ----------------------------------------------------------
@@ -878,7 +888,7 @@ class Time(Case):
                 await self.clock.advance(1.5)
             pieces = await self.within(task)
             self.assertIn(Text("hi"), pieces)
-            self.assertEqual(pieces[-1], Stop("end_turn"))
+            self.assertEqual(pieces[-1], ModelStop("end_turn"))
 
     async def test_a_failure_after_the_finish_is_only_an_end(self) -> None:
         provider = self.openai()
@@ -918,7 +928,7 @@ class Time(Case):
         self.assertIn("500: half", str(await self.refused(task)))
 
     async def test_the_limits_can_be_set(self) -> None:
-        options = Options(timeouts=Timeouts(first_byte=500.0, idle=300.0))
+        options = OpenAIOptions(timeouts=Timeouts(first_byte=500.0, idle=300.0))
         task = await self.waiting(self.openai(options=options), HEAD)
         await self.clock.advance(299.0)
         self.assertFalse(task.done())
@@ -974,7 +984,7 @@ class Connections(Case):
                     async with self.asking(model, provider) as (call, task):
                         await call.text("hi")
                         await call.finish("stop", usage=None)
-                    self.assertEqual((await task)[-1], Stop("end_turn"))
+                    self.assertEqual((await task)[-1], ModelStop("end_turn"))
                 self.assertEqual(model.connections, number)
 
     async def test_who_leaves_at_the_stop_leaves_the_connection_whole(self) -> None:
@@ -983,7 +993,7 @@ class Connections(Case):
 
             async def until_stop() -> None:
                 async for piece in provider.stream(ask()):
-                    if isinstance(piece, Stop):
+                    if isinstance(piece, ModelStop):
                         return
 
             for number in (1, 2):
@@ -1002,7 +1012,7 @@ class Connections(Case):
             for call in model.calls:
                 await call.finish("stop", usage=None)
             for task in tasks:
-                self.assertEqual(await self.within(task), [Stop("end_turn")])
+                self.assertEqual(await self.within(task), [ModelStop("end_turn")])
 
     async def test_a_dropped_stream_can_be_retried(self) -> None:
         async with FakeModel() as model:
@@ -1088,7 +1098,9 @@ class ChatSent(SentCase):
         ):
             self.assertIn(name, self.openai(host)._body(ask(max_tokens=5)))
         for flag, name in ((True, "max_completion_tokens"), (False, "max_tokens")):
-            provider = self.openai(self.model.base_url, options=Options(completion_tokens=flag))
+            provider = self.openai(
+                self.model.base_url, options=OpenAIOptions(completion_tokens=flag)
+            )
             self.assertEqual((await self.sent(provider, ask(max_tokens=5)))[name], 5)
 
     async def test_configured_fields_and_headers_win(self) -> None:
@@ -1161,7 +1173,7 @@ class ChatSent(SentCase):
     async def test_thinking_goes_back_only_if_wanted(self) -> None:
         message = ChatMessage("assistant", "x", thinking="hm")
         self.assertNotIn("reasoning_content", (await self.messages(message))[0])
-        options = Options(return_thinking=True)
+        options = OpenAIOptions(return_thinking=True)
         found = await self.messages(message, options=options)
         self.assertEqual(found[0]["reasoning_content"], "hm")
 
@@ -1178,13 +1190,13 @@ class Adapting(Case):
             (None, "Use 'max_completion_tokens'.", "max_tokens", "max_completion_tokens"),
             (True, "What is max_completion_tokens?", "max_completion_tokens", "max_tokens"),
         ):
-            options = Options(completion_tokens=flag)
+            options = OpenAIOptions(completion_tokens=flag)
             provider = self.openai(self.model.base_url, options=options)
             first = len(self.model.calls)
             task = asyncio.create_task(pieces_of(provider, ask(max_tokens=5)))
             (await self.model.call(first + 1)).error(400, complaint)
             await (await self.model.call(first + 2)).finish("stop", usage=None)
-            self.assertEqual(await self.within(task), [Stop("end_turn")])
+            self.assertEqual(await self.within(task), [ModelStop("end_turn")])
             async with self.asking(self.model, provider, ask(max_tokens=5)) as (call, task):
                 await call.finish("stop", usage=None)
             requests = self.model.requests[first:]
@@ -1286,7 +1298,7 @@ def ends(reason: Any = "end_turn", **usage: Any) -> dict[str, Any]:
 
 SAID = [block("text", text=""), grow(type="text_delta", text="hi"), close()]
 END = ends(output_tokens=5)
-SPOKEN: list[Piece] = [BEGUN, Text("hi"), Tokens(None, 5), Stop("end_turn")]
+SPOKEN: list[Piece] = [BEGUN, Text("hi"), Tokens(None, 5), ModelStop("end_turn")]
 THOUGHT = [
     block("thinking", thinking="", signature=""),
     grow(type="thinking_delta", thinking="h"),
@@ -1306,7 +1318,7 @@ GOOD_MESSAGES: dict[str, tuple[bytes, list[Piece]]] = {
     "named events": (b"event: ping\ndata: {}\n\n" + sse(START, *SAID, END, OVER), SPOKEN),
     "ping and unknown": (sse(START, {"type": "ping"}, {"type": "news"}, *SAID, END, OVER), SPOKEN),
     "no message_stop": (sse(START, *SAID, END), SPOKEN),
-    "no stop_reason": (sse(START, *SAID, OVER), [BEGUN, Text("hi"), Stop("unknown")]),
+    "no stop_reason": (sse(START, *SAID, OVER), [BEGUN, Text("hi"), ModelStop("unknown")]),
     "cut after the end": (sse(START, *SAID, END) + b"data: {", SPOKEN),
     "CRLF": (sse(START, *SAID, END, OVER).replace(b"\n", b"\r\n"), SPOKEN),
     "block not closed": (sse(START, *SAID[:2], END, OVER), SPOKEN),
@@ -1315,24 +1327,24 @@ GOOD_MESSAGES: dict[str, tuple[bytes, list[Piece]]] = {
         SPOKEN[1:],
     ),
     "text with the start": (sse(START, block("text", text="hi"), close(), END, OVER), SPOKEN),
-    "nothing said": (sse(START, END, OVER), [BEGUN, Tokens(None, 5), Stop("end_turn")]),
+    "nothing said": (sse(START, END, OVER), [BEGUN, Tokens(None, 5), ModelStop("end_turn")]),
     "thinking": (
         sse(START, *THOUGHT, ends(), OVER),
-        [BEGUN, Thought("h"), Thought("m"), Thought("", "sign"), Stop("end_turn")],
+        [BEGUN, Thought("h"), Thought("m"), Thought("", "sign"), ModelStop("end_turn")],
     ),
     "thinking without signature": (
         sse(START, block("thinking"), grow(thinking="hm"), close(), ends(), OVER),
-        [BEGUN, Thought("hm"), Stop("end_turn")],
+        [BEGUN, Thought("hm"), ModelStop("end_turn")],
     ),
     "redacted": (
         sse(START, block("redacted_thinking", data="xyz"), close(), ends(), OVER),
-        [BEGUN, Thought("", json.dumps(BLOCKS[1:])), Stop("end_turn")],
+        [BEGUN, Thought("", json.dumps(BLOCKS[1:])), ModelStop("end_turn")],
     ),
     "thinking twice": (
         sse(START, *THOUGHT, block("redacted_thinking", 1, data="xyz"), close(1), ends(), OVER),
         [
             *(BEGUN, Thought("h"), Thought("m"), Thought("", "sign")),
-            *(Thought("", json.dumps(BLOCKS)), Stop("end_turn")),
+            *(Thought("", json.dumps(BLOCKS)), ModelStop("end_turn")),
         ],
     ),
     "tool": (
@@ -1347,18 +1359,23 @@ GOOD_MESSAGES: dict[str, tuple[bytes, list[Piece]]] = {
         ),
         [
             *(BEGUN, CallPiece(0, "t1", "ls"), CallPiece(0, arguments='{"a"')),
-            *(CallPiece(0, arguments=": 1}"), Stop("tool_use")),
+            *(CallPiece(0, arguments=": 1}"), ModelStop("tool_use")),
         ],
     ),
     "tool without input": (
         sse(START, USE, grow(partial_json=""), close(), ends("tool_use"), OVER),
-        [BEGUN, CallPiece(0, "t1", "ls"), CallPiece(0, arguments="{}"), Stop("tool_use")],
+        [BEGUN, CallPiece(0, "t1", "ls"), CallPiece(0, arguments="{}"), ModelStop("tool_use")],
     ),
     "tool with its input at the start": (
         sse(
             START, block("tool_use", id="t1", name="ls", input={"a": 1}), close(), ends("end_turn")
         ),
-        [BEGUN, CallPiece(0, "t1", "ls"), CallPiece(0, arguments='{"a": 1}'), Stop("tool_use")],
+        [
+            BEGUN,
+            CallPiece(0, "t1", "ls"),
+            CallPiece(0, arguments='{"a": 1}'),
+            ModelStop("tool_use"),
+        ],
     ),
     "two tools at once": (
         sse(
@@ -1372,7 +1389,7 @@ GOOD_MESSAGES: dict[str, tuple[bytes, list[Piece]]] = {
         ),
         [
             *(BEGUN, CallPiece(0, "a", "ls"), CallPiece(1, "b", "ls")),
-            *(CallPiece(1, arguments="{}"), CallPiece(0, arguments="[]"), Stop("tool_use")),
+            *(CallPiece(1, arguments="{}"), CallPiece(0, arguments="[]"), ModelStop("tool_use")),
         ],
     ),
     "blocks of other kinds": (
@@ -1391,11 +1408,11 @@ GOOD_MESSAGES: dict[str, tuple[bytes, list[Piece]]] = {
         sse(START, SAID[0], grow(type="citations_delta", citation={}), *SAID[1:], END, OVER),
         SPOKEN,
     ),
-    "max_tokens": (sse(START, ends("max_tokens")), [BEGUN, Stop("max_tokens")]),
-    "refusal": (sse(START, ends("refusal")), [BEGUN, Stop("content_filter")]),
-    "stop_sequence": (sse(START, ends("stop_sequence")), [BEGUN, Stop("end_turn")]),
-    "strange reason": (sse(START, ends("pause_turn")), [BEGUN, Stop("unknown")]),
-    "tool_use without one": (sse(START, ends("tool_use")), [BEGUN, Stop("unknown")]),
+    "max_tokens": (sse(START, ends("max_tokens")), [BEGUN, ModelStop("max_tokens")]),
+    "refusal": (sse(START, ends("refusal")), [BEGUN, ModelStop("content_filter")]),
+    "stop_sequence": (sse(START, ends("stop_sequence")), [BEGUN, ModelStop("end_turn")]),
+    "strange reason": (sse(START, ends("pause_turn")), [BEGUN, ModelStop("unknown")]),
+    "tool_use without one": (sse(START, ends("tool_use")), [BEGUN, ModelStop("unknown")]),
     "cache": (
         sse(
             {
@@ -1410,16 +1427,19 @@ GOOD_MESSAGES: dict[str, tuple[bytes, list[Piece]]] = {
             },
             ends(input_tokens=0, output_tokens=3, cache_read_input_tokens=0),
         ),
-        [Tokens(0, None, 6, 2), Tokens(None, 3), Stop("end_turn")],
+        [Tokens(0, None, 6, 2), Tokens(None, 3), ModelStop("end_turn")],
     ),
-    "no usage": (sse({"type": "message_start", "message": {}}, ends(), OVER), [Stop("end_turn")]),
+    "no usage": (
+        sse({"type": "message_start", "message": {}}, ends(), OVER),
+        [ModelStop("end_turn")],
+    ),
     "usage of nonsense": (
         sse({"type": "message_start", "message": {"usage": 5}}, ends(output_tokens="5")),
-        [Stop("end_turn")],
+        [ModelStop("end_turn")],
     ),
     "halves of a pair": (
         sse(START, SAID[0], grow(text="\ud83d"), grow(text="\ude00"), close(), ends()),
-        [BEGUN, Text("\U0001f600"), Stop("end_turn")],
+        [BEGUN, Text("\U0001f600"), ModelStop("end_turn")],
     ),
     "whole": (
         json.dumps(
@@ -1436,7 +1456,7 @@ GOOD_MESSAGES: dict[str, tuple[bytes, list[Piece]]] = {
         ).encode(),
         [
             *(Thought("hm"), Thought("", "sign"), Text("hi"), CallPiece(0, "t1", "ls")),
-            *(CallPiece(0, arguments='{"a": 1}'), BEGUN, Stop("tool_use")),
+            *(CallPiece(0, arguments='{"a": 1}'), BEGUN, ModelStop("tool_use")),
         ],
     ),
 }
@@ -1684,7 +1704,7 @@ class Anything(Case):
             pieces = await self.answered(provider, HEAD + sse(*spoilt))
         except ProviderError:
             return
-        self.assertIsInstance(pieces[-1], Stop, spoilt)
+        self.assertIsInstance(pieces[-1], ModelStop, spoilt)
         begun = [piece.index for piece in pieces if isinstance(piece, CallPiece) and piece.id]
         self.assertEqual(begun, list(range(len(begun))), spoilt)
 

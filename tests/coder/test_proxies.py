@@ -13,8 +13,8 @@ from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import ChatMessage, ModelRequest, ProviderError, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.proxies import Proxies, proxies_of
-from crushlite.config.addresses import is_loopback
 from crushlite.errors import BadRequest
+from crushlite.http.addresses import is_loopback
 from crushlite.testing.model import End, FakeModel, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.proxy import CERTIFICATE, ProxyServer, serving, tls_before
@@ -241,7 +241,7 @@ class FetchTests(ProxyTestCase, ToolTestCase):
         for url, target in (("http://model.test/a?b", plain), ("https://model.test/a?b", secure)):
             proxy = await self.proxy(target, authorization=PASSWORD)
             env = {"ALL_PROXY": f"http://user:pass%40word@127.0.0.1:{proxy.port}"}
-            self.desk.env = env
+            self.context.env = env
             outcome = await self.use("fetch", url=url, format="text")
             with self.subTest(url):
                 self.assertEqual(outcome.content, "the page")

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.coder.tools.base import Outcome
+from crushlite.coder.tools.base import ToolOutcome
 from crushlite.coder.tools.registry import all_tools
 from crushlite.http.client import ClientError
 from crushlite.testing.model import End, Fail, Say, Use
@@ -637,7 +637,7 @@ class EndingTests(CoderTestCase):
         self.assertEqual((len(same.ran), len(self.model.calls)), (6, 6))
         self.assertEqual((done["error"], done["cancelled"]), (None, None))
         self.assertIn("same", done["text"])
-        same.answer = lambda _: Outcome(f"result {next(number)}")
+        same.answer = lambda _: ToolOutcome(f"result {next(number)}")
         self.session = await self.anna.session()
         done = await self.complete(await self.post("go"))
         self.assertEqual((done["text"], len(same.ran)), ("enough", 6 + 8))
@@ -659,7 +659,7 @@ class EndingTests(CoderTestCase):
         def delete(conn: Connection) -> None:
             conn.execute("DELETE FROM messages WHERE id = ?", (lost["id"],))
 
-        store = self.daemon.backend.get(self.anna.workspace["id"]).home.store
+        store = self.daemon.backend.get(self.anna.workspace["id"]).store.store
         await store.submit(delete)
         await self.exchange("and?", "well")
         sent = self.model.requests[2]["messages"][1:]
@@ -694,7 +694,7 @@ class EndingTests(CoderTestCase):
         await call.tool_call("c1", "gate", "{}")
         await call.finish()
         await gate.inside.acquire()
-        store = self.daemon.backend.get(self.anna.workspace["id"]).home.store
+        store = self.daemon.backend.get(self.anna.workspace["id"]).store.store
         with self.assertNoLogs("crushlite", "WARNING"):
             await self.anna.retire()
             await gate.inside.acquire()  # it has been told to stop, and has not yet

@@ -11,7 +11,7 @@ from unittest import mock
 from crushlite.clock import SystemClock
 from crushlite.commands import process
 from crushlite.errors import TurnOver
-from crushlite.hosting import chores
+from crushlite.hosting import summaries, workspace as hosting
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Fail, Say
@@ -329,13 +329,13 @@ class SummaryCommitTests(UnderWay):
         asking, call = await self.begin()
         self.gate.shut()
         await self.complete(call)
-        storing, store = asyncio.Event(), chores._store_summary
+        storing, store = asyncio.Event(), summaries._store
 
         async def entered(*args: Any, **fields: Any) -> None:
             storing.set()
             await store(*args, **fields)
 
-        with mock.patch.object(chores, "_store_summary", entered):
+        with mock.patch.object(summaries, "_store", entered):
             while not storing.is_set():  # what the turn stores before: its usage
                 if self.gate.held:
                     self.gate.let()
@@ -707,7 +707,7 @@ class OwnAgentTests(BoundedTestCase):
         await self.anna.prompt(self.session)
         await self.anna.events.wait_for("run_complete")
         await self.agent.inside.wait()
-        with mock.patch.object(chores, "END_SECONDS", 0.1):
+        with mock.patch.object(hosting, "END_SECONDS", 0.1):
             await self.anna.retire()
             async with asyncio.timeout(30):
                 self.anna = await self.daemon.join()

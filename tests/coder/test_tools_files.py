@@ -163,7 +163,7 @@ class ChangeTests(ToolTestCase):
 
         def view(asked: object) -> None:
             path.write_text("by the user")
-            self.desk.seen["session-1", str(path)] = paths.digest(b"by the user")
+            self.context.seen["session-1", str(path)] = paths.digest(b"by the user")
 
         self.turn.meanwhile = view
         outcome = await self.use("edit", file_path="a", old_string="old", new_string="new")

@@ -215,7 +215,7 @@ class LayoutTests(EscapeTestCase):
         os.mkfifo(self.root / "fifo")
         began = time.monotonic()
         self.assert_failed(await self.use("view", file_path="fifo"), "not a regular file")
-        self.desk.seen["session-1", str(self.root / "fifo")] = "seen"
+        self.context.seen["session-1", str(self.root / "fifo")] = "seen"
         self.assert_failed(await self.use("write", file_path="fifo", content="x"))
         self.assertLess(time.monotonic() - began, 30)
 

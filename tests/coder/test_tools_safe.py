@@ -100,7 +100,7 @@ class SafeTestCase(ToolTestCase):
             program = self.root / name
             program.write_text("#!/bin/sh\ntouch pwned\n")
             program.chmod(0o755)
-        self.desk.env = {"PATH": f"{self.root}:{os.environ['PATH']}", "GIT_DIR": "/nowhere"}
+        self.context.env = {"PATH": f"{self.root}:{os.environ['PATH']}", "GIT_DIR": "/nowhere"}
         self.git("init", "-q", "-b", "main")
 
     def git(self, *words: str) -> None:

@@ -15,7 +15,7 @@ from crushlite.errors import Conflict
 from tests.support.tools import ToolTestCase
 
 if TYPE_CHECKING:
-    from crushlite.coder.tools.base import Outcome
+    from crushlite.coder.tools.base import ToolOutcome
 
 FOREVER = "echo begun; exec sleep 1000"
 
@@ -34,10 +34,10 @@ class ShellTestCase(ToolTestCase):
         self.tools["bash"] = Bash(self.clock)
         self.allow()
 
-    async def bash(self, command: str, **arguments: Any) -> Outcome:
+    async def bash(self, command: str, **arguments: Any) -> ToolOutcome:
         return await self.use("bash", command=command, description="test", **arguments)
 
-    async def waiting(self, command: str, **arguments: Any) -> asyncio.Task[Outcome]:
+    async def waiting(self, command: str, **arguments: Any) -> asyncio.Task[ToolOutcome]:
         """A call whose command runs and whose timer is armed."""
         task = asyncio.create_task(self.bash(command, **arguments))
         await self.turn.started.wait()
@@ -110,7 +110,7 @@ class BashTests(ShellTestCase):
         self.assertEqual((self.turn.ran, os.listdir(self.root)), ([], []))
 
     async def test_the_environment_is_the_desks_and_standard_input_is_closed(self) -> None:
-        self.desk.env = {"PATH": "/usr/bin:/bin", "ONLY": "this"}
+        self.context.env = {"PATH": "/usr/bin:/bin", "ONLY": "this"}
         with mock.patch.dict(os.environ, {"CANARY_TOKEN": "leak"}):
             outcome = await self.bash("env; cat; echo done")
         self.assertIn("ONLY=this\n", outcome.content)

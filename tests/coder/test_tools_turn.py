@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from crushlite.clock import SystemClock
-from crushlite.coder.tools.base import Call, Desk, Outcome
+from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
 from crushlite.coder.tools.registry import all_tools
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.permissions import PermissionRequest
@@ -30,7 +30,7 @@ class TurnTests(Bench):
         self.action = "deny"
         self.addAsyncCleanup(self.services.background.close)
         self.live = self.turn()
-        self.desk = Desk(self.path, {"PATH": os.environ["PATH"]})
+        self.context = ToolContext(self.path, {"PATH": os.environ["PATH"]})
         self.tools = {tool.name: tool for tool in all_tools()}
 
     def on_event(self, payload: object) -> None:
@@ -42,11 +42,13 @@ class TurnTests(Bench):
             )
             asyncio.get_running_loop().call_soon(answer)
 
-    async def use(self, name: str, action: str = "deny", **arguments: Any) -> tuple[Outcome, bool]:
+    async def use(
+        self, name: str, action: str = "deny", **arguments: Any
+    ) -> tuple[ToolOutcome, bool]:
         """What a tool answers, and whether it asked; `action` is the user's answer."""
         self.action = action
         shown = len(self.published(PermissionRequest))
-        call = Call("call", name, arguments, self.live, self.desk)
+        call = ToolUse("call", name, arguments, self.live, self.context)
         outcome = await self.tools[name].run(call)
         return outcome, len(self.published(PermissionRequest)) > shown
 
@@ -95,7 +97,7 @@ class TurnTests(Bench):
         outcome, _ = await self.use("todos", todos=[{**todos[0], "status": "completed"}])
         self.assertIn('"just_completed": ["Write"]', outcome.metadata)
         question = {"type": "yes_no", "question": "Sure?", "description": "Really"}
-        call = Call("call", "question", {"questions": [question]}, self.live, self.desk)
+        call = ToolUse("call", "question", {"questions": [question]}, self.live, self.context)
         task = asyncio.ensure_future(self.tools["question"].run(call))
         await self.clock.settle()
         batch = self.published(QuestionBatch)[0].payload

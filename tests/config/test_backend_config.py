@@ -8,20 +8,22 @@ import tempfile
 import unittest
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from crushlite.agent.base import Agent
 from crushlite.clock import SystemClock
 from crushlite.config import Config, Roots
+from crushlite.config.wing import ConfigSetup
 from crushlite.hosting.backend import Backend
 from crushlite.protocol.workspaces import CreateWorkspace
 from crushlite.settings import Settings
+from crushlite.store import Stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crushlite.config.profile import Profile
+    from crushlite.config.profile import FileProfile
 
 
 async def silent(turn: Any) -> None:
@@ -50,20 +52,25 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
         self,
         daemon: dict[str, str],
         client: list[str],
-        look: Callable[[Profile], Any] = lambda profile: None,
+        look: Callable[[FileProfile], Any] = lambda profile: None,
     ) -> Config:
         def agents(path: Path, env: Any, config: Config) -> Agent:
             self.seen.append(config)
             return Agent(silent)
 
         with mock.patch.dict(os.environ, daemon, clear=True):
-            roots = Roots(etc=self.root / "etc")
-            backend = Backend(agents=agents, clock=SystemClock(), settings=Settings(), roots=roots)
+            clock, roots = SystemClock(), Roots(etc=self.root / "etc")
+            backend = Backend(
+                setup=ConfigSetup(roots, agents, allow_commands=False),
+                clock=clock,
+                settings=Settings(),
+                stores=Stores(clock=clock, boot_id="boot"),
+            )
             path = str(self.root / "project")
             request = CreateWorkspace(path=path, client_id=str(uuid.uuid4()), env=client)
             await backend.create(request)
             [hosted] = backend.everything()
-            self.looked = look(hosted.profile)
+            self.looked = look(cast("FileProfile", hosted.workspace.profile))
             await backend.shutdown()
         return self.seen[-1]
 
@@ -94,10 +101,12 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
     async def test_where_nobody_has_any_the_client_s_place_is_written(self) -> None:
         daemon = {"HOME": str(self.root / "daemon")}
         home = self.root / "client"
-        await self.open(daemon, [f"HOME={home}"], lambda profile: profile.places.file(0))
+        await self.open(daemon, [f"HOME={home}"], lambda profile: profile.locations.file(0))
         self.assertEqual(self.looked, home / ".local/share/crushlite/crush.json")
         home = self.root / "elsewhere"
-        await self.open(daemon, [f"XDG_DATA_HOME={home}"], lambda profile: profile.places.file(0))
+        await self.open(
+            daemon, [f"XDG_DATA_HOME={home}"], lambda profile: profile.locations.file(0)
+        )
         self.assertEqual(self.looked, home / "crushlite/crush.json")
 
     async def test_a_variable_the_client_left_out_is_the_daemon_s(self) -> None:

@@ -8,8 +8,9 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import FollowsConfig
+from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
-from crushlite.coder.build import find_agent
+from crushlite.coder.wing import CoderWing
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.support.basics import BoundedTestCase
@@ -39,7 +40,7 @@ class ConfiguredTestCase(BoundedTestCase):
 
     async def asyncSetUp(self) -> None:
         self.model = await self.enterAsyncContext(FakeModel(script=script))
-        self.daemon = LocalDaemon(find_agent(self.agent, SystemClock()))
+        self.daemon = LocalDaemon(find_agent(self.agent, SystemClock(), [CoderWing(local=())]))
         self.home = self.daemon.root / "home"
         self.user_file = self.home / ".local/share/crushlite/crush.json"
         self.project = self.daemon.root / "project"
@@ -425,7 +426,7 @@ class OwnAgentTests(BoundedTestCase):
             self.assertEqual(small.json["model"], model["model"])
             await anna.events.wait_for("session", id=await anna.session())
             self.assertEqual((len(made), len(anna.events.all("config_changed"))), (1, 1))
-        self.assertNotIsInstance(find_agent("offline", SystemClock()), FollowsConfig)
+        self.assertNotIsInstance(find_agent("offline", SystemClock(), [CoderWing()]), FollowsConfig)
 
 
 class AbsentFeatureTests(ConfiguredTestCase):

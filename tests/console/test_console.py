@@ -17,21 +17,22 @@ from typing import TYPE_CHECKING
 from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
-from crushlite.api.routes import TABLE
 from crushlite.clock import FakeClock, SystemClock
-from crushlite.console.routes import CODE_SECONDS, CODES, FOLDER, Codes
+from crushlite.console.wing import CODE_SECONDS, CODES, Codes
 from crushlite.daemon import PORTS
 from crushlite.errors import ShuttingDown
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.listen import TokenFile, directory_lock
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
-from tests.support.places import ROOT
+from tests.support.places import PACKAGE, ROOT
+from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
     from crushlite.clock import Clock
     from crushlite.http.client import ClientResponse
 
+FOLDER = PACKAGE / "console" / "page"
 PUBLIC = {("GET", "/"), ("GET", "/console/{file}"), ("POST", "/v1/web/token")}
 POLICY = (
     *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"),

@@ -7,7 +7,7 @@ import time
 import unittest
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock, SystemClock, settled, within
+from crushlite.clock import FakeClock, SystemClock, resolve_once, wait_at_most
 
 if TYPE_CHECKING:
     from crushlite.clock import Clock, Timer
@@ -222,17 +222,17 @@ class WithinTests(unittest.IsolatedAsyncioTestCase):
 
     async def start(self, seconds: float) -> tuple[asyncio.Future[None], asyncio.Task[bool]]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = asyncio.create_task(within(self.clock, future, seconds))
+        waiting = asyncio.create_task(wait_at_most(self.clock, future, seconds))
         await self.clock.settle()
         return future, waiting
 
     async def test_it_is_true_as_soon_as_the_future_is_done(self) -> None:
         future, waiting = await self.start(5)
-        settled(future)
+        resolve_once(future)
         await self.clock.settle()
         self.assertTrue(waiting.done() and waiting.result())
         self.assertEqual(self.clock.pending, 0)
-        self.assertTrue(await within(self.clock, future, 5))
+        self.assertTrue(await wait_at_most(self.clock, future, 5))
 
     async def test_it_is_false_when_the_time_is_up_and_leaves_the_future_alone(self) -> None:
         future, waiting = await self.start(5)
@@ -249,6 +249,6 @@ class WithinTests(unittest.IsolatedAsyncioTestCase):
 
     async def test_settling_twice_is_harmless(self) -> None:
         future, waiting = await self.start(5)
-        settled(future)
-        settled(future)
+        resolve_once(future)
+        resolve_once(future)
         self.assertTrue(await waiting)

@@ -317,7 +317,7 @@ class CancelTests(PromptTestCase):
             await clock.advance(0.2)
             done = await anna.events.wait_for("run_complete", cancelled=True)
             self.assertEqual(done["text"], "I will ")
-            self.assertEqual(daemon.backend.get(anna.workspace["id"]).runs.turns.abandoned, 1)
+            self.assertEqual(daemon.backend.get(anna.workspace["id"]).runs.abandoned, 1)
             await self.assert_takes_prompts(anna, session)
             seen = len(anna.events.seen)
             gate.set()

@@ -25,6 +25,7 @@ from crushlite.errors import (
     WorkspaceNotFound,
 )
 from crushlite.hosting.backend import Backend
+from crushlite.hosting.plain import PlainSetup
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.workspaces import CreateWorkspace
 from crushlite.testing import FakeClock, LocalDaemon, ScriptedAgent
@@ -101,7 +102,7 @@ class BackendTestCase(unittest.IsolatedAsyncioTestCase):
         self.agent: Any = ClosingAgent()
         self.before_answer: Callable[[], None] = lambda: None
         self.backend = Backend(
-            agents=self.make_agent,
+            setup=PlainSetup(self.make_agent),
             clock=self.clock,
             settings=self.settings,
             stores=self.openings.stores,
@@ -388,7 +389,7 @@ class JoinTests(BackendTestCase):
         (hosted,) = self.backend.everything()
         self.assertEqual(describe(hosted).env, [])
         # It is no whole environment, so it adds to the daemon's own.
-        self.assertEqual(dict(hosted.workspace.home.env), {**os.environ, "TOKEN": "anna"})
+        self.assertEqual(dict(hosted.workspace.env), {**os.environ, "TOKEN": "anna"})
 
     async def test_an_environment_is_forgotten_when_its_client_has_left(self) -> None:
         stays = await self.create(env=["TOKEN=anna"])
@@ -403,7 +404,7 @@ class JoinTests(BackendTestCase):
     async def test_a_whole_environment_stands_for_itself(self) -> None:
         await self.create(env=["TOKEN=anna", "PATH=/bin"])
         (hosted,) = self.backend.everything()
-        self.assertEqual(dict(hosted.workspace.home.env), {"TOKEN": "anna", "PATH": "/bin"})
+        self.assertEqual(dict(hosted.workspace.env), {"TOKEN": "anna", "PATH": "/bin"})
 
     async def test_other_channels_are_refused_without_a_claim(self) -> None:
         first = await self.create(channels=["a", "b"])
@@ -477,7 +478,7 @@ class SlowCloseTests(BackendTestCase):
         self.agent = FailsToClose()
         client = str(uuid.uuid4())
         created = await self.create(client_id=client)
-        with self.assertLogs("crushlite.hosting.staff", "ERROR") as logs:
+        with self.assertLogs("crushlite.hosting.agents", "ERROR") as logs:
             self.backend.release(created.id, client)
             await self.assert_nothing_left()
         self.assertIn("cannot close", logs.output[0])
@@ -685,7 +686,7 @@ class StubbornAgentTests(unittest.IsolatedAsyncioTestCase):
         self.assertFalse(anna.events.ended.is_set())
         await self.clock.advance(0.1)
         await self.ended(daemon, anna, session)
-        self.assertEqual(workspace.runs.turns.abandoned, 1)
+        self.assertEqual(workspace.runs.abandoned, 1)
 
     async def test_a_drain_shorter_than_the_cancel_grace_still_ends_the_run(self) -> None:
         daemon, anna, session = await self.enter(cancel_grace=50.0, drain=2.0)

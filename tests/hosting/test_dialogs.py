@@ -90,7 +90,7 @@ class ManualClock:
         return self.instant
 
     async def sleep(self, delay: float) -> None:
-        raise AssertionError("nothing at this desk sleeps")
+        raise AssertionError("nothing at this context sleeps")
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> ManualTimer:
         self.timers.append(ManualTimer(self.instant + delay, callback))
@@ -110,7 +110,7 @@ class ManualClock:
         self.instant = end
 
 
-class Desk(unittest.IsolatedAsyncioTestCase):
+class ToolContext(unittest.IsolatedAsyncioTestCase):
     """Requests in tasks, and a record of all that was published."""
 
     def setUp(self) -> None:
@@ -152,7 +152,7 @@ def short(payload: object) -> str:
     return f"{word} {payload.tool_call_id}"
 
 
-class PermissionDesk(Desk):
+class PermissionDesk(ToolContext):
     def setUp(self) -> None:
         super().setUp()
         self.permissions = Permissions(
@@ -650,7 +650,7 @@ def reply(ident: str, text: str = "because") -> QuestionResponse:
     return QuestionResponse(request_id=ident, fill_in_text=text)
 
 
-class QuestionDesk(Desk):
+class QuestionDesk(ToolContext):
     def setUp(self) -> None:
         super().setUp()
         self.questions = Questions(

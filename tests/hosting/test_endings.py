@@ -1,4 +1,4 @@
-"""endings.py, alone on a real store: what it keeps, when it tries again, whom it holds."""
+"""endings.py, alone on a real store: what it keeps, and when it tries again."""
 
 from __future__ import annotations
 
@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from crushlite.store import Connection
 
 
-class Witness:
-    """A workspace as the endings see it: what they tell it, in order."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def hold(self) -> None:
-        self.told.append("hold")
-
-    def release(self) -> None:
-        self.told.append("release")
-
-
 class EndingsTestCase(BoundedTestCase):
     """An ending here adds a word to the title of its session, so that titles tell the order."""
 
@@ -46,8 +33,7 @@ class EndingsTestCase(BoundedTestCase):
         self.store = await self.stores.open(self.data)
         self.addAsyncCleanup(self.close)
         self.endings = Endings(self.store, self.clock)
-        self.workspace = Witness()
-        self.endings.join(self.workspace)
+        self.endings.join(self.store)
         self.late: list[str] = []  # words of the endings that were written after all
         for session_id in ("a", "b"):
             row = Session(id=session_id, created_at=1, updated_at=1)
@@ -86,17 +72,18 @@ class EndingsTestCase(BoundedTestCase):
 
 
 class KeepingTests(EndingsTestCase):
-    async def test_what_the_store_takes_is_written_and_nobody_is_held(self) -> None:
+    async def test_what_the_store_takes_is_written_and_nothing_is_kept(self) -> None:
         session = await self.endings.commit(self.ending("a", "1"))
         assert session is not None
         self.assertEqual(session.title, "1")
-        self.assertEqual((self.workspace.told, self.late, self.endings.waiting), ([], [], 0))
+        self.assertEqual((self.late, self.endings.waiting), ([], 0))
         self.assertEqual(self.clock.pending, 0)
         self.endings.require_none()
 
-    async def test_what_it_refuses_is_kept_and_holds_every_workspace_once(self) -> None:
-        other = Witness()
-        self.endings.join(other)
+    async def test_what_it_refuses_is_kept_and_nothing_new_is_taken_until_then(
+        self,
+    ) -> None:
+        self.endings.join(self.store)
         self.disk.fill()
         await self.refused("a", "1")
         await self.refused("a", "2")
@@ -111,8 +98,6 @@ class KeepingTests(EndingsTestCase):
         await self.clock.advance(5)
         self.assertEqual(await self.titles(), {"a": "12", "b": "3"})
         self.assertEqual((sorted(self.late), self.endings.waiting), (["1", "2", "3"], 0))
-        for one in (self.workspace, other):
-            self.assertEqual(one.told, ["hold", "release"])
         self.endings.require_none()
         self.assertEqual(self.clock.pending, 0)
 
@@ -160,7 +145,7 @@ class KeepingTests(EndingsTestCase):
         bad = Ending("", "a", ("1",), refuse, lambda session: None)
         with self.assertRaises(BadRequest):
             await self.endings.commit(bad)
-        self.assertEqual((self.endings.waiting, self.workspace.told), (0, []))
+        self.assertEqual(self.endings.waiting, 0)
 
     async def test_one_that_turns_out_to_be_wrong_later_is_given_up_and_blocks_nobody(self) -> None:
         bad = self.ending("a", "1")
@@ -180,11 +165,10 @@ class KeepingTests(EndingsTestCase):
             await self.clock.advance(5)
         self.assertIn("can never be written", logs.output[0])
         self.assertEqual((await self.titles())["a"], "2")
-        self.assertEqual(self.workspace.told, ["hold", "release"])
 
     async def test_an_ending_of_a_session_that_is_gone_is_no_failure(self) -> None:
         self.assertIsNone(await self.endings.commit(self.ending("gone", "1")))
-        self.assertEqual((self.endings.waiting, self.workspace.told), (0, []))
+        self.assertEqual(self.endings.waiting, 0)
 
 
 class OrderTests(EndingsTestCase):
@@ -197,7 +181,7 @@ class OrderTests(EndingsTestCase):
         session = await self.endings.commit(self.ending("a", "3"))
         assert session is not None
         self.assertEqual(session.title, "123")
-        self.assertEqual((self.late, self.workspace.told), (["1", "2"], ["hold", "release"]))
+        self.assertEqual(self.late, ["1", "2"])
 
     async def test_one_session_does_not_wait_for_another(self) -> None:
         self.disk.fill("'1'")
@@ -205,7 +189,6 @@ class OrderTests(EndingsTestCase):
         self.assertIsNotNone(await self.endings.commit(self.ending("b", "2")))
         self.assertEqual(await self.titles(), {"a": "", "b": "2"})
         self.assertEqual(self.endings.waiting, 1)
-        self.assertEqual(self.workspace.told, ["hold"])
 
     async def test_what_waits_behind_in_other_sessions_is_tried_too(self) -> None:
         self.disk.fill()
@@ -215,7 +198,6 @@ class OrderTests(EndingsTestCase):
         await self.clock.advance(0.25)
         self.assertEqual(await self.titles(), {"a": "", "b": "2"})
         self.assertEqual((self.late, self.endings.waiting), (["2"], 1))
-        self.assertEqual(self.workspace.told, ["hold"])
 
 
 class TimeTests(EndingsTestCase):
@@ -238,7 +220,6 @@ class TimeTests(EndingsTestCase):
         await self.store.submit(lambda conn: session_rows.rename_session(conn, "", "b", "x", 2))
         await self.clock.settle()
         self.assertEqual((await self.titles())["a"], "1")
-        self.assertEqual(self.workspace.told, ["hold", "release"])
         self.assertEqual(self.clock.pending, 0)
 
     async def test_trouble_that_comes_again_starts_with_the_short_pause(self) -> None:
@@ -268,53 +249,38 @@ class TimeTests(EndingsTestCase):
         await trying
         assert session is not None
         self.assertEqual((session.title, self.late), ("12", ["1"]))
-        self.assertEqual(self.workspace.told, ["hold", "release"])
 
 
 class LifeTests(EndingsTestCase):
-    async def test_a_workspace_that_comes_later_is_held_too(self) -> None:
-        self.disk.fill()
-        await self.refused("a", "1")
-        late = Witness()
-        self.endings.join(late)
-        self.assertEqual(late.told, ["hold"])
-        await self.healed()
-        await self.clock.advance(5)
-        self.assertEqual(late.told, ["hold", "release"])
-
     async def test_nothing_is_tried_when_the_last_workspace_has_left(self) -> None:
         self.disk.fill()
         await self.refused("a", "1")
         self.assertFalse(self.endings.idle)
-        self.endings.leave(self.workspace)
+        self.endings.leave()
         self.assertEqual(self.clock.pending, 0)
         tries = len(self.disk.refused)
         await self.clock.advance(60)
         self.assertEqual(len(self.disk.refused), tries)
         self.assertFalse(self.endings.idle)  # something would be lost with it
-        self.assertEqual(self.workspace.told, ["hold"])
 
     async def test_what_was_left_is_written_when_the_store_is_opened_again(self) -> None:
         self.disk.fill()
         await self.refused("a", "1")
-        self.endings.leave(self.workspace)
+        self.endings.leave()
         self.disk.free()
         await self.stores.release(self.store)
         self.store = await self.stores.open(self.data)
-        self.endings.use(self.store)
-        again = Witness()
-        self.endings.join(again)
-        self.assertEqual(again.told, ["hold"])
+        self.endings.join(self.store)
         await self.clock.settle()
-        self.assertEqual(again.told, ["hold", "release"])
         self.assertEqual((await self.titles())["a"], "1")
-        self.endings.leave(again)
+        self.endings.leave()
         self.assertTrue(self.endings.idle)
 
     async def test_a_store_opened_again_wakes_it_like_the_first(self) -> None:
         await self.stores.release(self.store)
         self.store = await self.stores.open(self.data)
-        self.endings.use(self.store)
+        self.endings.leave()
+        self.endings.join(self.store)
         self.disk.fill()
         await self.refused("a", "1")
         self.disk.free()
@@ -328,4 +294,4 @@ class LifeTests(EndingsTestCase):
         self.disk.free()
         await self.store.submit(lambda conn: session_rows.delete_session(conn, "", "a"))
         await self.clock.settle()
-        self.assertEqual((self.late, self.workspace.told), (["1 in vain"], ["hold", "release"]))
+        self.assertEqual((self.late, self.endings.waiting), (["1 in vain"], 0))

@@ -207,9 +207,9 @@ class CancelEverywhereTests(PromptTestCase):
                 await self.check(anna, session, run_id, bool(hit))
                 steps += 1
             self.assert_ended_once(anna.events, *(f"r{number}" for number in range(steps)))
-            # The sweep was fine enough to find the run in both of its states, and often.
+            # The sweep was fine enough to find the run in both of its states, more than once.
             self.assertEqual(set(hits), {"accepted", "active"})
-            self.assertGreater(len(hits), 10)
+            self.assertGreater(min(hits.count("accepted"), hits.count("active")), 1)
 
     async def test_a_cancel_after_any_step_of_the_loop_ends_a_run_that_would_never_end(
         self,

@@ -10,7 +10,7 @@ from unittest import mock
 from urllib.parse import quote
 
 from crushlite.agent.base import Usage
-from crushlite.hosting.jobs import row_info
+from crushlite.hosting.live_run import _info
 from crushlite.protocol.sessions import Todo
 from crushlite.testing import Answer, LocalDaemon, Participant, ScriptedRun, Seen
 from tests.support.basics import BoundedTestCase
@@ -361,7 +361,7 @@ class RunViewTests(RunnerTestCase):
         ):
             self.assertEqual(await ids(f"{mine}&state={state}"), expected, state)
         self.assertEqual(await ids("?state=active"), ["two", "five"])
-        with mock.patch("crushlite.hosting.jobs.row_info", wraps=row_info) as read:
+        with mock.patch("crushlite.hosting.live_run._info", wraps=_info) as read:
             await ids("?state=queued")
         self.assertEqual(read.call_count, 4, "what has ended may be most of what there is")
         self.assertEqual(await ids("?session_id=nowhere"), [])
@@ -580,7 +580,7 @@ class UnwindingTests(RunnerTestCase):
             tables = ("sessions", "messages", "runs")
             return [conn.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in tables]
 
-        store = self.daemon.backend.get(self.anna.workspace["id"]).home.store
+        store = self.daemon.backend.get(self.anna.workspace["id"]).store.store
         return await store.read(count)
 
 
@@ -612,7 +612,7 @@ class DeleteTests(RunnerTestCase):
             )
 
         run = await self.begin()
-        await self.daemon.backend.get(self.anna.workspace["id"]).home.store.submit(break_store)
+        await self.daemon.backend.get(self.anna.workspace["id"]).store.store.submit(break_store)
         await run.say("only in memory")
         run.release()
         self.assertIn("not saved", (await self.complete("main"))["error"])

@@ -5,7 +5,6 @@ Over HTTP, with time and the disk in the test's hands.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,7 @@ class FaultTestCase(BoundedTestCase):
 
     @property
     def store(self) -> Store:
-        return self.daemon.backend.get(self.anna.workspace["id"]).home.store
+        return self.daemon.backend.get(self.anna.workspace["id"]).store.store
 
     async def begin(self, run_id: str = "main", session: str | None = None) -> ScriptedRun:
         number = len(self.agent.runs) + 1
@@ -197,7 +196,7 @@ class HoldTests(FaultTestCase):
         self.assertTrue(await self.anna.busy(self.session))
         self.assertEqual(len(self.agent.runs), 1)
 
-    async def test_every_session_of_the_store_is_held(self) -> None:
+    async def test_a_turn_in_another_session_goes_on_and_ends_unsaved_too(self) -> None:
         other = await self.anna.session()
         elsewhere = await self.begin("elsewhere", other)
         await self.anna.prompt(other, "later", run_id="later")
@@ -308,7 +307,7 @@ class HoldTests(FaultTestCase):
 
 
 class SharedStoreTests(BoundedTestCase):
-    async def test_every_workspace_of_the_store_is_held_and_goes_on(self) -> None:
+    async def test_every_workspace_of_the_store_refuses_prompts_until_it_is_written(self) -> None:
         disk, clock, agent = Disk(), FakeClock(), ScriptedAgent()
         self.addCleanup(disk.free)
         daemon = LocalDaemon(agent, clock=clock, stores=disk.stores(clock))
@@ -333,7 +332,7 @@ class SharedStoreTests(BoundedTestCase):
             self.assertIsNone(done["error"])
             third = await daemon.entered(3)
             self.assertEqual(third.prompt, "three")
-            self.assertEqual(daemon.backend.unsaved, 0)
+            await until(lambda: daemon.backend.unsaved == 0, "the ending")
             answer = await anna.call("GET", "/runs/one")
             self.assertEqual(answer.json["outcome"], "completed")
             third.release()
@@ -552,21 +551,6 @@ class TurnTests(FaultTestCase):
         await self.clock.settle()
         self.assertEqual((await self.kept())[2], ("assistant", "error", "in short"))
         self.assertEqual(await self.kept(), await self.told())
-
-    async def test_a_summary_held_at_its_start_is_no_queued_prompt_and_goes_on(self) -> None:
-        await self.end(await self.begin())
-        runs = self.daemon.backend.get(self.anna.workspace["id"]).runs
-        runs.hold()
-        task = asyncio.ensure_future(
-            self.anna.call("POST", f"/agent/sessions/{self.session}/summarize")
-        )
-        await until(lambda: runs.busy(self.session), "the summary")
-        other = self.daemon.connect()
-        path = f"{self.anna.base}{self.queue_path}"
-        self.assertEqual((await self.daemon.call("GET", path, http=other)).json, [])
-        runs.release()
-        self.assertEqual((await task).status, 200)
-        self.assertEqual((await self.told())[-1], ("assistant", "end_turn", "in short"))
 
     async def test_a_removed_message_is_out_of_sight_until_its_row_is_gone(self) -> None:
         await self.end(await self.begin())

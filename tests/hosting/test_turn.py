@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from crushlite.agent.base import Usage, Verdict
 from crushlite.errors import BadRequest, LimitReached, TurnOver
 from crushlite.hosting.blocking import run_blocking
-from crushlite.hosting.turn import BREATHS, Failure, LiveTurn
+from crushlite.hosting.prompts import Failure
+from crushlite.hosting.turn import PIECES, LiveTurn
 from crushlite.protocol.messages import (
     Attachment,
     FinishPart,
@@ -48,8 +49,8 @@ class TurnBench(Bench):
     ) -> list[Message]:
         """End a turn as the workspace does, and return the rows it left."""
         turn.close(outcome, failure)
-        await self.store.submit(self.transcript.unsaved(turn.lives))
-        self.transcript.saved(turn.lives)
+        await self.store.submit(self.transcript.unsaved(turn.messages))
+        self.transcript.saved(turn.messages)
         return await self.rows()
 
     async def shape(self) -> list[tuple[str, list[str]]]:
@@ -85,7 +86,7 @@ class StepTests(TurnBench):
                 call = await turn.tool_call("ls", "{}")
                 await turn.tool_result(call, "a.txt")
                 await (turn.tool_call("ls", "{}") if begin == "tool_call" else turn.say("so"))
-                steps = [live.message for live in turn.lives if live.message.role == "assistant"]
+                steps = [live.message for live in turn.messages if live.message.role == "assistant"]
                 self.assertEqual(len(steps), 2)
                 self.assertEqual(self.reasons(steps), ["tool_use", ""])
 
@@ -390,7 +391,7 @@ class BreathTests(TurnBench):
         turn = self.turn()
         ran: list[int] = []
         asyncio.get_running_loop().call_soon(ran.append, 1)
-        for _ in range(BREATHS - 1):
+        for _ in range(PIECES - 1):
             await turn.say("x")
         self.assertEqual(ran, [])
         await turn.say("x")
@@ -603,7 +604,7 @@ class ReadingTests(TurnBench):
             return [rider]
 
         turn = self.turn()
-        folding = LiveTurn(self.services, turn._order, turn._selected, fold)
+        folding = LiveTurn(self.services, turn._request, turn._selected, fold)
         self.assertEqual(await folding.followups(), [rider])
         self.assertEqual(await turn.followups(), [])
 
@@ -616,7 +617,7 @@ class ReadingTests(TurnBench):
             return []
 
         plain = self.turn()
-        turn = LiveTurn(self.services, plain._order, plain._selected, fold)
+        turn = LiveTurn(self.services, plain._request, plain._selected, fold)
         one = await turn.tool_call("ls", "{}")
         two = await turn.tool_call("ls", "{", finished=False)
         await turn.followups()
@@ -825,8 +826,8 @@ class WireShapeTests(TurnBench):
         call = await turn.tool_call("ls", {"path": "."})
         await turn.tool_result(call, "a", metadata={"count": 1})
         await turn.todos([{"content": "look", "status": "completed"}])
-        calls = [p for live in turn.lives for p in live.message.tool_calls]
-        results = [p for live in turn.lives for p in live.message.tool_results]
+        calls = [p for live in turn.messages for p in live.message.tool_calls]
+        results = [p for live in turn.messages for p in live.message.tool_results]
         self.assertEqual(calls[0].input, '{"path":"."}')
         self.assertEqual(results[0].metadata, '{"count":1}')
         self.assertEqual((await turn.session()).todos[0].content, "look")

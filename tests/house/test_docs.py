@@ -6,11 +6,13 @@ import re
 import unittest
 
 from crushlite import errors
-from crushlite.api.routes import TABLE
 from crushlite.protocol.events import KINDS
-from tests.support.places import ROOT
+from tests.support.places import PACKAGE, ROOT
+from tests.support.routes import TABLE
+from tools import house_map
 
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 
 
@@ -35,16 +37,24 @@ class ProtocolPageTest(unittest.TestCase):
                     self.assertEqual(rows.get(error.code), str(error.status))
 
 
-class ReadmeTest(unittest.TestCase):
+class ArchitectureTest(unittest.TestCase):
     def test_every_module_is_on_the_map(self) -> None:
-        for path in sorted((ROOT / "crushlite").iterdir()):
-            if path.name.startswith(("__", "py.typed")) or path.name == "version.py":
+        for path in sorted(PACKAGE.iterdir()):
+            if path.name.startswith(("__", "py.typed")):
                 continue
             name = f"{path.name}/" if path.is_dir() else path.name
             with self.subTest(module=name):
-                self.assertTrue(f"`{name}`" in README, "not in the README's table of modules")
+                self.assertIn(f"`{name}`", ARCHITECTURE, "not in the table of modules")
 
+    def test_the_picture_is_the_one_that_is_drawn_from_the_layering_table(self) -> None:
+        self.assertEqual(
+            house_map.rewrite(ARCHITECTURE), ARCHITECTURE, "tools/house_map.py --write"
+        )
+
+
+class LinkTest(unittest.TestCase):
     def test_every_link_points_to_a_file(self) -> None:
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-            with self.subTest(target=target):
-                self.assertTrue((ROOT / target).exists())
+        for page in PAGES:
+            for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text("utf-8")):
+                with self.subTest(page=page.name, target=target):
+                    self.assertTrue((page.parent / target).exists())

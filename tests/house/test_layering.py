@@ -1,8 +1,8 @@
-"""The house has floors: a module imports only from rows above its own.
+"""A module imports only from rows above its own, and the core imports no wing.
 
-The rows are those of the architecture map in the README. Imports count wherever they stand:
-inside a function, under `if TYPE_CHECKING`, relative or absolute. A cycle that is hidden in a
-function is still a cycle.
+The rows are those of the map in docs/architecture.md, which is drawn from the table here. Imports
+count wherever they stand: inside a function, under `if TYPE_CHECKING`, relative or absolute. A
+cycle that is hidden in a function is still a cycle.
 """
 
 from __future__ import annotations
@@ -13,67 +13,13 @@ import sys
 import unittest
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.support.places import ROOT
+from tests.support.places import PACKAGE, ROOT
+from tools.house_map import CORE, LIBRARIES, NEEDS, ONLY, ROWS, WINGS, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PACKAGE = ROOT / "crushlite"
-
-# From the ground up; a package is one row. `agent.base` is all that an agent may see, so it
-# stands far above the agents themselves.
-ROWS = (
-    "version",
-    "errors",
-    "protocol",
-    "runs",
-    "claims",
-    "settings",
-    "clock",
-    "events",
-    "worktree",
-    "store",
-    "endings",
-    "pending",
-    "config",
-    "keeper",
-    "process",
-    "background",
-    "http",
-    "agent.base",
-    "transcript",
-    "changes",
-    "undo",
-    "turn",
-    "blocking",
-    "chores",
-    "jobs",
-    "staff",
-    "turns",
-    "closing",
-    "runner",
-    "workspace",
-    "profile",
-    "backend",
-    "api",
-    "agent",
-    "client",
-    "listen",
-    "launch",
-    "watchdog",
-    "logs",
-    "daemon",
-    "cli",
-    "console",
-    "testing",
-    "__main__",
-)
-# Rows that may use fewer rows than those above them: each must be usable without the rest.
-ONLY = {
-    "http": {"clock"},
-    "client": {"protocol", "errors", "clock", "http", "version"},
-}
 # Foreign modules with one home.
 HOMES = {"h11": "http", "sqlite3": "store"}
 PURE = {"version", "errors", "protocol", "runs", "claims"}
@@ -89,6 +35,7 @@ class Import(NamedTuple):
     line: int
     module: str  # the absolute dotted name
     at_start: bool  # runs when the module is imported
+    absolute: bool = False  # written with the name of the package
 
 
 def modules() -> dict[str, Path]:
@@ -102,24 +49,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def row_of(name: str) -> str | None:
-    """The row of a module or of a name in it, as written inside the package; None if none."""
-    # Importing agent.base runs agent/__init__.py first, so that file stands on the same row.
-    if name == "agent" or f"{name}.".startswith("agent.base."):
-        return "agent.base"
-    head = name.partition(".")[0]
-    return head if head in ROWS else None
-
-
 def imports(tree: ast.Module, name: str, *, is_package: bool) -> Iterator[Import]:
     for node, at_start in _walk(tree, at_start=True):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(node.lineno, alias.name, at_start)
+                yield Import(node.lineno, alias.name, at_start, absolute=True)
         elif isinstance(node, ast.ImportFrom):
             source = _source(node, name, is_package=is_package)
             for alias in node.names:
-                yield Import(node.lineno, f"{source}.{alias.name}", at_start)
+                name_of = f"{source}.{alias.name}"
+                yield Import(node.lineno, name_of, at_start, absolute=node.level == 0)
 
 
 def _walk(node: ast.AST, *, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
@@ -146,6 +85,8 @@ def complaint(name: str, found: Import) -> str:
     own = row_of(name)
     if head != "crushlite":
         return _foreign(own or "", head)
+    if found.absolute:
+        return "is imported by the package's own name: it could not be vendored under another"
     if name == "":  # the front door opens lazily: it may name everything and import nothing
         late = not found.at_start or row_of(rest) == "version"
         return "" if late else "is imported at once, the package must stay lazy"
@@ -156,6 +97,10 @@ def complaint(name: str, found: Import) -> str:
         return ""
     if target not in ONLY.get(own, set(ROWS)):
         return f"is not for {own}, which uses only {', '.join(sorted(ONLY[own]))}"
+    if own in WINGS and target in WINGS:
+        return "" if target in NEEDS.get(own, ()) else f"is another wing, which {own} does not need"
+    if own in CORE and target not in CORE:
+        return f"is no part of the core, but {own} is"
     return "" if ROWS.index(target) < ROWS.index(own) else f"is below {own}"
 
 
@@ -190,6 +135,13 @@ class LayeringTests(unittest.TestCase):
             wrong += problems(name, path.read_text("utf-8"), place, is_package=is_package)
         self.assertEqual(wrong, [], "\n" + "\n".join(wrong))
 
+    def test_packages_of_which_a_part_stands_higher_import_nothing_themselves(self) -> None:
+        # Importing `agent.base` runs agent/__init__.py first.
+        for row in (row for row in ROWS if "." in row):
+            package = PACKAGE / row.partition(".")[0] / "__init__.py"
+            tree = ast.parse(package.read_text("utf-8"))
+            self.assertEqual(list(imports(tree, "x", is_package=True)), [], package)
+
     def test_light_modules_stay_light_when_they_are_really_imported(self) -> None:
         # The static rule sees one step; this one sees what a chain of them loads.
         light = [name for name in ("", "errors", "client") if name in modules()]
@@ -211,64 +163,73 @@ class SelfTests(unittest.TestCase):
         return [line.removeprefix("x.py:") for line in lines]
 
     def test_an_import_from_below_is_reported_with_its_line(self) -> None:
-        bad = "'''Doc.'''\nimport json\nfrom crushlite.backend import Backend\n"
-        below = "3: crushlite.backend.Backend is below events"
+        bad = "'''Doc.'''\nimport json\nfrom .hosting.backend import Backend\n"
+        below = "3: crushlite.hosting.backend.Backend is below events"
         self.assertEqual(self.found("events", bad), [below])
 
     def test_every_way_of_writing_it_is_seen(self) -> None:
-        below = ["is below turn"]
+        below = ["is below hosting"]
         for source in (
-            "import crushlite.api",
-            "import crushlite.api.routes as r",
-            "from crushlite import api",
-            "from crushlite.api import routes",
-            "from . import api",
-            "from .api.routes import table",
-            "def f():\n    import crushlite.api",
-            "if TYPE_CHECKING:\n    from crushlite.api import x",
-            "try:\n    import crushlite.api\nexcept ImportError:\n    pass",
+            "from .. import api",
+            "from ..api import routes",
+            "from ..api.routes import table",
+            "def f():\n    from ..api import x",
+            "if TYPE_CHECKING:\n    from ..api import x",
+            "try:\n    from .. import api\nexcept ImportError:\n    pass",
         ):
             with self.subTest(source):
-                lines = self.found("turn", source)
+                lines = self.found("hosting.turn", source)
                 self.assertEqual([line[-len(below[0]) :] for line in lines], below)
 
+    def test_an_import_by_the_package_s_own_name_is_reported(self) -> None:
+        for source in ("import crushlite.errors", "from crushlite.errors import BadRequest"):
+            (line,) = self.found("events", source)
+            self.assertIn("could not be vendored", line)
+
     def test_relative_imports_of_a_package_start_at_the_package(self) -> None:
-        bad = self.found("api", "from ..cli import main\nfrom . import auth", is_package=True)
-        self.assertEqual(bad, ["1: crushlite.cli.main is below api"])
-        bad = self.found("api.auth", "from ..cli import main\nfrom . import routes")
-        self.assertEqual(bad, ["1: crushlite.cli.main is below api"])
+        bad = self.found("api", "from ..daemon import Daemon\nfrom . import auth", is_package=True)
+        self.assertEqual(bad, ["1: crushlite.daemon.Daemon is below api"])
+        bad = self.found("api.auth", "from ..daemon import Daemon\nfrom . import routes")
+        self.assertEqual(bad, ["1: crushlite.daemon.Daemon is below api"])
 
     def test_rows_above_and_siblings_are_welcome(self) -> None:
-        good = (
-            "from crushlite.errors import BadRequest\nfrom crushlite.version import __version__\n"
-        )
+        good = "from .errors import BadRequest\nfrom .version import __version__\n"
         self.assertEqual(self.found("runs", good), [])
-        self.assertEqual(self.found("store.writer", "from crushlite.store import schema"), [])
-        self.assertEqual(self.found("testing.daemon", "import crushlite.daemon"), [])
-        self.assertEqual(self.found("agent.coder", "from crushlite.api import x"), [])
+        self.assertEqual(self.found("store.writer", "from . import schema"), [])
+        self.assertEqual(self.found("testing.harness", "from .. import daemon"), [])
+        self.assertEqual(self.found("coder.coder", "from ..api.context import x"), [])
 
-    def test_the_agent_s_base_stands_above_the_agents(self) -> None:
-        self.assertEqual(self.found("turn", "from crushlite.agent.base import Turn"), [])
-        for name in ("turn", "agent.base"):
-            bad = self.found(name, "from crushlite.agent.coder import Coder")
-            self.assertEqual(len(bad), 1)
-        bad = self.found("agent", "from crushlite.agent.coder import Coder", is_package=True)
-        self.assertEqual(len(bad), 1)
+    def test_the_core_imports_no_wing_and_nothing_that_only_wings_use(self) -> None:
+        for target in ("undo", "worktree", "cli"):
+            (line,) = self.found("testing.harness", f"from ..{target} import x")
+            self.assertIn("is no part of the core, but testing is", line)
+
+    def test_a_wing_imports_another_only_if_it_is_known_to_need_it(self) -> None:
+        self.assertEqual(self.found("coder.build", "from ..config import Config"), [])
+        self.assertEqual(self.found("undo.states", "from ..worktree.paths import Place"), [])
+        (line,) = self.found("undo.states", "from ..coder import loop")
+        self.assertIn("is another wing, which undo does not need", line)
+
+    def test_what_the_seam_and_agents_see_stands_above_what_uses_it(self) -> None:
+        self.assertEqual(self.found("hosting.turn", "from ..agent.base import Turn"), [])
+        self.assertEqual(self.found("wing", "from .api.entry import Entry"), [])
+        (line,) = self.found("wing", "from .api.routes import TABLE")
+        self.assertIn("is below wing", line)
 
     def test_http_and_the_client_use_less_than_they_could(self) -> None:
         for name in ("errors", "events", "version"):
-            self.assertEqual(len(self.found("http.server", f"import crushlite.{name}")), 1)
-        self.assertEqual(self.found("http.server", "import h11, asyncio, crushlite.clock"), [])
-        self.assertEqual(len(self.found("client", "import crushlite.store.reader")), 1)
-        self.assertEqual(self.found("client", "from crushlite.protocol.runs import RunInfo"), [])
+            self.assertEqual(len(self.found("http.server", f"from .. import {name}")), 1)
+        self.assertEqual(self.found("http.server", "import h11, asyncio\nfrom .. import clock"), [])
+        self.assertEqual(len(self.found("client", "from ..store import reader")), 1)
+        self.assertEqual(self.found("client.wire", "from ..protocol.runs import RunInfo"), [])
 
     def test_foreign_modules_stay_in_their_homes(self) -> None:
         self.assertEqual(self.found("api.x", "import h11"), ["1: h11 is used only in http/"])
         bad = ["1: sqlite3.connect is used only in store/"]
-        self.assertEqual(self.found("backend", "from sqlite3 import connect"), bad)
+        self.assertEqual(self.found("hosting.x", "from sqlite3 import connect"), bad)
         self.assertEqual(self.found("store.reader", "import sqlite3"), [])
         bad = ["1: requests is not a dependency of the package"]
-        self.assertEqual(self.found("agent.coder", "import requests"), bad)
+        self.assertEqual(self.found("coder.x", "import requests"), bad)
 
     def test_pure_modules_stay_pure(self) -> None:
         for name in ("errors", "protocol.codec", "runs", "claims"):
@@ -278,20 +239,21 @@ class SelfTests(unittest.TestCase):
             self.assertEqual(self.found(name, "import enum, dataclasses"), [])
 
     def test_the_front_door_is_lazy(self) -> None:
-        good = "if TYPE_CHECKING:\n    from crushlite.daemon import Daemon\n"
-        good += "def __getattr__(name):\n    from crushlite.daemon import Daemon\n"
-        good += "from crushlite.version import __version__\n"
+        good = "if TYPE_CHECKING:\n    from .daemon import Daemon\n"
+        good += "def __getattr__(name):\n    from .daemon import Daemon\n"
+        good += "from .version import __version__\n"
         self.assertEqual(self.found("", good, is_package=True), [])
-        bad = self.found("", "from crushlite.daemon import Daemon", is_package=True)
+        bad = self.found("", "from .daemon import Daemon", is_package=True)
         self.assertIn("must stay lazy", bad[0])
 
     def test_a_name_is_imported_from_its_module_and_not_through_the_front_door(self) -> None:
-        self.assertIn(
-            "not a module with a row", self.found("cli", "from crushlite import Daemon")[0]
-        )
+        self.assertIn("not a module with a row", self.found("cli.x", "from .. import Daemon")[0])
 
     def test_a_module_without_a_row_is_reported(self) -> None:
         self.assertIn("has no row", self.found("helpers", "import json")[0])
 
-    def test_the_walk_sees_the_package(self) -> None:
-        self.assertLessEqual({"", "errors", "protocol", "protocol.codec"}, set(modules()))
+    def test_the_walk_sees_the_package_and_every_row_has_a_module(self) -> None:
+        found = set(modules())
+        self.assertLessEqual({"", "errors", "protocol", "protocol.codec"}, found)
+        self.assertEqual([row for row in ROWS if row not in found], [])
+        self.assertEqual(set(ROWS), CORE | set(WINGS) | set(LIBRARIES))

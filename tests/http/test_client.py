@@ -20,7 +20,7 @@ from crushlite.http.client import (
     TCPConnector,
     UnixConnector,
 )
-from crushlite.http.messages import Request, Response, Sink, Stream
+from crushlite.http.messages import ByteSink, Request, Response, Stream
 from crushlite.http.router import Route
 from crushlite.testing.memory import MemoryTransport, connect_pair
 from tests.support.http import HTTPTestCase, Recorder, RecordingStream, get, replies
@@ -348,7 +348,7 @@ class PairConnector:
 class Ticker(RecordingStream):
     """Three events, then the end."""
 
-    def opened(self, sink: Sink) -> None:
+    def opened(self, sink: ByteSink) -> None:
         super().opened(sink)
         for n in range(3):
             sink.write(b"data: %d\n\n" % n)

@@ -36,7 +36,7 @@ from tests.support.places import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from crushlite.http.messages import Sink
+    from crushlite.http.messages import ByteSink
     from crushlite.http.server import HTTPServer
 
 KIB = 1024
@@ -457,7 +457,7 @@ class LongWrites(HTTPTestCase):
         return transport
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> ByteSink:
         assert self.stream.sink is not None
         return self.stream.sink
 

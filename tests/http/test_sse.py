@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import unittest
 
-from crushlite.api.routes import TABLE
 from crushlite.http.sse import LINE_LIMIT, SSEEvent, SSEParser, SSETooLong
 from crushlite.protocol.codec import dumps
+from tests.support.routes import TABLE
 
 # (stream, the events it holds, the last id after it)
 CASES: list[tuple[bytes, list[SSEEvent], str | None]] = [

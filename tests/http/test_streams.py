@@ -10,7 +10,7 @@ from crushlite.http.router import Route
 from tests.support.http import HTTPTestCase, Recorder, RecordingStream, get, replies
 
 if TYPE_CHECKING:
-    from crushlite.http.messages import Request, Sink, Stream
+    from crushlite.http.messages import ByteSink, Request, Stream
     from crushlite.http.server import HTTPServer
     from crushlite.testing.memory import MemoryTransport
 
@@ -35,7 +35,7 @@ class Streams(HTTPTestCase):
         return transport
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> ByteSink:
         assert self.stream.sink is not None
         return self.stream.sink
 
@@ -197,7 +197,7 @@ class Streams(HTTPTestCase):
 
     async def test_a_stream_may_close_inside_opened(self) -> None:
         class Brief(RecordingStream):
-            def opened(self, sink: Sink) -> None:
+            def opened(self, sink: ByteSink) -> None:
                 super().opened(sink)
                 sink.write(b"all")
                 sink.close()

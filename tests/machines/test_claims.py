@@ -19,12 +19,12 @@ from crushlite.claims import (
     Arm,
     Claims,
     ClaimState,
+    ClaimTimer,
     Disarm,
     Effect,
     Graces,
     Shutdown,
     Teardown,
-    Timer,
     transition,
 )
 from crushlite.errors import (
@@ -68,8 +68,8 @@ class World:
 
     claims: Claims
     graces: Graces
-    armed: set[Timer] = field(default_factory=set)
-    stale: list[Timer] = field(default_factory=list)
+    armed: set[ClaimTimer] = field(default_factory=set)
+    stale: list[ClaimTimer] = field(default_factory=list)
     retired: set[str] = field(default_factory=set)
     runs: set[Pair] = field(default_factory=set)
     pending: int = 0
@@ -132,7 +132,7 @@ class World:
                 self.runs.add((str(workspace), str(run)))
             case "run_ended", (workspace, run):
                 self.runs.discard((str(workspace), str(run)))
-            case "expired", (Timer() as timer,) if timer in self.armed:
+            case "expired", (ClaimTimer() as timer,) if timer in self.armed:
                 self.armed.remove(timer)
                 self.stale.append(timer)
 
@@ -150,7 +150,7 @@ class World:
                 case Teardown(workspace):
                     self.runs = {run for run in self.runs if run[0] != workspace}
 
-    def grace(self, timer: Timer) -> float | None:
+    def grace(self, timer: ClaimTimer) -> float | None:
         if timer.kind == "idle":
             return self.graces.idle
         if timer.kind == "linger":
@@ -169,7 +169,7 @@ class World:
     def streams(self, workspace: str, client: str) -> int:
         return sum(n for name, _, n in self.claims.clients(workspace) if name == client)
 
-    def timer(self, kind: str, workspace: str = "", client: str = "") -> Timer:
+    def timer(self, kind: str, workspace: str = "", client: str = "") -> ClaimTimer:
         key = (kind, workspace, client)
         found = [t for t in self.armed if (t.kind, t.workspace, t.client) == key]
         assert len(found) == 1, f"{key}: {found}"
@@ -184,7 +184,7 @@ class World:
         assert sorted(torn) == sorted(gone), f"{name}: torn {torn}, gone {gone}"
         if name != "latch":
             subjects = set(args)
-            if name == "expired" and isinstance(args[0], Timer):
+            if name == "expired" and isinstance(args[0], ClaimTimer):
                 subjects = {args[0].client}
             assert not (torn and name == "run_ended" and self.graces.detach), "no linger"
             for workspace in torn:
@@ -225,7 +225,7 @@ class World:
     def check_stale(self) -> None:
         """No timer that is not armed, past or forged, has any effect."""
         forged = [
-            Timer(t.kind, t.workspace, t.client, t.generation + shift)
+            ClaimTimer(t.kind, t.workspace, t.client, t.generation + shift)
             for t in self.armed
             for shift in (-1, 1)
         ]

@@ -19,6 +19,9 @@ from crushlite.testing import LocalDaemon, ScriptedAgent, Seen
 from tests.support.prompts import PATIENCE, PromptTestCase, gated, reach, shape, stubborn, until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from crushlite.agent.base import Turn
     from crushlite.testing import Participant
 
@@ -86,14 +89,18 @@ class AcceptanceTests(PromptTestCase):
 
     async def test_003_reject_without_agent(self) -> None:
         """Without an agent a prompt is 400; with one it runs right after create, without init."""
-        async with LocalDaemon() as daemon:
-            agents = daemon.backend._agents
-            daemon.backend._agents = lambda path, env, config: None
+        agent, ready = ScriptedAgent(), False
+
+        def agents(path: Path, env: Mapping[str, str], config: Any) -> ScriptedAgent | None:
+            return agent if ready else None
+
+        async with LocalDaemon(agents) as daemon:
+            daemon.agent = agent
             bare = await daemon.join(daemon.root)
             answer = await bare.try_prompt(await bare.session(), "hello")
             self.assertEqual((answer.status, answer.json["code"]), (400, "no_agent"))
             self.assertEqual((await bare.call("GET", "/agent")).json["is_ready"], False)
-            daemon.backend._agents = agents
+            ready = True
             anna = await daemon.join()
             self.assertEqual((await anna.call("GET", "/agent")).json["is_ready"], True)
             done = await complete(daemon, anna, await anna.session(), 1)

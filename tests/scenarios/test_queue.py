@@ -341,7 +341,7 @@ class FoldFailureTests(QueueTestCase):
 
     @property
     def store(self) -> Store:
-        return self.daemon.backend.get(self.anna.workspace["id"]).home.store
+        return self.daemon.backend.get(self.anna.workspace["id"]).store.store
 
     async def test_076_fold_store_failure_not_lost(self) -> None:
         """If a follow-up cannot be stored the turn fails, and its ending stores it after all."""
@@ -558,8 +558,8 @@ class NoSecondEndingTests(QueueTestCase):
         await self.anna.cancel(self.session)
         self.assertTrue((await self.complete("r"))["cancelled"])
         runs = self.daemon.backend.get(self.anna.workspace["id"]).runs
-        self.assertEqual(runs.turns.abandoned, 1)
-        with self.assertLogs("crushlite.hosting.jobs", "WARNING") as logs:
+        self.assertEqual(runs.abandoned, 1)
+        with self.assertLogs("crushlite.hosting.runner", "WARNING") as logs:
             let_go.set()
             await gone.wait()
             await self.anna.events.never("agent_event")

@@ -61,9 +61,9 @@ class TitleTests(PromptTestCase):
             await anna.prompt(session, "later", run_id="two")
             await anna.events.wait_for("run_complete", run_id="two")
             (hosted,) = daemon.backend.everything()
-            chores, titling = hosted.workspace.runs.chores, hosted.workspace.agent
+            titles, titling = hosted.workspace.runs.titles, hosted.workspace.agent
             assert titling is not None
-            late = chores._spawn(chores._title(titling, "two", session, "later"))
+            late = titles.tasks.spawn(titles._title(titling, "two", session, "later"))
             await asyncio.sleep(0)
             late.cancel()
             await asyncio.wait([late])

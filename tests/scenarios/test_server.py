@@ -17,7 +17,7 @@ from crushlite.agent.scripted import ScriptedAgent
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.daemon import Daemon
 from crushlite.errors import UsageError
-from crushlite.http.messages import HTTPError, Pairs, Request, Response, Sink, Stream
+from crushlite.http.messages import ByteSink, HTTPError, Pairs, Request, Response, Stream
 from crushlite.http.router import Route, Router
 from crushlite.http.server import HTTPServer
 from crushlite.listen import Address, default_socket, is_stale, listen
@@ -71,7 +71,7 @@ class Broken(Stream):
 
     headers: Pairs = (("Content-Type", "text/event-stream"),)
 
-    def opened(self, sink: Sink) -> None:
+    def opened(self, sink: ByteSink) -> None:
         sink.write(b"data: 1\n\n")
         raise RuntimeError("broken in the middle")
 
@@ -79,7 +79,7 @@ class Broken(Stream):
 class Cut(Stream):
     """A stream that ends its connection on purpose."""
 
-    def opened(self, sink: Sink) -> None:
+    def opened(self, sink: ByteSink) -> None:
         sink.abort()
 
 

@@ -24,7 +24,7 @@ from tests.support.basics import BoundedTestCase
 from tests.support.turns import SCOPE, SESSION, Bench
 
 if TYPE_CHECKING:
-    from crushlite.hosting.transcript import Live
+    from crushlite.hosting.transcript import LiveMessage
 
 HOUR = 3600.0
 
@@ -36,12 +36,12 @@ def draft(role: str = "assistant", parts: tuple[Part, ...] = ()) -> Message:
 class CoalescingTests(Bench):
     coalesce = 0.05
 
-    def begin(self) -> Live:
+    def begin(self) -> LiveMessage:
         live = self.transcript.create(draft())
         self.hub.log.clear()
         return live
 
-    def unwritten(self, message: Message) -> Live:
+    def unwritten(self, message: Message) -> LiveMessage:
         """A message that has begun and whose row is not submitted yet."""
         with mock.patch.object(self.transcript, "_write"):
             return self.transcript.create(message)
@@ -260,7 +260,7 @@ class StructureTests(Bench):
 
     coalesce = HOUR
 
-    def begin(self) -> Live:
+    def begin(self) -> LiveMessage:
         live = self.transcript.create(draft())
         self.transcript.say(live, "first")  # opens the window
         self.hub.log.clear()
@@ -368,9 +368,7 @@ class StructureTests(Bench):
 
     async def test_199_converges_with_uncoalesced(self) -> None:
         """The same calls end in the same rows, and the same last event, with and without window."""
-        sync = Transcript(
-            store=self.store, scope=SCOPE, hub=self.hub, clock=self.clock, coalesce=0.0
-        )
+        sync = Transcript(store=self.scoped, hub=self.hub, clock=self.clock, coalesce=0.0)
         ends = []
         for transcript in (self.transcript, sync):
             live = transcript.create(draft())

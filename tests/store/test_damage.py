@@ -23,7 +23,7 @@ from crushlite.clock import FakeClock
 from crushlite.errors import CorruptDatabase, StoreUnusable
 from crushlite.store import Stores, connect, inspection
 from crushlite.store.directory import DirectoryLock, Note, this_boot
-from crushlite.store.files import changed_runs, last_read, list_files, list_read, run_history
+from crushlite.store.files import last_read, list_files, list_read
 from crushlite.store.listing import message_texts
 from crushlite.store.messages import list_messages, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate
@@ -31,6 +31,7 @@ from crushlite.store.runs import get_run
 from crushlite.store.salvage import salvage
 from crushlite.store.sessions import get_session, list_sessions
 from crushlite.testing import LocalDaemon
+from crushlite.undo.queries import changed_runs, run_history
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT
 

@@ -15,8 +15,10 @@ from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import File, Session, Todo
 from crushlite.store import RunRow, files, listing, messages, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
+from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
-from crushlite.worktree.states import MISSING, FileState
+from crushlite.undo import queries
+from crushlite.undo.states import MISSING
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -43,6 +45,11 @@ class Recording(sqlite3.Connection):
         if re.match(r"\s*(SELECT|INSERT|REPLACE|UPDATE|DELETE|WITH)\b", sql):
             self.seen.setdefault(sql, parameters)
         return super().execute(sql, parameters)
+
+    def executemany(self, sql: str, rows: Any) -> sqlite3.Cursor:
+        rows = list(rows)
+        self.seen.setdefault(sql, rows[0])
+        return super().executemany(sql, rows)
 
 
 def message(mid: str, sid: str, role: str = "user", *, open_: bool = False) -> Message:
@@ -71,7 +78,9 @@ class PlanTests(unittest.TestCase):
             role = "assistant" if number % 2 else "user"
             messages.insert_message(conn, "", message(f"{sid}-{number}", sid, role))
             runs.insert_run(conn, "", RunRow(f"{sid}-r{number}", sid, "d", "p", boot_id="old"))
-            runs.end_run(conn, "", f"{sid}-r{number}", "completed", "", "", 0, "", 1.0)
+            runs.end_run(
+                conn, "", runs.RunEnding(f"{sid}-r{number}", "completed", "", ended_at=1.0)
+            )
             files.mark_read(conn, "", sid, f"/{number}", 1.0)
             for version in "ab":
                 files.insert_file(conn, "", File(f"{sid}-{number}{version}", sid, f"/{number}"))
@@ -109,8 +118,10 @@ class PlanTests(unittest.TestCase):
         offered = {
             f"{name}.{function}"
             for name, module in MODULES.items()
-            for function in module.__all__
-            if "conn" in getattr(getattr(module, function), "__annotations__", {})
+            for function, value in vars(module).items()
+            if not function.startswith("_")
+            and getattr(value, "__module__", "") == module.__name__
+            and "conn" in getattr(value, "__annotations__", {})
         }
         self.assertEqual(offered, self.called)
 
@@ -160,6 +171,7 @@ MODULES: dict[str, ModuleType] = {
     "listing": listing,
     "runs": runs,
     "files": files,
+    "queries": queries,
     "recovery": recovery,
 }
 CALLS: list[tuple[Any, ...]] = [
@@ -197,12 +209,13 @@ CALLS: list[tuple[Any, ...]] = [
     ("messages.insert_message", "", message("open", "s2", "assistant", open_=True)),
     ("recovery.recover", "new", 1.0),
     ("recovery.recover", "new", 1.0),
-    ("runs.end_run", "", "r", "completed", "", "", 0, "", 1.0),
+    ("runs.end_run", "", runs.RunEnding("r", "completed")),
     ("files.insert_file", "", File("f", "s1", "/path")),
     ("files.record_change", "", "s1", CHANGE, 1.0),
-    ("files.record_gap", "", "s1", "r1", "/path", "too large"),
-    ("files.changed_runs", ""),
-    ("files.run_history", "", "r1"),
+    ("files.record_changes", "", "s1", [CHANGE], 1.0),
+    ("queries.record_gaps", "", "s1", "r1", [("/path", "too large")]),
+    ("queries.changed_runs", ""),
+    ("queries.run_history", "", "r1"),
     ("files.list_files", "", "s1"),
     ("files.mark_read", "", "s1", "/path", 1.0),
     ("files.list_read", "", "s1"),

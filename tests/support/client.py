@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crushlite.api.routes import TABLE
 from crushlite.client import Client, EventStream, Lost, Recovered, RemoteWorkspace
 from crushlite.clock import FakeClock
 from crushlite.http.messages import Request, Response, Stream
 from crushlite.http.router import Route
 from crushlite.protocol.events import Envelope, Resync
 from tests.support.http import HTTPTestCase, RecordingStream
+from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -17,7 +17,7 @@ from unittest import mock
 
 from crushlite.clock import SystemClock
 from crushlite.coder.build import coder
-from crushlite.hosting import chores, turn
+from crushlite.hosting import shell, turn, workspace
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say, Use, obedient
@@ -161,7 +161,11 @@ class CoderTestCase(BoundedTestCase):
         self.project = self.daemon.root / "project"
         # What was killed is waited for as long as it takes: on a busy machine that may be more
         # than the few seconds after which a user is better served without.
-        for module, name in ((turn, "COMMAND_SECONDS"), (chores, "END_SECONDS")):
+        for module, name in (
+            (turn, "COMMAND_SECONDS"),
+            (shell, "END_SECONDS"),
+            (workspace, "END_SECONDS"),
+        ):
             self.enterContext(mock.patch.object(module, name, LIMIT / 2))
 
     def make_clock(self) -> Clock | None:
@@ -226,8 +230,7 @@ class CoderTestCase(BoundedTestCase):
 
     async def rows(self, client: Participant, query: Callable[[Connection, str], Any]) -> Any:
         """Ask the database itself: query(connection, scope)."""
-        home = self.workspace(client).home
-        return await home.store.read(lambda conn: query(conn, home.scope))
+        return await self.workspace(client).store.read(query)
 
     def assert_valid_history(self, messages: Sequence[Seen]) -> None:
         """What model providers insist on: all is finished, and every call has one result."""

@@ -8,6 +8,7 @@ the program decodes it into; what it shows is kept, so that a test can look at t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import tempfile
@@ -17,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.agent.find import find_agent
 from crushlite.clock import FakeClock, SystemClock
-from crushlite.coder.build import find_agent
-from crushlite.config import Roots
 from crushlite.daemon import Daemon
 from crushlite.settings import Settings
 from crushlite.testing.model import FakeModel, obedient
+from crushlite.wings import standard_wings
 from tests.support.basics import BoundedTestCase
 from tests.support.go import PATIENCE, Event, EventStream, GoClient, GoError, Refused, together
 from tests.support.gojson import (
@@ -551,20 +552,21 @@ class WireCase(BoundedTestCase):
             file.parent.mkdir(parents=True)
             file.write_text(json.dumps(configuration(self.model)))
         self.clock = self.make_clock()
+        self.wings = standard_wings()
         self.daemon = Daemon(
             agents=self.make_agents(),
+            wings=self.wings,
             hosts=[f"unix://{self.root}/daemon.sock", "tcp://127.0.0.1:0"],
             auth="none",
-            settings=self.settings,
+            settings=dataclasses.replace(self.settings, user_files=str(home)),
             clock=self.clock,
-            roots=Roots(etc=self.root / "etc", home=home),
         )
         await self.daemon.start()
         self.addAsyncCleanup(self.daemon.stop)
         self.unix, self.tcp = (address.url for address in self.daemon.addresses)
 
     def make_agents(self) -> AgentFactory:
-        return find_agent(self.agent, SystemClock())
+        return find_agent(self.agent, SystemClock(), self.wings)
 
     def make_clock(self) -> Clock:
         return SystemClock()

@@ -11,7 +11,7 @@ import h11
 from crushlite.clock import FakeClock
 from crushlite.http.connection import Connection
 from crushlite.http.limits import Limits
-from crushlite.http.messages import HTTPError, Pairs, Request, Response, Sink, Stream
+from crushlite.http.messages import ByteSink, HTTPError, Pairs, Request, Response, Stream
 from crushlite.http.router import Guard, Route, Router
 from crushlite.http.server import HTTPServer
 from crushlite.testing.memory import MemoryTransport
@@ -91,10 +91,10 @@ class RecordingStream(Stream):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.sink: Sink | None = None
+        self.sink: ByteSink | None = None
         self.on_resumed: Callable[[], None] = lambda: None
 
-    def opened(self, sink: Sink) -> None:
+    def opened(self, sink: ByteSink) -> None:
         self.calls.append("opened")
         self.sink = sink
 

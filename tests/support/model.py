@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Agent
 from crushlite.clock import SystemClock
-from crushlite.coder.coder import Brain, CoderAgent, Options
-from crushlite.coder.providers.base import Stop, Text
+from crushlite.coder.coder import Brain, CoderAgent, CoderOptions
+from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
-from crushlite.coder.tools.base import Call, Desk, Outcome
-from crushlite.hosting.chores import write_summary
-from crushlite.hosting.turn import LiveTurn, Order
+from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
+from crushlite.hosting.prompts import TurnRequest
+from crushlite.hosting.summaries import write_summary
+from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.testing import LocalDaemon
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from crushlite.coder.providers.base import ModelRequest, Piece, Provider
+    from crushlite.coder.providers.base import ModelClient, ModelRequest, Piece
     from crushlite.coder.tools.base import Tool
     from crushlite.protocol.messages import Part
     from crushlite.settings import Settings
@@ -67,16 +68,16 @@ class EchoTool:
 
     name: str = "echo"
     read_only: bool = False
-    answer: Callable[[dict[str, Any]], Outcome] | None = None
+    answer: Callable[[dict[str, Any]], ToolOutcome] | None = None
     description: str = "Says what it was told."
     parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
     ran: list[dict[str, Any]] = field(default_factory=list)
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         self.ran.append(call.input)
         if self.answer is not None:
             return self.answer(call.input)
-        return Outcome(f"echo {call.input.get('text', '')}")
+        return ToolOutcome(f"echo {call.input.get('text', '')}")
 
 
 @dataclass
@@ -92,7 +93,7 @@ class GateTool:
     cleanup: asyncio.Event | None = None  # what a cancelled call waits for before it leaves
     left: int = 0
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         self.inside.release()
         try:
             await self.gate.wait()
@@ -103,10 +104,10 @@ class GateTool:
             raise
         finally:
             self.left += 1
-        return Outcome("the gate is open")
+        return ToolOutcome("the gate is open")
 
 
-def brain(provider: Provider, model: Model, prefix: str = "") -> Brain:
+def brain(provider: ModelClient, model: Model, prefix: str = "") -> Brain:
     return Brain(provider, model, SelectedModel(model=model.id, provider="fake"), prefix)
 
 
@@ -138,7 +139,7 @@ class CoderTestCase(BoundedTestCase):
         titles: Script | None = lambda request: [Say("A Title"), End(usage=None)],
         tools: Sequence[Tool] = (),
         model: Model | None = None,
-        options: Options | None = None,
+        options: CoderOptions | None = None,
         settings: Settings | None = None,
         tcp: bool = False,
         yolo: bool = True,
@@ -151,14 +152,14 @@ class CoderTestCase(BoundedTestCase):
         def make(path: Path, env: Mapping[str, str], config: Any) -> CoderAgent:
             clock = SystemClock()
             return CoderAgent(
-                desk=Desk(path, env),
+                context=ToolContext(path, env),
                 large=brain(OpenAIProvider(self.model.base_url, "key", clock=clock), large),
                 small=brain(
                     OpenAIProvider(self.titles.base_url, "key", clock=clock),
                     Model(id="fake-small", cost_per_1m_in=1.0, cost_per_1m_out=1.0),
                 ),
                 tools=tools,
-                options=options or Options(),
+                options=options or CoderOptions(),
                 clock=self.naps,
             )
 
@@ -249,7 +250,7 @@ class PlannedProvider:
 
 
 def said(text: str) -> list[Piece | BaseException]:
-    return [Text(text), Stop("end_turn")]
+    return [Text(text), ModelStop("end_turn")]
 
 
 class CoderBench(Bench):
@@ -257,22 +258,22 @@ class CoderBench(Bench):
 
     def coder(
         self,
-        provider: Provider,
+        provider: ModelClient,
         *,
-        small: Provider | None = None,
+        small: ModelClient | None = None,
         tools: Sequence[Tool] = (),
         model: Model | None = None,
-        options: Options | None = None,
+        options: CoderOptions | None = None,
         prefix: str = "",
     ) -> CoderAgent:
         self.naps = HastyClock()
         model = model or Model(id="large", context_window=100_000)
         return CoderAgent(
-            desk=Desk(self.path, {}),
+            context=ToolContext(self.path, {}),
             large=brain(provider, model, prefix),
             small=brain(small or provider, Model(id="small")),
             tools=tools,
-            options=options or Options(),
+            options=options or CoderOptions(),
             clock=self.naps,
         )
 
@@ -282,7 +283,7 @@ class CoderBench(Bench):
         """Let the agent take a turn, and leave its ending to the caller."""
         self.user(prompt, *parts)
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
-        asked = Order(**fields)
+        asked = TurnRequest(**fields)
 
         async def nobody() -> list[Message]:
             return []
@@ -303,6 +304,6 @@ class CoderBench(Bench):
 
     async def stored(self, turn: LiveTurn) -> list[Message]:
         """The session's messages as the ending of this turn leaves them in the database."""
-        await self.store.submit(self.transcript.unsaved(turn.lives))
-        self.transcript.saved(turn.lives)
+        await self.store.submit(self.transcript.unsaved(turn.messages))
+        self.transcript.saved(turn.messages)
         return await self.rows()

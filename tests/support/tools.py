@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from crushlite.agent.base import Verdict
 from crushlite.clock import SystemClock
-from crushlite.coder.tools.base import Call, Desk, Outcome, failure
+from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse, failure
 from crushlite.coder.tools.registry import all_tools
 from crushlite.commands import process
 from crushlite.commands.background import Background, JobOutput
@@ -170,7 +170,7 @@ class ToolTestCase(BoundedTestCase):
         (self.outside / "secret.txt").write_text(SECRET)
         self.turn = FakeTurn(self.root)
         self.addAsyncCleanup(self.turn.aclose)
-        self.desk = Desk(self.root, {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"})
+        self.context = ToolContext(self.root, {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"})
         self.tools: dict[str, Tool] = {tool.name: tool for tool in all_tools()}
 
     def allow(self) -> None:
@@ -179,10 +179,10 @@ class ToolTestCase(BoundedTestCase):
     def deny(self, reason: str = "") -> None:
         self.turn.verdict = Verdict(False, reason)
 
-    async def use(self, name: str, **arguments: Any) -> Outcome:
+    async def use(self, name: str, **arguments: Any) -> ToolOutcome:
         """Run a tool as the agent's loop does: an error of ours is a text for the model, and any
         other exception is a bug that fails the test."""
-        call = Call("call-1", name, arguments, cast("Turn", self.turn), self.desk)
+        call = ToolUse("call-1", name, arguments, cast("Turn", self.turn), self.context)
         try:
             return await self.tools[name].run(call)
         except CrushliteError as error:
@@ -195,13 +195,13 @@ class ToolTestCase(BoundedTestCase):
         self.assertFalse((await self.use("view", file_path=name)).is_error)
         return path
 
-    def assert_failed(self, outcome: Outcome, words: str = "") -> None:
+    def assert_failed(self, outcome: ToolOutcome, words: str = "") -> None:
         self.assertTrue(outcome.is_error, outcome.content)
         self.assertFalse(outcome.stop)
         self.assertTrue(outcome.content.startswith("Error: "), outcome.content)
         self.assertIn(words, outcome.content)
 
-    def assert_denied(self, outcome: Outcome, reason: str = "") -> None:
+    def assert_denied(self, outcome: ToolOutcome, reason: str = "") -> None:
         self.assertTrue(outcome.is_error, outcome.content)
         self.assertTrue(outcome.stop)
         self.assertIn("User denied permission", outcome.content)

@@ -21,8 +21,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
-from crushlite.coder.build import find_agent
+from crushlite.coder.wing import CoderWing
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Fail, FakeModel, Say, Use, Wait
 from tests.support.places import TESTS
@@ -562,7 +563,9 @@ async def play(name: str, *, described: bool = True) -> list[str]:
     whether the recorded model put well-formed questions."""
     lines, gate = recording(name), Gate()
     async with FakeModel(script=Script(described=described), clock=gate) as model:
-        daemon = LocalDaemon(find_agent("auto", SystemClock()), tcp=True, auth="none")
+        daemon = LocalDaemon(
+            find_agent("auto", SystemClock(), [CoderWing(local=())]), tcp=True, auth="none"
+        )
         home = daemon.root / "home"
         project, config = home / "demo", home / ".config/crush/crush.json"
         project.mkdir(parents=True)

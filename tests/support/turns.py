@@ -8,22 +8,28 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from crushlite.claims import Graces
 from crushlite.clock import FakeClock
 from crushlite.commands.background import Background
 from crushlite.events import Hub
 from crushlite.hosting.dialogs import Permissions, Questions
+from crushlite.hosting.files import FileHistory
+from crushlite.hosting.lifetime import Lifetime, Lifetimes
+from crushlite.hosting.prompts import TurnRequest
+from crushlite.hosting.services import Services
 from crushlite.hosting.transcript import Transcript
-from crushlite.hosting.turn import LiveTurn, Order, Services
+from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import SelectedModel
 from crushlite.protocol.messages import Message
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor, Stores, messages as message_rows, sessions
-from crushlite.undo.changes import Changes
+from crushlite.store import InlineExecutor, ScopedStore, Stores, messages as message_rows, sessions
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
     from crushlite.store import Connection
+    from crushlite.wing import WorkspacePart
 
 SESSION = "session-1"
 SCOPE = ""
@@ -70,29 +76,36 @@ class Bench(BoundedTestCase):
         self.addCleanup(self.hub.close)
         row = Session(id=SESSION, title="a session", created_at=1, updated_at=1)
         await self.store.submit(lambda conn: sessions.insert_session(conn, SCOPE, row))
+        self.scoped = ScopedStore(self.store, SCOPE)
+        self.parts: list[WorkspacePart] = []
         self.transcript = Transcript(
-            store=self.store,
-            scope=SCOPE,
-            hub=self.hub,
-            clock=self.clock,
-            coalesce=self.coalesce,
+            store=self.scoped, hub=self.hub, clock=self.clock, coalesce=self.coalesce
         )
         show = functools.partial(self.hub.publish, "created")
         self.services = Services(
             path=self.path,
             env={"HOME": "/home/kim"},
-            store=self.store,
-            scope=SCOPE,
+            store=self.scoped,
             hub=self.hub,
             clock=self.clock,
             transcript=self.transcript,
             permissions=Permissions(show, clock=self.clock),
             questions=Questions(show, clock=self.clock),
-            interactive=lambda: True,
+            lifetime=self.lifetime(interactive=True),
             coalesce=self.coalesce,
             background=Background(self.clock),
-            changes=Changes(self.path, self.store, SCOPE, self.hub, self.clock),
+            files=FileHistory(self.scoped, self.hub, self.clock, self.parts),
+            parts=self.parts,
         )
+
+    def lifetime(self, *, interactive: bool) -> Lifetime:
+        """The claims on a workspace that one client streams, a person's or not."""
+        lifetimes = Lifetimes(Graces(), self.clock, mock.Mock())
+        lifetimes.perform(lifetimes.claims.admit("client"))
+        lifetimes.perform(lifetimes.claims.create("workspace", "client"))
+        lifetimes.perform(lifetimes.claims.attach("workspace", "client"))
+        lifetimes.claims.say_interactive("workspace", "client", interactive)
+        return Lifetime(lifetimes, "workspace")
 
     def turn(self, prompt: str = "hello", **order: Any) -> LiveTurn:
         """A turn as the workspace would make it, except that nothing waits to be folded."""
@@ -102,7 +115,7 @@ class Bench(BoundedTestCase):
 
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
         return LiveTurn(
-            self.services, Order(**fields), SelectedModel(model="m", provider="p"), nobody
+            self.services, TurnRequest(**fields), SelectedModel(model="m", provider="p"), nobody
         )
 
     async def rows(self) -> list[Message]:

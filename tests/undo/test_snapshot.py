@@ -15,11 +15,12 @@ from unittest import mock
 
 from crushlite.errors import BadRequest
 from crushlite.protocol.sessions import File
-from crushlite.store import files as file_rows
+from crushlite.store.files import FileState
 from crushlite.undo import snapshot
-from crushlite.undo.changes import Changes
-from crushlite.undo.snapshot import Limits, Snapshots, differences
-from crushlite.worktree.states import FileState
+from crushlite.undo.changes import ChangesPart
+from crushlite.undo.queries import run_history
+from crushlite.undo.snapshot import SnapshotLimits, Snapshots, differences
+from crushlite.wing import Author
 from tests.support.basics import BoundedTestCase
 from tests.support.turns import SCOPE, SESSION, Bench
 
@@ -177,7 +178,7 @@ class LeftOutTests(SnapshotCase):
         self.assertEqual(set(unknown.values()), {"it is a binary file"})
 
     def test_what_is_too_large_is_known_to_have_changed_and_no_more(self) -> None:
-        self.snapshots = Snapshots(self.root, limits=Limits(file_bytes=10, total_bytes=15))
+        self.snapshots = Snapshots(self.root, limits=SnapshotLimits(file_bytes=10, total_bytes=15))
         self.write("large.txt", "x" * 11)
         self.write("small.txt", "x" * 9)
         before = self.snapshots.take()
@@ -218,7 +219,7 @@ class LeftOutTests(SnapshotCase):
 
 class LimitTests(SnapshotCase):
     def test_too_many_files_are_said_to_be_too_many(self) -> None:
-        self.snapshots = Snapshots(self.root, limits=Limits(files=3))
+        self.snapshots = Snapshots(self.root, limits=SnapshotLimits(files=3))
         for number in range(4):
             self.write(f"{number}.txt")
         found = self.snapshots.take()
@@ -227,7 +228,7 @@ class LimitTests(SnapshotCase):
         self.assertEqual((len(self.snapshots.take().files), self.snapshots.take().why), (3, ""))
 
     def test_a_project_that_takes_too_long_is_said_to(self) -> None:
-        self.snapshots = Snapshots(self.root, limits=Limits(seconds=-1.0))
+        self.snapshots = Snapshots(self.root, limits=SnapshotLimits(seconds=-1.0))
         self.write("a.txt")
         self.assertIn("takes more than", self.snapshots.take().why)
 
@@ -283,10 +284,17 @@ class CommandTests(Bench):
         await super().asyncSetUp()
         self.root = self.path / "project"
         self.root.mkdir()
-        self.changes = Changes(self.root, self.store, SCOPE, self.hub, self.clock)
-        self.services = dataclasses.replace(self.services, path=self.root, changes=self.changes)
+        self.services = dataclasses.replace(self.services, path=self.root)
+        self.changes = self.watch(None)
         (self.root / "a.txt").write_text("one\n")
         self.env = {"PATH": os.environ["PATH"]}
+
+    def watch(self, limits: SnapshotLimits | None) -> ChangesPart:
+        """Let the wing watch the commands of this workspace, and nobody else."""
+        workspace = mock.Mock(path=self.root, store=self.scoped)
+        workspace.record_changes = self.services.files.record
+        self.parts[:] = [part := ChangesPart(workspace, limits)]
+        return part
 
     async def ran(self, turn: LiveTurn, command: str, **more: Any) -> None:
         call = await turn.tool_call("bash", "{}")
@@ -295,7 +303,7 @@ class CommandTests(Bench):
         await turn.tool_result(call, "done")
 
     async def recorded(self, run_id: str = "run-1") -> dict[str, tuple[Any, Any, bool]]:
-        past = await self.store.read(lambda c: file_rows.run_history(c, SCOPE, run_id))
+        past = await self.store.read(lambda c: run_history(c, SCOPE, run_id))
         self.gaps = past.gaps
         return {
             os.path.relpath(one.path, self.root): (one.before.content, one.after.content, one.mixed)
@@ -371,8 +379,7 @@ class CommandTests(Bench):
         self.assertEqual(self.changes._watches, set())
 
     async def test_a_project_that_is_too_large_is_noted_once_and_the_run_goes_on(self) -> None:
-        changes = Changes(self.root, self.store, SCOPE, self.hub, self.clock, Limits(files=0))
-        self.services = dataclasses.replace(self.services, changes=changes)
+        self.watch(SnapshotLimits(files=0))
         turn = self.turn()
         for text in ("two", "three"):
             await self.ran(turn, f"echo {text} > a.txt")
@@ -396,14 +403,14 @@ class CommandTests(Bench):
     async def test_modes_are_recorded(self) -> None:
         (self.root / "a.txt").chmod(0o600)
         await self.ran(self.turn(), "chmod 755 a.txt")
-        past = await self.store.read(lambda c: file_rows.run_history(c, SCOPE, "run-1"))
+        past = await self.store.read(lambda c: run_history(c, SCOPE, "run-1"))
         [one] = past.paths
         self.assertEqual((one.before.mode, one.after.mode), (0o600, 0o755))
         self.assertEqual(stat.S_IMODE((self.root / "a.txt").stat().st_mode), 0o755)
 
     async def test_a_deleted_session_is_no_reason_to_complain(self) -> None:
         self.assertEqual(SESSION, self.turn().session_id)
-        watch = await self.changes.begin()
+        watch = await self.changes.before_command(Author("nobody", "run-1"))
         (self.root / "a.txt").write_text("two\n")
-        await self.changes.finish(watch, "nobody", "run-1")
+        await watch.ended()
         self.assertEqual(self.changes._watches, set())

@@ -16,8 +16,7 @@ from unittest import mock
 from crushlite.coder.tools.registry import all_tools
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Use
-from crushlite.undo import undoing as undo
-from crushlite.worktree import states
+from crushlite.undo import states, undoing as undo
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.model import CoderTestCase
 from tests.support.prompts import until

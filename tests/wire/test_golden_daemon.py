@@ -14,7 +14,6 @@ import unittest
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.offline import OfflineAgent
-from crushlite.api.routes import TABLE
 from crushlite.protocol.codec import encode
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon
@@ -22,9 +21,11 @@ from crushlite.testing.model import End, Say, Think
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import CoderTestCase, use
 from tests.support.golden import Goldens, exact
+from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from crushlite.testing import EventReader, Participant
 
@@ -154,8 +155,11 @@ class OfflineShapes(Checks, BoundedTestCase):
 
     @sends("agent_info", "config", "workspace")
     async def test_a_workspace_without_an_agent_has_the_same_shapes(self) -> None:
-        self.daemon.backend._agents = lambda path, env, config: None
-        bare = await self.daemon.join(self.daemon.root / "bare")
+        def nobody(path: Path, env: Any, config: Any) -> None:
+            return None
+
+        daemon = await self.enterAsyncContext(LocalDaemon(nobody))
+        bare = await daemon.join()
         self.check("workspace", bare.workspace)
         answer = (await bare.call("GET", "/agent")).json
         self.check("agent_info", answer)

@@ -24,7 +24,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..proxies import NO_PROXIES
-from .base import CallPiece, Piece, ProviderError, Stop, Text, Thought, Tokens
+from .base import CallPiece, ModelStop, Piece, ProviderError, Text, Thought, Tokens
 from .transport import (
     MODELS_SECONDS,
     WHOLE,
@@ -312,7 +312,7 @@ class _Decoder:
             reason = "tool_use"
         elif reason == "tool_use" and not self._calls:
             reason = "unknown"
-        return [*rest, Stop(reason)]
+        return [*rest, ModelStop(reason)]
 
     def _whole(self, value: dict[str, Any]) -> list[Piece]:
         """An answer in one document: the same as a stream of its blocks."""

@@ -101,13 +101,13 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class ModelStop:
     """The answer is complete: end_turn, tool_use, max_tokens, content_filter or unknown."""
 
     reason: str
 
 
-Piece = Text | Thought | CallPiece | Tokens | Stop
+Piece = Text | Thought | CallPiece | Tokens | ModelStop
 
 
 class ProviderError(ProviderFailed):
@@ -125,7 +125,7 @@ class ProviderError(ProviderFailed):
         self.retry_after = retry_after
 
 
-class Provider(Protocol):
+class ModelClient(Protocol):
     def stream(self, request: ModelRequest) -> AsyncIterator[Piece]:
         """Ask the model. The stream always ends with Stop or raises ProviderError; closing the
         iterator, or cancelling its consumer, closes the connection to the provider at once."""

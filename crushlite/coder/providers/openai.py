@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..proxies import NO_PROXIES
-from .base import CallPiece, Piece, ProviderError, Stop, Text, Thought, Tokens
+from .base import CallPiece, ModelStop, Piece, ProviderError, Text, Thought, Tokens
 from .transport import (
     MODELS_SECONDS,
     WHOLE,
@@ -66,7 +66,7 @@ _FAILURES = frozenset({"error", "network_error", "insufficient_system_resource"}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OpenAIOptions:
     """How a server differs. `completion_tokens`: the limit is called max_completion_tokens (None:
     at OpenAI and Azure). `return_thinking`: reasoning goes back with the history, as
     reasoning_content."""
@@ -90,11 +90,11 @@ class OpenAIProvider:
         *,
         extra_headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
         extra_body: Mapping[str, Any] | None = None,
-        options: Options | None = None,
+        options: OpenAIOptions | None = None,
         clock: Clock,
         proxies: Proxies = NO_PROXIES,
     ) -> None:
-        options = options or Options()
+        options = options or OpenAIOptions()
         key = api_key.strip().removeprefix("Bearer ")
         self._transport = Transport(
             base_url,
@@ -410,7 +410,7 @@ class _Decoder:
         if not self._reason and not self.done:
             text = "the provider's stream ended before the answer was complete"
             raise ProviderError(text, retryable=True)
-        return [*self._calls.end(), Stop(self._stop())]
+        return [*self._calls.end(), ModelStop(self._stop())]
 
     def _stop(self) -> str:
         reason = _REASONS.get(self._reason.lower(), "unknown")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import BadRequest
 
 if TYPE_CHECKING:
-    from .base import Call
+    from .base import ToolUse
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MOST = 10**9  # no argument is a count of anything larger
@@ -34,13 +34,13 @@ def plain(value: object, name: str) -> str:
     return value
 
 
-def text(call: Call, key: str, *, required: bool = True) -> str:
+def text(call: ToolUse, key: str, *, required: bool = True) -> str:
     """A string argument; one that is not required is empty when absent."""
     value = call.input.get(key)
     return "" if value is None and not required else plain(value, key)
 
 
-def number(call: Call, key: str, default: int) -> int:
+def number(call: ToolUse, key: str, default: int) -> int:
     """A whole number that is not negative."""
     value = call.input.get(key)
     if value is None:
@@ -65,7 +65,7 @@ def flag(value: object, name: str) -> bool:
     return found
 
 
-def texts(call: Call, key: str) -> list[str]:
+def texts(call: ToolUse, key: str) -> list[str]:
     """A list of strings, empty when absent."""
     value = call.input.get(key)
     if value is None:
@@ -75,7 +75,7 @@ def texts(call: Call, key: str) -> list[str]:
     return [plain(item, f"every item of {key}") for item in value]
 
 
-def objects(call: Call, key: str, most: int) -> list[dict[str, Any]]:
+def objects(call: ToolUse, key: str, most: int) -> list[dict[str, Any]]:
     """A list of objects that is not empty."""
     value = call.input.get(key)
     if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Desk:
+class ToolContext:
     """What the tools of one workspace share beyond a single call."""
 
     path: Path  # the workspace, resolved
@@ -32,16 +32,16 @@ class Desk:
 
 
 @dataclass(slots=True)
-class Call:
+class ToolUse:
     id: str
     name: str
     input: dict[str, Any]
     turn: Turn
-    desk: Desk
+    context: ToolContext
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ToolOutcome:
     """`metadata` is for clients (a string of JSON), `content` for the model. `stop` ends the turn:
     a refused permission or a dismissed question must not provoke another try."""
 
@@ -59,20 +59,20 @@ class Tool(Protocol):
     parameters: dict[str, Any]  # a JSON schema of an object
     read_only: bool  # several of one answer may run at the same time
 
-    async def run(self, call: Call) -> Outcome: ...
+    async def run(self, call: ToolUse) -> ToolOutcome: ...
 
 
 def spec_of(tool: Tool) -> ToolSpec:
     return ToolSpec(tool.name, tool.description, tool.parameters)
 
 
-def failure(text: str) -> Outcome:
+def failure(text: str) -> ToolOutcome:
     """An error the model can act on."""
-    return Outcome(f"Error: {text}", is_error=True)
+    return ToolOutcome(f"Error: {text}", is_error=True)
 
 
-def denied(reason: str = "", metadata: Mapping[str, Any] | None = None) -> Outcome:
+def denied(reason: str = "", metadata: Mapping[str, Any] | None = None) -> ToolOutcome:
     """The user said no: the turn stops."""
     text = f"User denied permission: {reason}" if reason else "User denied permission"
     shown = json.dumps(dict(metadata)) if metadata else ""
-    return Outcome(text, is_error=True, metadata=shown, stop=True)
+    return ToolOutcome(text, is_error=True, metadata=shown, stop=True)

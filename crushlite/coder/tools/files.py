@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from ...errors import BadRequest
 from ...worktree.paths import FILE_BYTES, digest, exists, locate, read_bytes, write_bytes
 from .arguments import flag, number, objects, plain, schema, text
-from .base import Outcome, denied, failure
+from .base import ToolOutcome, denied, failure
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Coroutine
 
     from ...worktree.paths import Place
-    from .base import Call
+    from .base import ToolUse
 
 VIEW_LINES = 2000
 LINE_CHARS = 2000
@@ -57,7 +57,7 @@ class View:
     )
     read_only = True
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         place = await _located(call)
         offset, limit = number(call, "offset", 0), number(call, "limit", VIEW_LINES) or VIEW_LINES
         if not place.inside:
@@ -74,13 +74,13 @@ class View:
                 return denied(verdict.reason)
         data, _ = await asyncio.to_thread(read_bytes, place)
         lines = _lines(_plain(_decoded(data, place).removeprefix(BOM)))
-        call.desk.seen[_key(call, place)] = digest(data)
+        call.context.seen[_key(call, place)] = digest(data)
         await call.turn.file_read(str(place.path))
         shown = _cut(lines[offset : offset + limit])
         if not shown and lines:
             return failure(f"{place.shown} has {len(lines)} lines; offset {offset} is past its end")
         metadata = {"file_path": str(place.path), "content": "\n".join(shown)}
-        return Outcome(_numbered(shown, offset, len(lines)), metadata=json.dumps(metadata))
+        return ToolOutcome(_numbered(shown, offset, len(lines)), metadata=json.dumps(metadata))
 
 
 def _cut(lines: list[str]) -> list[str]:
@@ -148,18 +148,18 @@ def _decoded(data: bytes, place: Place) -> str:
         raise BadRequest(f"{place.shown} is not UTF-8 text") from None
 
 
-def _key(call: Call, place: Place) -> tuple[str, str]:
+def _key(call: ToolUse, place: Place) -> tuple[str, str]:
     return call.turn.session_id, str(place.path)
 
 
-async def _located(call: Call) -> Place:
-    return await asyncio.to_thread(locate, call.desk.path, text(call, "file_path"))
+async def _located(call: ToolUse) -> Place:
+    return await asyncio.to_thread(locate, call.context.path, text(call, "file_path"))
 
 
-async def _open(call: Call, *, new: bool = False) -> _File:
+async def _open(call: ToolUse, *, new: bool = False) -> _File:
     """The file to change, exactly as the model has seen it; with `new` it may be missing."""
     place = await _located(call)
-    seen = call.desk.seen.get(_key(call, place))
+    seen = call.context.seen.get(_key(call, place))
     there = await asyncio.to_thread(exists, place)
     if not there and new:
         return _File(place)
@@ -175,7 +175,9 @@ async def _open(call: Call, *, new: bool = False) -> _File:
     return _File(place, data, info, bom, content.removeprefix(BOM))
 
 
-async def _change(call: Call, file: _File, after: str, metadata: dict[str, Any]) -> Outcome | None:
+async def _change(
+    call: ToolUse, file: _File, after: str, metadata: dict[str, Any]
+) -> ToolOutcome | None:
     """Ask, write, record. Returns an Outcome only if that is not what happens."""
     place, data = file.place, file.stored(after)
     if len(data) > FILE_BYTES:
@@ -186,7 +188,7 @@ async def _change(call: Call, file: _File, after: str, metadata: dict[str, Any])
         "write",
         description=f"{'Change' if file.data is not None else 'Create'} file {place.path}",
         params={"file_path": str(place.path)} | {k: v for k, v in params.items() if v},
-        path=str(call.desk.path if place.inside else place.path),
+        path=str(call.context.path if place.inside else place.path),
         tool_call_id=call.id,
     )
     if not verdict:
@@ -199,10 +201,10 @@ async def _change(call: Call, file: _File, after: str, metadata: dict[str, Any])
     return None
 
 
-async def _record(call: Call, file: _File, data: bytes) -> None:
+async def _record(call: ToolUse, file: _File, data: bytes) -> None:
     path = str(file.place.path)
     await asyncio.to_thread(write_bytes, file.place, data, file.info)
-    call.desk.seen[call.turn.session_id, path] = digest(data)
+    call.context.seen[call.turn.session_id, path] = digest(data)
     before = None if file.data is None else file.data.decode("utf-8")
     await call.turn.file_changed(path, before, data.decode("utf-8"))
 
@@ -247,7 +249,7 @@ class Write:
     parameters = schema({"file_path": _PATH, "content": {"type": "string"}}, "file_path", "content")
     read_only = False
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         content = text(call, "content")
         file = await _open(call, new=True)
         after = file.ended(content)
@@ -259,7 +261,7 @@ class Write:
         if refused is not None:
             return refused
         what = "replaced" if file.data is not None else "created"
-        return Outcome(f"{file.place.shown} {what}", metadata=json.dumps(metadata))
+        return ToolOutcome(f"{file.place.shown} {what}", metadata=json.dumps(metadata))
 
 
 def _replaced(file: _File, raw: str, edit: dict[str, Any]) -> str:
@@ -312,7 +314,7 @@ class Edit:
     parameters = schema({"file_path": _PATH, **_EDIT}, "file_path", "old_string", "new_string")
     read_only = False
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         old, new = text(call, "old_string"), text(call, "new_string")
         file = await _open(call, new=not old)
         after = new if file.data is None else _replaced(file, file.raw, call.input)
@@ -327,7 +329,7 @@ class Edit:
         if refused is not None:
             return refused
         done = f"{file.place.shown}: {added} lines added, {removed} removed"
-        return Outcome(done, metadata=json.dumps(metadata))
+        return ToolOutcome(done, metadata=json.dumps(metadata))
 
 
 class MultiEdit:
@@ -350,7 +352,7 @@ class MultiEdit:
     )
     read_only = False
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         edits = objects(call, "edits", MOST_EDITS)
         file = await _open(call)
         after, failed = file.raw, []
@@ -376,4 +378,4 @@ class MultiEdit:
             return refused
         notes = "".join(f"\nedit {f['index']} failed: {f['error']}" for f in failed)
         done = f"{file.place.shown}: {metadata['edits_applied']} edits made{notes}"
-        return Outcome(done, metadata=json.dumps(metadata))
+        return ToolOutcome(done, metadata=json.dumps(metadata))

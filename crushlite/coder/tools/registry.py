@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ...clock import SystemClock
 from .files import Edit, MultiEdit, View, Write
 from .search import Glob, Grep, Ls
-from .shell import Bash, JobKill, JobOutput
-from .talk import Question, Todos
+from .shell import Bash, JobKill, JobOutputTool
+from .talk import QuestionTool, Todos
 from .web import Fetch
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def all_tools(disabled: Collection[str] = (), *, clock: Clock | None = None) -> 
     clock = clock if clock is not None else SystemClock()
     tools: list[Tool] = [
         Bash(clock),
-        JobOutput(),
+        JobOutputTool(),
         JobKill(),
         View(),
         Ls(clock),
@@ -34,6 +34,6 @@ def all_tools(disabled: Collection[str] = (), *, clock: Clock | None = None) -> 
         Write(),
         Fetch(clock),
         Todos(),
-        Question(),
+        QuestionTool(),
     ]
     return [tool for tool in tools if tool.name not in disabled]

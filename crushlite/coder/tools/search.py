@@ -14,17 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...clock import within
+from ...clock import wait_at_most
 from ...errors import BadRequest
 from ...worktree import walk
 from ...worktree.paths import locate
 from .arguments import flag, number, schema, text, texts
-from .base import Outcome, denied
+from .base import ToolOutcome, denied
 
 if TYPE_CHECKING:
     from ...clock import Clock
     from ...worktree.paths import Place
-    from .base import Call
+    from .base import ToolUse
 
 ENTRIES = 1000  # of ls
 RESULTS = 100  # of glob and grep
@@ -54,11 +54,11 @@ class _Search:
         self._seconds = seconds
 
     async def _begin(
-        self, call: Call, action: str, params: dict[str, Any]
-    ) -> tuple[Place, Outcome | None]:
+        self, call: ToolUse, action: str, params: dict[str, Any]
+    ) -> tuple[Place, ToolOutcome | None]:
         """Where to search, and the refusal if it is outside and not allowed."""
         raw = text(call, "path", required=False) or "."
-        place = await asyncio.to_thread(locate, call.desk.path, raw)
+        place = await asyncio.to_thread(locate, call.context.path, raw)
         if place.inside:
             return place, None
         verdict = await call.turn.permission(
@@ -71,20 +71,20 @@ class _Search:
         )
         return place, None if verdict else denied(verdict.reason)
 
-    async def _search(self, call: Call, place: Place, **request: Any) -> tuple[list[Any], str]:
+    async def _search(self, call: ToolUse, place: Place, **request: Any) -> tuple[list[Any], str]:
         """What was found, and a remark if that is not all."""
         request |= {
             "search": self.name,
             "path": str(place.path),
-            "root": str(call.desk.path) if place.inside else "",
+            "root": str(call.context.path) if place.inside else "",
             "seconds": self._seconds,
         }
         words = [sys.executable, "-I", "-S", "-X", "utf8", "-W", "ignore", "-c", _program()]
         command = await call.turn.command(
-            [*words, json.dumps(request)], cwd="/", env=dict(call.desk.env)
+            [*words, json.dumps(request)], cwd="/", env=dict(call.context.env)
         )
         try:
-            if not await within(self._clock, command.done, self._seconds + PATIENCE):
+            if not await wait_at_most(self._clock, command.done, self._seconds + PATIENCE):
                 command.kill()
             ended = await command.wait()
         except BaseException:
@@ -109,16 +109,16 @@ class _Search:
         return found, remarks.get(value["cut"], "")
 
 
-def _pattern(call: Call) -> str:
+def _pattern(call: ToolUse) -> str:
     pattern = text(call, "pattern")
     if not 0 < len(pattern) <= PATTERN_CHARS:
         raise BadRequest(f"pattern must have 1 to {PATTERN_CHARS} characters")
     return pattern
 
 
-def _outcome(content: str, count: int, remark: str, counted: str) -> Outcome:
+def _outcome(content: str, count: int, remark: str, counted: str) -> ToolOutcome:
     metadata = {counted: count, "truncated": bool(remark)}
-    return Outcome(content + remark, metadata=json.dumps(metadata))
+    return ToolOutcome(content + remark, metadata=json.dumps(metadata))
 
 
 class Ls(_Search):
@@ -139,7 +139,7 @@ class Ls(_Search):
         }
     )
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         ignore, depth = texts(call, "ignore"), number(call, "depth", 0)
         if len(ignore) > MOST_IGNORED or any(len(rule) > PATTERN_CHARS for rule in ignore):
             raise BadRequest(f"ignore holds at most {MOST_IGNORED} short patterns")
@@ -172,7 +172,7 @@ class Glob(_Search):
         "pattern",
     )
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         pattern = _pattern(call)
         if pattern.startswith("/") or ".." in pattern.split("/"):
             raise BadRequest("pattern begins at path and does not lead out of it: set path")
@@ -200,7 +200,7 @@ class Grep(_Search):
         "pattern",
     )
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         pattern, include = _pattern(call), text(call, "include", required=False)
         literal = flag(call.input.get("literal_text"), "literal_text")
         if len(include) > PATTERN_CHARS:

@@ -12,11 +12,11 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from ...clock import within
+from ...clock import wait_at_most
 from ...errors import BadRequest, Conflict
 from ...worktree.paths import locate
 from .arguments import flag, number, schema, text
-from .base import Outcome, denied, failure
+from .base import ToolOutcome, denied, failure
 from .safe import environment, is_harmless
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...clock import Clock, Timer
     from ...commands.process import Command, Exit
     from ...worktree.paths import Place
-    from .base import Call
+    from .base import ToolUse
 
 TIMEOUT = 120.0
 PROGRESS_SECONDS = 0.1
@@ -71,7 +71,7 @@ class Bash:
         self._clock = clock
         self._timeout = timeout
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         order = await _Order.of(call, self._clock)
         words = await asyncio.to_thread(_unasked, order)
         if words is None:
@@ -101,22 +101,24 @@ class Bash:
         else:
             content = _told(command.output.text(), ended, self._timeout)
         content += f"\n\n<cwd>{order.place.path}</cwd>"
-        return Outcome(content, metadata=json.dumps(metadata))
+        return ToolOutcome(content, metadata=json.dumps(metadata))
 
-    async def _wait(self, call: Call, command: Command, order: _Order) -> tuple[str, Exit | None]:
+    async def _wait(
+        self, call: ToolUse, command: Command, order: _Order
+    ) -> tuple[str, Exit | None]:
         """The job it has become, or its end."""
         if order.background:
             return call.turn.keep(command), None
         done = command.done
         left = self._timeout
         if order.patience < self._timeout:
-            if await within(self._clock, done, order.patience):
+            if await wait_at_most(self._clock, done, order.patience):
                 return "", done.result()
             try:
                 return call.turn.keep(command), None
             except Conflict:  # there are too many jobs: it has the rest of its time
                 left -= order.patience
-        if await within(self._clock, done, left):
+        if await wait_at_most(self._clock, done, left):
             return "", done.result()
         return "", await command.wait(0)
 
@@ -124,7 +126,7 @@ class Bash:
 class _Order:
     """What the model wants to be run, checked."""
 
-    def __init__(self, call: Call, place: Place, clock: Clock) -> None:
+    def __init__(self, call: ToolUse, place: Place, clock: Clock) -> None:
         self._call = call
         self.place = place
         self.progress = _Progress(call, clock)
@@ -139,9 +141,9 @@ class _Order:
             raise BadRequest(f"command is longer than {COMMAND_BYTES} bytes: write it to a file")
 
     @classmethod
-    async def of(cls, call: Call, clock: Clock) -> _Order:
+    async def of(cls, call: ToolUse, clock: Clock) -> _Order:
         folder = text(call, "working_dir", required=False) or "."
-        place = await asyncio.to_thread(locate, call.desk.path, folder)
+        place = await asyncio.to_thread(locate, call.context.path, folder)
         return cls(call, place, clock)
 
     async def permission(self) -> Verdict:
@@ -155,7 +157,7 @@ class _Order:
             params={
                 "description": self.description,
                 "command": self.command,
-                "working_dir": str(place.path) if place.path != call.desk.path else "",
+                "working_dir": str(place.path) if place.path != call.context.path else "",
                 "run_in_background": self.background,
                 "auto_background_after": self._after,
             },
@@ -166,13 +168,13 @@ class _Order:
     async def start(self) -> Command:
         call = self._call
         # Not where the folder was when the request was shown, but where it is: the same place.
-        again = await asyncio.to_thread(locate, call.desk.path, str(self.place.path))
+        again = await asyncio.to_thread(locate, call.context.path, str(self.place.path))
         if again != self.place:
             raise BadRequest(f"{self.place.shown} changed while permission was asked: try again")
         self.progress.command = await call.turn.command(
             self.command,
             cwd=str(self.place.path),
-            env=dict(call.desk.env),
+            env=dict(call.context.env),
             on_output=self.progress.heard,
         )
         return self.progress.command
@@ -185,7 +187,7 @@ class _Order:
 class _Progress:
     """Shows what a command puts out while it runs, not more often than anybody could read it."""
 
-    def __init__(self, call: Call, clock: Clock) -> None:
+    def __init__(self, call: ToolUse, clock: Clock) -> None:
         self.command: Command | None = None
         self._call = call
         self._clock = clock
@@ -236,20 +238,20 @@ def _told(output: str, ended: Exit, timeout: float | None = None) -> str:
 _JOB = {"job_id": {"type": "string", "description": "As bash gave it"}}
 
 
-def _job_id(call: Call) -> str:
+def _job_id(call: ToolUse) -> str:
     value = call.input.get("job_id")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return text(call, "job_id")
 
 
-class JobOutput:
+class JobOutputTool:
     name = "job_output"
     description = "The output so far of a background job, and whether it has ended."
     parameters = schema(_JOB, "job_id")
     read_only = False  # reading a job that has ended takes it off the list
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         job_id = _job_id(call)
         found = call.turn.job_output(job_id)
         if found.exit is None:
@@ -258,7 +260,7 @@ class JobOutput:
         else:
             content = f"{_told(found.text, found.exit)}\nJob {job_id} has ended."
         metadata = {"shell_id": job_id, "done": found.done, "output": found.text}
-        return Outcome(content, metadata=json.dumps(metadata))
+        return ToolOutcome(content, metadata=json.dumps(metadata))
 
 
 class JobKill:
@@ -267,10 +269,10 @@ class JobKill:
     parameters = schema(_JOB, "job_id")
     read_only = False
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         job_id = _job_id(call)
         ended = await call.turn.kill_job(job_id)
         if ended is not None and ended.survivors:
             return failure(f"job {job_id}: {ended.survivors} processes could not be killed")
         metadata = {"shell_id": job_id, "done": True}
-        return Outcome(f"Job {job_id} was killed.", metadata=json.dumps(metadata))
+        return ToolOutcome(f"Job {job_id} was killed.", metadata=json.dumps(metadata))

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import BadRequest
 from ...hosting.dialogs import check_questions
-from ...protocol.questions import QUESTION_TYPES, Choice, Question as Asked
+from ...protocol.questions import QUESTION_TYPES, Choice, Question
 from ...protocol.sessions import Todo
 from .arguments import objects, plain, schema
-from .base import Outcome, failure
+from .base import ToolOutcome, failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...protocol.questions import QuestionResponse
-    from .base import Call
+    from .base import ToolUse
 
 STATUSES = ("pending", "in_progress", "completed")
 MOST_TODOS = 100
@@ -59,7 +59,7 @@ class Todos:
     )
     read_only = False
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         todos = _todos(call)
         before = {todo.content: todo.status for todo in (await call.turn.session()).todos}
         await call.turn.todos(todos)
@@ -86,10 +86,10 @@ class Todos:
         }
         left = len(todos) - len(completed)
         content = f"The list has {len(todos)} items: {len(completed)} completed, {left} to do."
-        return Outcome(content, metadata=json.dumps(metadata))
+        return ToolOutcome(content, metadata=json.dumps(metadata))
 
 
-def _todos(call: Call) -> list[Todo]:
+def _todos(call: ToolUse) -> list[Todo]:
     if call.input.get("todos") == []:
         return []
     todos = []
@@ -106,7 +106,7 @@ def _todos(call: Call) -> list[Todo]:
     return todos
 
 
-class Question:
+class QuestionTool:
     name = "question"
     description = (
         "Ask the user 1 to 5 questions and wait for the answers. Only for what you cannot find out "
@@ -152,7 +152,7 @@ class Question:
     )
     read_only = False
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         items = objects(call, "questions", MOST_OBJECTS)
         questions = [_asked(item, n) for n, item in enumerate(items, 1)]
         check_questions(questions)
@@ -160,16 +160,16 @@ class Question:
             return failure("nobody is there to answer: decide yourself")
         answers = await call.turn.ask(questions, tool_call_id=call.id)
         if answers is None:
-            return Outcome("User dismissed the question", is_error=True, stop=True)
-        return Outcome(_answered(questions, answers))
+            return ToolOutcome("User dismissed the question", is_error=True, stop=True)
+        return ToolOutcome(_answered(questions, answers))
 
 
-def _asked(item: dict[str, Any], number: int) -> Asked:
+def _asked(item: dict[str, Any], number: int) -> Question:
     where = f"question {number}"
     choices = item.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise BadRequest(f"{where}: choices must be a list of objects")
-    return Asked(
+    return Question(
         id=f"q{number}",  # not the model's: it may leave them out or use one twice
         type=_field(item, "type", where),
         label=_field(item, "label", where, ""),
@@ -194,7 +194,7 @@ def _described(choice: dict[str, Any], where: str) -> str:
     return description
 
 
-def _answered(questions: Sequence[Asked], answers: Sequence[QuestionResponse]) -> str:
+def _answered(questions: Sequence[Question], answers: Sequence[QuestionResponse]) -> str:
     said = {answer.request_id: _said(answer) for answer in answers}
     return "\n\n".join(
         f"Q{n}: {question.question}\n{said.get(question.id) or 'User gave no answer'}"

@@ -23,7 +23,7 @@ from ...http.tunnel import TunnelConnector
 from ...version import __version__
 from ..proxies import proxies_of
 from .arguments import number, schema, text
-from .base import Outcome, denied, failure
+from .base import ToolOutcome, denied, failure
 from .markup import markdown, plain_text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...http.messages import Headers
     from ...http.tunnel import Proxy
     from ..proxies import Proxies
-    from .base import Call
+    from .base import ToolUse
 
 _CONVERTERS: dict[str, Callable[[str], str]] = {
     "text": plain_text,
@@ -142,13 +142,13 @@ class Fetch:
         self._clock = clock
         self._ssl: ssl.SSLContext | None = None
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: ToolUse) -> ToolOutcome:
         wanted = text(call, "format", required=False) or "text"
         if wanted not in FORMATS:
             raise BadRequest(f"format must be one of {', '.join(FORMATS)}")
         timeout = number(call, "timeout", 0)
         address = _address(text(call, "url"))
-        proxies = proxies_of(call.desk.env)
+        proxies = proxies_of(call.context.env)
         asked: set[tuple[str, int]] = set()
         for _ in range(REDIRECTS + 1):
             if address.server not in asked:
@@ -208,7 +208,7 @@ class Fetch:
         return self._ssl
 
 
-async def _permission(call: Call, address: _Address, wanted: str, timeout: int) -> Verdict:
+async def _permission(call: ToolUse, address: _Address, wanted: str, timeout: int) -> Verdict:
     params: dict[str, str | int] = {"url": str(address), "format": wanted}
     if timeout:
         params["timeout"] = timeout
@@ -217,7 +217,7 @@ async def _permission(call: Call, address: _Address, wanted: str, timeout: int) 
         "fetch",
         description=f"Fetch {address}",
         params=params,
-        path=str(call.desk.path),
+        path=str(call.context.path),
         tool_call_id=call.id,
     )
 
@@ -230,7 +230,7 @@ def _redirected(address: _Address, location: str) -> _Address:
     return _address(following)
 
 
-def _outcome(address: _Address, page: _Page, wanted: str) -> Outcome:
+def _outcome(address: _Address, page: _Page, wanted: str) -> ToolOutcome:
     kind = (page.headers.get("content-type") or "").lower()
     content = _decoded(_unpacked(page), kind)
     if content is None or (kind and not _TEXTUAL.match(kind)):
@@ -241,7 +241,7 @@ def _outcome(address: _Address, page: _Page, wanted: str) -> Outcome:
         return failure(f"{address} answered {_status(page.status)}\n{content[:ERROR_CHARS]}")
     if page.cut or len(content) > SHOWN_CHARS:
         content = f"{content[:SHOWN_CHARS]}\n(there is more: only the beginning is shown)"
-    return Outcome(content or "(the page is empty)")
+    return ToolOutcome(content or "(the page is empty)")
 
 
 def _status(status: int) -> str:

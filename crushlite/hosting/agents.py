@@ -1,8 +1,8 @@
-"""Who answers in a workspace: the agent of today, and those before it that still have work.
+"""Which agent answers in a workspace.
 
 A change of configuration may bring another agent. It answers the runs that start from then on;
-turns under way keep the one they have. So a former agent is closed only when nothing runs, and at
-the latest with its workspace.
+turns under way keep the one they have. So an agent that was replaced is closed only when nothing
+runs, and at the latest with its workspace.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Staff:
+class AgentSlot:
+    """The agent of a workspace, and those it replaced that may still have work."""
+
     def __init__(self, agent: Agent | None) -> None:
         self.agent = agent  # None: nothing usable is configured, and prompts are refused
-        self._former: list[Agent] = []
+        self._replaced: list[Agent] = []
         self._ready: dict[Agent, asyncio.Task[None]] = {}
 
     def require(self) -> Agent:
-        """The agent that new prompts are taken for."""
+        """The agent that new prompts are accepted for. Raises NoAgent if there is none."""
         if self.agent is None:
             raise NoAgent(
                 "agent coordinator not initialized: name a model in crush.json, "
@@ -35,32 +37,32 @@ class Staff:
         return self.agent
 
     def serving(self) -> Agent:
-        """The agent for what was promised: if there is none any more, the last there was."""
-        return self.agent or (self._former[-1] if self._former else self.require())
+        """The agent for a prompt that was accepted: the present one, else the last there was."""
+        return self.agent or (self._replaced[-1] if self._replaced else self.require())
 
     def replace(self, agent: Agent | None) -> None:
         if agent is not self.agent:
             former, self.agent = self.agent, agent
-            self._former = [one for one in (*self._former, former) if one not in (None, agent)]
+            self._replaced = [one for one in (*self._replaced, former) if one not in (None, agent)]
 
     async def ready(self, agent: Agent) -> None:
-        """Once per agent, shared by all runs that wait for it, owned by none of them. A failure
-        fails those runs only: the next one tries again."""
+        """Await the agent's `ready()`, once per agent. All runs that wait for it share the call and
+        none owns it. If it fails, those runs fail and the next one calls it again."""
         ready = self._ready.get(agent)
         if ready is None or (ready.done() and (ready.cancelled() or ready.exception() is not None)):
             ready = self._ready[agent] = asyncio.create_task(agent.ready())
         await asyncio.shield(ready)
 
-    async def close_former(self) -> None:
-        """Let go of those that nobody needs: whoever calls knows that nothing runs. The last one
-        stays while there is none in its place."""
-        kept = self._former[-1:] if self.agent is None else []
-        leaving, self._former = [one for one in self._former if one not in kept], kept
+    async def close_replaced(self) -> None:
+        """Close the replaced agents. The caller knows that nothing runs. While there is no agent,
+        the last one stays."""
+        kept = self._replaced[-1:] if self.agent is None else []
+        leaving, self._replaced = [one for one in self._replaced if one not in kept], kept
         await self._close(leaving)
 
     async def close(self) -> None:
         present = [] if self.agent is None else [self.agent]
-        leaving, self._former = [*self._former, *present], []
+        leaving, self._replaced = [*self._replaced, *present], []
         await self._close(leaving)
 
     async def _close(self, leaving: list[Agent]) -> None:

@@ -10,28 +10,36 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import importlib.resources
+import os
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..api.context import answer, body, optional_body
+from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
 from ..http.messages import HTTPError, Response
 from ..protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from ..wing import Wing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..api.context import Context
     from ..clock import Clock
     from ..http.messages import Request
+    from ..wing import Ports
 
 CODE_SECONDS = 60.0
 CODES = 32  # outstanding at a time; the oldest gives way
-FOLDER = Path(__file__).resolve().parent / "page"
+FOLDER = importlib.resources.files(__package__) / "page"
+HTML = "text/html; charset=utf-8"
+ANY = "*/*"
 TYPES = {
-    ".html": "text/html; charset=utf-8",
+    ".html": HTML,
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
@@ -51,16 +59,6 @@ HEADERS = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-cache"),
 )
-
-
-class Door(Protocol):
-    """What the daemon can do about its ports."""
-
-    async def loopback(self, port: int) -> tuple[str, int]:
-        """URL and port of a TCP listener, opened if there is none (on this port, unless 0)."""
-
-    def token_of(self, port: int) -> str:
-        """The token of a port, empty if it asks for none."""
 
 
 class Codes:
@@ -102,46 +100,78 @@ class _File:
     tag: str
 
 
-class Console:
-    """What the routes in here share. The files are read once, when the first page asks."""
+class ConsoleWing(Wing):
+    """The page, and the routes through which it gets a token."""
 
-    def __init__(self, door: Door, clock: Clock) -> None:
-        self.door = door
-        self.codes = Codes(clock)
+    def attach(self, ports: Ports, clock: Clock) -> None:
+        self._ports = ports
+        self._codes = Codes(clock)
+
+    def routes(self) -> Sequence[Entry]:
+        return (
+            Entry("GET", "/", self.index, gives=str, media=HTML, public=True),
+            Entry("GET", "/console/{file}", self.file, gives=str, media=ANY, public=True),
+            Entry("POST", "/v1/web", self.invite, takes=WebRequest | None, gives=WebAddress),
+            Entry(
+                "POST", "/v1/web/token", self.exchange, takes=WebCode, gives=WebToken, public=True
+            ),
+        )
 
     def address(self, url: str, port: int) -> WebAddress:
         """One that lets a browser in, once."""
-        return WebAddress(f"{url}/#code={self.codes.issue(port)}", CODE_SECONDS)
+        return WebAddress(f"{url}/#code={self._codes.issue(port)}", CODE_SECONDS)
 
     @cached_property
-    def files(self) -> dict[str, _File]:
-        """By name, and only what is there: no path of a request ever reaches the disk."""
+    def _files(self) -> dict[str, _File]:
+        """By name, and only what is there: no path of a request ever reaches the disk. Read once,
+        when the first page asks."""
         found = {}
-        for path in sorted(FOLDER.iterdir()):
-            if path.suffix in TYPES:
+        for path in sorted(FOLDER.iterdir(), key=lambda path: path.name):
+            kind = TYPES.get(os.path.splitext(path.name)[1])
+            if kind is not None:
                 content = path.read_bytes()
                 tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-                found[path.name] = _File(content, TYPES[path.suffix], tag)
+                found[path.name] = _File(content, kind, tag)
         return found
 
+    async def index(self, context: Context, request: Request) -> Response:
+        return self._serve(request, "index.html")
 
-async def index(context: Context, request: Request) -> Response:
-    return _serve(context, request, "index.html")
+    async def file(self, context: Context, request: Request) -> Response:
+        return self._serve(request, request.params["file"])
 
+    def _serve(self, request: Request, name: str) -> Response:
+        # A unix socket has no browser behind it, and its clients look for routes of the API.
+        found = self._files.get(name) if request.peer.kind == "tcp" else None
+        if found is None:
+            raise HTTPError(404, "route_not_found", "no such route")
+        headers = (*HEADERS, ("ETag", found.tag))
+        if _is_known(found.tag, request.headers.get_all("If-None-Match")):
+            return Response(304, content_type=found.kind, headers=headers)
+        return Response(200, found.content, found.kind, headers)
 
-async def file(context: Context, request: Request) -> Response:
-    return _serve(context, request, request.params["file"])
+    async def invite(self, context: Context, request: Request) -> Response:
+        """Make sure that a browser can reach us, and hand out an address that lets it in."""
+        wanted = optional_body(WebRequest, request)
+        if wanted.port not in range(1 << 16):
+            raise BadRequest(f"port {wanted.port}: use one from 1 to 65535, or 0 for any")
+        try:
+            url, port = await self._ports.loopback(wanted.port)
+        except UsageError as error:
+            raise Conflict(error.message) from None
+        return answer(self.address(url, port))
 
-
-def _serve(context: Context, request: Request, name: str) -> Response:
-    # A unix socket has no browser behind it, and its clients look for routes of the API.
-    found = context.console.files.get(name) if request.peer.kind == "tcp" else None
-    if found is None:
-        raise HTTPError(404, "route_not_found", "no such route")
-    headers = (*HEADERS, ("ETag", found.tag))
-    if _is_known(found.tag, request.headers.get_all("If-None-Match")):
-        return Response(304, content_type=found.kind, headers=headers)
-    return Response(200, found.content, found.kind, headers)
+    async def exchange(self, context: Context, request: Request) -> Response:
+        """The token of this port for a one-time code."""
+        given, port = body(WebCode, request), request.peer.port or 0
+        if not self._codes.redeem(given.code, port):
+            raise HTTPError(
+                403,
+                "bad_code",
+                "this code is wrong, used or expired: run 'crushlite web' for a new one",
+            )
+        token = self._ports.token_of(port)
+        return answer(WebToken(token), headers=(("Cache-Control", "no-store"),))
 
 
 def _is_known(tag: str, lines: list[str]) -> bool:
@@ -149,28 +179,3 @@ def _is_known(tag: str, lines: list[str]) -> bool:
     stands for whatever there is."""
     listed = {each.strip() for line in lines for each in line.split(",")}
     return bool(listed & {tag, f"W/{tag}", "*"})
-
-
-async def invite(context: Context, request: Request) -> Response:
-    """Make sure that a browser can reach us, and hand out an address that lets it in."""
-    wanted = optional_body(WebRequest, request)
-    if wanted.port not in range(1 << 16):
-        raise BadRequest(f"port {wanted.port}: use one from 1 to 65535, or 0 for any")
-    try:
-        url, port = await context.console.door.loopback(wanted.port)
-    except UsageError as error:
-        raise Conflict(error.message) from None
-    return answer(context.console.address(url, port))
-
-
-async def exchange(context: Context, request: Request) -> Response:
-    """The token of this port for a one-time code."""
-    given, port = body(WebCode, request), request.peer.port or 0
-    if not context.console.codes.redeem(given.code, port):
-        raise HTTPError(
-            403,
-            "bad_code",
-            "this code is wrong, used or expired: run 'crushlite web' for a new one",
-        )
-    token = context.console.door.token_of(port)
-    return answer(WebToken(token), headers=(("Cache-Control", "no-store"),))

@@ -8,26 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadRequest, Conflict
-from .paths import Place, exists, read_bytes, remove, write_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """`content` is None if there is no such file; `mode` holds the permission bits, None if nobody
-    knows them."""
-
-    content: str | None
-    mode: int | None = None
-
-    def is_like(self, other: FileState) -> bool:
-        """Whether they cannot be told apart by what is known of both."""
-        unknown = self.mode is None or other.mode is None
-        return self.content == other.content and (unknown or self.mode == other.mode)
-
+from ..store.files import FileState
+from ..worktree.paths import Place, exists, read_bytes, remove, write_bytes
 
 MISSING = FileState(None)
 
@@ -37,14 +22,6 @@ def as_text(data: bytes) -> str | None:
     try:
         return None if b"\0" in data else data.decode("utf-8")
     except UnicodeDecodeError:
-        return None
-
-
-def mode_of(path: str) -> int | None:
-    """The permission bits of a file; None if there is none."""
-    try:
-        return stat.S_IMODE(os.lstat(path).st_mode)
-    except (OSError, ValueError):
         return None
 
 

@@ -1,0 +1,41 @@
+"""The agent behind `serve --agent NAME`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .base import agent_factory
+from .offline import OfflineAgent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..clock import Clock
+    from ..wing import Wing
+    from .base import AgentFactory
+
+
+def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
+    """The agents of a name: one that a wing has, `offline`, or `module:attr`. `auto` without a wing
+    that has it is offline. Raises UsageError for any other."""
+    for wing in wings:
+        found = wing.agent(name, clock)
+        if found is not None:
+            return found
+    if name == "auto":
+        return agent_factory(OfflineAgent(why="this installation has no agent that uses a model"))
+    if name == "offline":
+        return agent_factory(OfflineAgent())
+    module, found_colon, attribute = name.partition(":")
+    if not found_colon or not module or not attribute:
+        raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
+    sys.path.insert(0, os.getcwd())  # `serve` is typed where the agent is being written
+    try:
+        target = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UsageError(f"agent {name!r}: {error}") from error
+    return agent_factory(target)

@@ -1,0 +1,96 @@
+"""Configuration files: they decide on the agent of a workspace, and clients can change them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..api.agent import PROVIDER
+from ..api.entry import Entry, W
+from ..errors import ConfigError
+from ..protocol.config import (
+    CompactMode,
+    ModelChoice,
+    ProviderKey,
+    RemoveValue,
+    SelectedModel,
+    SetValue,
+)
+from ..wing import Wing
+from . import routes
+from .files import Roots
+from .part import ConfigPart, completed
+from .profile import FileLocations, FileProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..agent.base import AgentFactory
+    from ..settings import Settings
+    from ..wing import Opening, OpenWorkspace
+    from .view import Config
+
+log = logging.getLogger(__name__)
+
+
+class ConfigWing(Wing):
+    def __init__(self) -> None:
+        self._open: list[ConfigPart] = []
+
+    def setup(self, agents: AgentFactory, settings: Settings) -> ConfigSetup:
+        roots = Roots.below(Path(settings.user_files)) if settings.user_files else Roots()
+        return ConfigSetup(roots, agents, allow_commands=settings.allow_config_commands)
+
+    async def open(self, workspace: OpenWorkspace) -> ConfigPart | None:
+        if not isinstance(workspace.profile, FileProfile):
+            return None  # another wing has set this workspace up
+        return ConfigPart(workspace, workspace.profile, self._open)
+
+    def routes(self) -> Sequence[Entry]:
+        config = W + "/config"
+        return (
+            Entry("POST", config + "/set", routes.set_value, takes=SetValue),
+            Entry("POST", config + "/remove", routes.remove_value, takes=RemoveValue),
+            Entry("POST", config + "/model", routes.choose_model, takes=ModelChoice),
+            Entry("POST", config + "/compact", routes.set_compact, takes=CompactMode),
+            Entry("POST", config + "/provider-key", routes.set_key, takes=ProviderKey),
+            Entry("POST", W + "/agent/update", routes.update_agent),
+            Entry(
+                "GET",
+                W + "/agent/default-small-model",
+                routes.default_small_model,
+                gives=SelectedModel,
+                params=(PROVIDER,),
+            ),
+        )
+
+
+class ConfigSetup:
+    """Sets workspaces up as their configuration files say. Implements wing.Setup."""
+
+    def __init__(self, roots: Roots, agents: AgentFactory, *, allow_commands: bool) -> None:
+        self._roots = roots
+        self._agents = agents
+        self._allow_commands = allow_commands
+
+    async def profile(self, opening: Opening) -> FileProfile:
+        try:
+            locations, config = await asyncio.to_thread(self._load, opening)
+        except ConfigError as error:
+            raise ConfigError(f"failed to initialize config: {error.message}") from None
+        config = await completed(self._agents, opening.env, config)
+        for warning in config.warnings:
+            log.warning("%s", warning)
+        return FileProfile(opening.path, locations, config, self._agents)
+
+    def _load(self, opening: Opening) -> tuple[FileLocations, Config]:
+        locations = FileLocations.find(
+            opening.path,
+            opening.env,
+            self._roots,
+            data_dir=opening.data_dir,
+            allow_commands=self._allow_commands,
+        )
+        return locations, locations.load()

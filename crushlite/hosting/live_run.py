@@ -1,0 +1,196 @@
+"""What hosting keeps about one run beyond its state, and what clients are told about it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+
+from ..protocol.codec import dumps, encode
+from ..protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
+from ..protocol.runs import RunComplete, RunInfo
+from ..runs import Outcome
+from ..store import messages as message_rows, runs as run_rows
+from ..store.runs import RunEnding, RunRow
+from .prompts import digest_of
+
+if TYPE_CHECKING:
+    from ..clock import Timer
+    from ..runs import Run
+    from ..store import Connection
+    from .prompts import Failure, TurnRequest
+    from .transcript import LiveMessage
+    from .turn import LiveTurn
+
+PROMPT = "prompt"
+SUMMARIZE = "summarize"  # the kind of run that is not a prompt: it has no row and no messages
+
+
+class LiveRun:
+    """A run from its acceptance until its ending is written. Only the Runner writes these."""
+
+    def __init__(
+        self,
+        run: Run,
+        request: TurnRequest,
+        *,
+        kind: str = PROMPT,
+        now: float,
+        detach: bool = False,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        # acceptance
+        self.run = run
+        self.request = request
+        self.kind = kind
+        self.digest = digest_of(request) if kind == PROMPT else ""
+        self.detach = detach
+        self.accepted_at = now
+        self.inserted: asyncio.Future[RunRow | None] | None = None  # its row, if it has one
+        # the turn
+        self.user: LiveMessage | None = None  # its user message, once that is in the transcript
+        self.turn: LiveTurn | None = None
+        self.agent_task: asyncio.Task[None] | None = None
+        self.left: asyncio.Future[None] = loop.create_future()  # the agent is gone, or given up
+        self.grace: Timer | None = None  # after which a cancelled agent is given up
+        self.carrier: LiveRun | None = None  # the run whose turn it was folded into
+        self.started_at = 0.0
+        # the ending
+        self.cause: BaseException | None = None  # what the turn failed of,
+        self.failure: Failure | None = None  # and in the words for its user
+        self.outcome: Outcome | None = None
+        self.message_id = ""
+        self.text = ""
+        self.error = ""
+        self.ended_at = 0.0
+        self.ended: asyncio.Future[None] = loop.create_future()  # its ending is out, or withdrawn
+
+    @property
+    def denied(self) -> int:
+        return self.turn.denied if self.turn is not None else 0
+
+    @property
+    def folded_into(self) -> str:
+        return self.carrier.run.run_id if self.carrier is not None else ""
+
+    def user_message(self, now: float) -> Message:
+        files = [
+            BinaryPart(file.file_path or file.file_name, file.mime_type, file.content)
+            for file in self.request.attachments
+        ]
+        parts: list[Part] = [TextPart(self.request.prompt), *files, FinishPart("stop")]
+        at = int(now)
+        return Message(
+            str(uuid.uuid4()), "user", self.run.session_id, parts, created_at=at, updated_at=at
+        )
+
+    def row(self, boot_id: str) -> RunRow:
+        files = self.request.attachments
+        return RunRow(
+            run_id=self.run.run_id,
+            session_id=self.run.session_id,
+            digest=self.digest,
+            prompt=self.request.prompt,
+            attachments=dumps(encode(list(files))).decode("ascii") if files else None,
+            kind=self.kind,
+            when_busy=self.run.when_busy.value,
+            detach=self.detach,
+            max_cost=self.request.max_cost,
+            max_steps=self.request.max_steps,
+            boot_id=boot_id,
+            accepted_at=self.accepted_at,
+        )
+
+    def end(self, outcome: Outcome, now: float) -> None:
+        """How it ends is decided. Clients learn it when the ending is out."""
+        self.outcome, self.ended_at = outcome, now
+        if self.carrier is not None:
+            self.message_id, self.text = self.carrier.message_id, self.carrier.text
+            self.failure = self.carrier.failure
+        if outcome is Outcome.FAILED and self.failure is not None:
+            self.error = self.failure.detail or self.failure.title
+
+    def not_saved(self, why: Exception) -> None:
+        self.error = f"not saved: {why}" + f"; {self.error}" * bool(self.error)
+
+    def ending_row(self) -> RunEnding:
+        assert self.outcome is not None
+        return RunEnding(
+            run_id=self.run.run_id,
+            outcome=self.outcome.value,
+            message_id=self.message_id,
+            error=self.error,
+            denied=self.denied,
+            carrier=self.folded_into,
+            ended_at=self.ended_at,
+        )
+
+    def completion(self) -> RunComplete:
+        return RunComplete(
+            session_id=self.run.session_id,
+            message_id=self.message_id,
+            run_id=self.run.run_id,
+            text=self.text,
+            error=self.error,
+            cancelled=self.outcome in (Outcome.CANCELED, Outcome.CLEARED),
+            folded_into=self.folded_into,
+        )
+
+    def info(self, state: str) -> RunInfo:
+        """What clients are told. `state` is the machine's name for it."""
+        info = RunInfo(
+            run_id=self.run.run_id,
+            session_id=self.run.session_id,
+            kind=self.kind,
+            state=state,
+            folded_into=self.folded_into,
+            accepted_at=self.accepted_at,
+            started_at=self.started_at,
+            denied=self.denied,
+        )
+        if state == "ended" and self.outcome is not None:
+            info.outcome, info.ended_at = self.outcome.value, self.ended_at
+            info.message_id, info.text, info.error = self.message_id, self.text, self.error
+        return info
+
+
+def row_info(conn: Connection, scope: str, run_id: str) -> RunInfo:
+    """A run as its row tells it. Raises RunNotFound."""
+    return _info(conn, scope, run_rows.get_run(conn, scope, run_id))
+
+
+def row_infos(
+    conn: Connection, scope: str, session_id: str | None, state: str | None, unsure: list[str]
+) -> list[RunInfo]:
+    """Runs as their rows tell them, oldest first. What has ended may be most of what was ever
+    asked: it is read only if it is wanted, apart from the `unsure`, whose prompt is not promised
+    yet and may repeat a run that has ended."""
+    if state in (None, "ended"):
+        rows = run_rows.list_runs(conn, scope, session_id, None)
+    else:
+        rows = run_rows.list_runs(conn, scope, session_id, False)
+        rows += run_rows.ended_among(conn, scope, unsure)
+    return [_info(conn, scope, row) for row in rows]
+
+
+def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
+    """With the text of its last message, if that is still there. A row without an outcome belongs
+    to a run that no LiveRun tells about yet."""
+    text = ""
+    if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
+        text = message_rows.get_message(conn, scope, row.message_id).text
+    return RunInfo(
+        run_id=row.run_id,
+        session_id=row.session_id,
+        kind=row.kind,
+        state="ended" if row.outcome is not None else "accepted",
+        outcome=row.outcome or "",
+        message_id=row.message_id,
+        text=text,
+        error=row.error,
+        folded_into=row.carrier,
+        accepted_at=row.accepted_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        denied=row.denied,
+    )

@@ -1,0 +1,124 @@
+"""What a prompt asks of its turn, and how a turn that failed is explained."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import BadRequest, CrushliteError, LimitReached, ProviderFailed
+from ..protocol.codec import dumps, encode
+from ..protocol.ids import check_id
+from ..runs import WhenBusy
+from ..store import TROUBLE
+
+if TYPE_CHECKING:
+    from ..protocol.messages import Attachment, Prompt
+
+log = logging.getLogger(__name__)
+
+EXPECTED = (LimitReached, ProviderFailed, *TROUBLE)  # how turns fail without a mistake in the agent
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What one run asks of its turn."""
+
+    run_id: str
+    session_id: str
+    prompt: str
+    attachments: tuple[Attachment, ...] = ()
+    max_cost: float | None = None
+    max_steps: int | None = None
+    auto_approve: bool = False  # nobody is asked for the permissions of this run
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a turn failed, as the user will read it."""
+
+    title: str
+    detail: str
+
+    def __post_init__(self) -> None:
+        # Errors about files quote their names, which need not be text; a row must be.
+        object.__setattr__(self, "title", clean(self.title))
+        object.__setattr__(self, "detail", clean(self.detail))
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates: model output may hold them, and neither JSON clients nor SQLite can
+    take them."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
+    """Check a prompt and say what it asks for. Raises BadRequest that names the wrong field."""
+    if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
+        raise BadRequest("prompt is empty: give a text or a text/* attachment")
+    if not prompt.session_id:
+        raise BadRequest("session id is missing: create a session first")
+    check_id("session_id", prompt.session_id)
+    check_id("run_id", prompt.run_id)
+    if prompt.max_steps is not None and prompt.max_steps < 1:
+        raise BadRequest("max_steps must be at least 1")
+    if prompt.max_cost is not None and prompt.max_cost < 0:
+        raise BadRequest("max_cost must not be negative")
+    for file in prompt.attachments:
+        file.check()
+    request = TurnRequest(
+        run_id=prompt.run_id or str(uuid.uuid4()),
+        session_id=prompt.session_id,
+        prompt=prompt.prompt,
+        attachments=tuple(prompt.attachments),
+        max_cost=prompt.max_cost,
+        max_steps=prompt.max_steps,
+        auto_approve=prompt.auto_approve,
+    )
+    return request, _when_busy(prompt)
+
+
+def _when_busy(prompt: Prompt) -> WhenBusy:
+    # Approval is for one run: it is neither given to the turn of another nor to what joins its own.
+    if prompt.auto_approve and prompt.when_busy == WhenBusy.STEER.value:
+        raise BadRequest("auto_approve needs a turn of its own: use another when_busy than steer")
+    default = "queue" if prompt.run_id or prompt.auto_approve else "steer"
+    try:
+        return WhenBusy(prompt.when_busy or default)
+    except ValueError:
+        known = ", ".join(mode.value for mode in WhenBusy)
+        raise BadRequest(f"when_busy {prompt.when_busy!r}: use one of {known}") from None
+
+
+def digest_of(request: TurnRequest) -> str:
+    """What makes two prompts with one run_id the same prompt."""
+    value = [request.session_id, request.prompt, encode(list(request.attachments))]
+    value += [True] * request.auto_approve
+    return hashlib.sha256(dumps(value)).hexdigest()
+
+
+def explain(error: BaseException, run_id: str) -> Failure:
+    """An agent's exception as its user reads it: the words of the error. The traceback goes to the
+    log, unless nothing is wrong with the agent."""
+    text = words(error) or type(error).__name__
+    if isinstance(error, EXPECTED):
+        log.warning("run %s failed: %s", run_id, text)
+    else:
+        log.warning("run %s: the agent failed: %s", run_id, text, exc_info=error)
+    if isinstance(error, CrushliteError):
+        return Failure(error.code.replace("_", " ").capitalize(), text)
+    return Failure("The agent failed", f"{type(error).__name__}: {text}")
+
+
+def words(error: BaseException) -> str:
+    """The text of an error, also of one whose `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an error that cannot be printed must still end its run
+        return "an error that cannot be printed"

@@ -1,0 +1,74 @@
+"""Titles: a session gets one after its first prompt, whatever becomes of that prompt.
+
+The title is made beside the turn, by the agent if it can make titles. Only the teardown of the
+workspace cancels it; then, or if the agent fails, the first words of the prompt are the title.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..errors import CrushliteError
+from ..store import runs as run_rows, sessions as session_rows
+from .tasks import OwnedTasks
+
+if TYPE_CHECKING:
+    from ..agent.base import Agent
+    from .services import Services
+
+log = logging.getLogger(__name__)
+
+TITLE_CHARS = 200
+PLAIN_TITLE_CHARS = 50  # of a prompt that is its own title
+
+
+class Titles:
+    def __init__(self, services: Services) -> None:
+        self.tasks = OwnedTasks()
+        self._services = services
+        self._asked: set[str] = set()  # sessions in which no later prompt can be the first
+
+    def begin(self, agent: Agent, run_id: str, session_id: str, text: str) -> None:
+        """Called with every prompt that starts."""
+        if agent.titles and text.strip() and session_id not in self._asked:
+            self._asked.add(session_id)
+            self.tasks.spawn(self._title(agent, run_id, session_id, text))
+
+    def forget(self, session_id: str) -> None:
+        """The session is deleted, or was about to be: then the store is asked once more."""
+        self._asked.discard(session_id)
+
+    async def _title(self, agent: Agent, run_id: str, session_id: str, text: str) -> None:
+        store = self._services.store
+        try:
+            if not await store.read(run_rows.is_first_prompt, session_id, run_id):
+                return
+            try:
+                title = await agent.title(text)
+                usage = title.usage
+                counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
+                if usage.estimated:
+                    counts = (0, 0, 0.0)
+                session_rows.check_usage(*counts)
+            except BaseException:  # no later prompt is the first one
+                plain = " ".join(text.split())[:PLAIN_TITLE_CHARS]
+                await self._save(session_id, plain, (0, 0, 0.0))
+                raise
+            await self._save(session_id, title.text[:TITLE_CHARS], counts)
+        except CrushliteError as error:
+            log.warning("session %s has no title of its agent: %s", session_id, error)
+        except Exception:
+            log.exception("session %s has no title of its agent", session_id)
+
+    async def _save(self, session_id: str, title: str, counts: tuple[int, int, float]) -> None:
+        services, now = self._services, self._services.clock.now()
+        try:
+            session = await services.store.write(
+                session_rows.set_title, session_id, title, now, *counts
+            )
+        except CrushliteError as error:
+            log.warning("the title of session %s could not be stored: %s", session_id, error)
+        else:
+            if session is not None:
+                services.hub.publish("updated", session)

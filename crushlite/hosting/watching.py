@@ -1,0 +1,82 @@
+"""Starting commands in a workspace, and telling its parts about them.
+
+Before a command that may change files starts, every part is asked for a CommandWatch; after it has
+ended, or goes on as a job of its session, each watch is told. A command that only reads starts
+without that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from ..clock import resolve_once
+from ..commands import process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..commands.process import Command
+    from ..wing import Author, CommandWatch
+    from .services import Services
+
+
+class WatchedCommand:
+    """A command that runs, and its watches."""
+
+    def __init__(self, command: Command, watches: list[CommandWatch]) -> None:
+        self.command = command
+        self._watches = watches
+        self._kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Done when every watch has been told.
+        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if watches:
+            self.told = asyncio.create_task(self._tell())
+        else:
+            self.told.set_result(None)
+
+    @property
+    def due(self) -> bool:
+        """Whether the watches are being told, or have been."""
+        return self.command.done.done() or self._kept.done()
+
+    def keep(self) -> None:
+        """The command goes on, but what it changes from now on belongs to no run."""
+        resolve_once(self._kept)
+
+    async def _tell(self) -> None:
+        ends: list[asyncio.Future[Any]] = [self.command.done, self._kept]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for watch in self._watches:
+            await watch.ended()
+
+
+async def start_command(  # noqa: PLR0913 - the options of a command
+    services: Services,
+    command: str | Sequence[str],
+    author: Author,
+    *,
+    cwd: str = "",
+    env: Mapping[str, str] | None = None,
+    on_output: Callable[[bytes], None] | None = None,
+    read_only: bool = False,
+) -> WatchedCommand:
+    """Start a command: in the workspace's directory and environment, unless others are given."""
+    watches: list[CommandWatch] = []
+    try:
+        for part in () if read_only else services.parts:
+            watch = await part.before_command(author)
+            if watch is not None:
+                watches.append(watch)
+        started = await process.start(
+            command,
+            cwd=cwd or services.path,
+            env=services.env if env is None else env,
+            clock=services.clock,
+            on_output=on_output,
+        )
+    except BaseException:
+        for watch in watches:
+            watch.dropped()
+        raise
+    return WatchedCommand(started, watches)

@@ -1,0 +1,59 @@
+"""The rows of one workspace in a store.
+
+Every query takes `(conn, scope, ...)`. A ScopedStore holds both the store and the scope, so that a
+caller names only the query and its own arguments:
+
+    session = await store.read(session_rows.get_session, session_id)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from .connection import Connection
+    from .stores import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ScopedStore:
+    """`scope` is '' in a workspace's own data directory, its resolved path in a shared one."""
+
+    def __init__(self, store: Store, scope: str) -> None:
+        self.store = store
+        self.scope = scope
+
+    def read(
+        self,
+        query: Callable[Concatenate[Connection, str, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> asyncio.Future[T]:
+        """Run a query on the read-only connection; it sees every write whose future is done."""
+        scope = self.scope
+        return self.store.read(lambda conn: query(conn, scope, *args, **kwargs))
+
+    def write(
+        self,
+        query: Callable[Concatenate[Connection, str, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> asyncio.Future[T]:
+        """Queue a write; the future is done after its COMMIT. See `Store.submit`."""
+        scope = self.scope
+        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs))
+
+    def promise(
+        self,
+        query: Callable[Concatenate[Connection, str, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> asyncio.Future[T]:
+        """A write whose commit also survives a power cut."""
+        scope = self.scope
+        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs), promise=True)

@@ -1,0 +1,49 @@
+"""Undo: which run changed which file, commands included, and putting it back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..api.context import answer, body
+from ..api.entry import Entry, W
+from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
+from ..wing import Wing
+from .changes import ChangesPart
+from .queries import changed_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..api.context import Context
+    from ..http.messages import Request, Response
+    from ..wing import OpenWorkspace
+
+
+class UndoWing(Wing):
+    def routes(self) -> Sequence[Entry]:
+        run = W + "/runs/{run_id}"
+        return (
+            Entry("GET", W + "/changes", list_changed_runs, gives=list[ChangedRun]),
+            Entry("GET", run + "/changes", run_changes, gives=RunChanges),
+            Entry("POST", run + "/undo", undo, takes=UndoRequest, gives=UndoAnswer),
+        )
+
+    async def open(self, workspace: OpenWorkspace) -> ChangesPart:
+        return ChangesPart(workspace)
+
+
+async def list_changed_runs(context: Context, request: Request) -> Response:
+    """The runs that changed files, and their undoings: the latest is last."""
+    return answer(await context.workspace(request).store.read(changed_runs))
+
+
+async def run_changes(context: Context, request: Request) -> Response:
+    part = context.workspace(request).part(ChangesPart)
+    return answer(await part.undoing.look(request.params["run_id"]))
+
+
+async def undo(context: Context, request: Request) -> Response:
+    workspace, wanted = context.workspace(request), body(UndoRequest, request)
+    undoing, run_id = workspace.part(ChangesPart).undoing, request.params["run_id"]
+    work = undoing.undo(run_id, dry_run=wanted.dry_run, partial=wanted.partial)
+    return answer(await workspace.carry_out(work))

@@ -1,0 +1,172 @@
+"""The seam between the core and its wings.
+
+The core hosts workspaces, runs agents and speaks the protocol. A *wing* is one folder that adds
+something to it: configuration files, the model agent, undo, the web page. The core never imports a
+wing; a wing imports the core and plugs in here. It is handed over as a plain object:
+
+    class Notes(Wing):
+        def routes(self):
+            return [Entry("GET", "/v1/workspaces/{id}/notes", self.list_notes, gives=list[str])]
+
+        async def open(self, workspace):
+            return NotesOfWorkspace(workspace.store)    # a Part: lives as long as the workspace
+
+    Daemon(agent=mine, wings=[Notes()]).run()
+
+`wings.py` lists the wings that come with crushlite. To take one off, delete its folder, its tests
+and its line there.
+
+What the core asks of a wing, and when:
+
+    setup      before anything else: how workspaces are set up (config files; at most one wing)
+    agent      for `serve --agent NAME`: the agent of that name, if this wing has it
+    attach     once, before the daemon starts: the daemon's ports
+    routes     once: requests it answers; a route of the core with the same place gives way to it
+    open       for each workspace, when it opens: a Part, or None
+
+A Part hears of what runs do in its workspace (commands, changes of files) and is closed with it.
+Whoever wants to see the events of a workspace subscribes to its hub.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from .agent.base import Agent, AgentFactory
+    from .api.entry import Entry
+    from .clock import Clock
+    from .events import Hub
+    from .protocol.config import AgentInfo
+    from .settings import Settings
+    from .store import ScopedStore
+    from .store.files import Change
+
+T = TypeVar("T")
+
+
+class OpenWorkspace(Protocol):
+    """All that a wing may see of a workspace. Implemented by hosting/workspace.py."""
+
+    id: str
+    path: Path  # resolved
+    env: Mapping[str, str]  # what commands see
+    store: ScopedStore
+    hub: Hub  # publish events here, or subscribe to them
+    clock: Clock
+    profile: Profile
+
+    @property
+    def closing(self) -> bool: ...
+
+    def part(self, kind: type[T]) -> T:
+        """The part of this class that a wing opened here. Raises NotFound if there is none."""
+
+    def busy(self, session_id: str) -> bool: ...
+
+    def change_agent(self, agent: Agent | None) -> None:
+        """Let this agent answer the runs that start from now on. None: prompts are refused."""
+
+    async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
+        """Keep versions of files in the session's history and publish them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who runs a command: a session, and a run of it ('' for a command typed by a person)."""
+
+    session_id: str
+    run_id: str = ""
+
+
+class CommandWatch(Protocol):
+    """Made before a command starts. Exactly one of these is called, once."""
+
+    async def ended(self) -> None:
+        """The command has ended, or goes on as a job of its session. Never raises."""
+
+    def dropped(self) -> None:
+        """The command could not be started."""
+
+
+class WorkspacePart:
+    """What a wing keeps for one workspace. Every method has a default that does nothing."""
+
+    async def before_command(self, author: Author) -> CommandWatch | None:
+        """A command that may change files is about to start: it starts when this returns."""
+        return None
+
+    def file_changed(self, change: Change) -> None:
+        """An agent has reported a change of a file; its version is about to be stored."""
+
+    async def close(self) -> None:
+        """The workspace closes: its runs have ended, its store is still open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A directory that is about to become a workspace."""
+
+    path: Path  # resolved: two ways to one directory are one workspace
+    shown: Path  # as the client wrote it, made absolute
+    env: Mapping[str, str]  # of the client that opens it
+    data_dir: Path | None  # if the request or the daemon's flags decide on it
+
+
+class Profile(Protocol):
+    """How one workspace is set up: where its data is, who answers, what is allowed unasked."""
+
+    data_dir: Path
+
+    def make_agent(self, env: Mapping[str, str]) -> Agent | None:
+        """The agent of the workspace; `env` is what its commands see. None: nothing usable is
+        configured, and prompts are refused."""
+
+    def allows(self, tool: str, action: str) -> bool:
+        """Whether a tool may do this without asking anybody."""
+
+    def wire(self, agent: AgentInfo) -> dict[str, Any]:
+        """The configuration as clients see it; `options`, `options.tui`, `providers` are needed."""
+
+
+class Setup(Protocol):
+    """Decides how workspaces are set up. The core's own is hosting/plain.py."""
+
+    async def profile(self, opening: Opening) -> Profile:
+        """Raises CrushliteError if the workspace cannot be opened like this."""
+
+
+class Ports(Protocol):
+    """What the daemon can do about its TCP ports."""
+
+    async def loopback(self, port: int) -> tuple[str, int]:
+        """URL and port of a TCP listener, opened if there is none (on this port, unless 0)."""
+
+    def token_of(self, port: int) -> str:
+        """The token of a port, empty if it asks for none."""
+
+
+class Wing:
+    """One object per daemon. Every method has a default that does nothing."""
+
+    def setup(self, agents: AgentFactory, settings: Settings) -> Setup | None:
+        """How workspaces are set up, with agents made by this factory."""
+        return None
+
+    def agent(self, name: str, clock: Clock) -> AgentFactory | None:
+        """The agents behind a name that is given to `serve --agent`; None if it is not ours."""
+        return None
+
+    def attach(self, ports: Ports, clock: Clock) -> None:
+        """Called once, before the daemon starts."""
+
+    def routes(self) -> Sequence[Entry]:
+        return ()
+
+    async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
+        """A workspace has opened; no request has reached it yet."""
+        return None

@@ -1,0 +1,31 @@
+"""The wings that come with crushlite, one line each.
+
+To take a wing off, delete its folder, its tests and its line here. `cli/` is a wing as well: it is
+the command that starts a daemon, so no daemon loads it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .wing import Wing
+
+# The module and the class of each.
+WINGS = (
+    (".config.wing", "ConfigWing"),
+    (".coder.wing", "CoderWing"),
+    (".undo.wing", "UndoWing"),
+    (".console.wing", "ConsoleWing"),
+)
+
+
+def has_wing(name: str) -> bool:
+    """Whether a wing is there, by the name of its folder."""
+    return any(module == f".{name}.wing" for module, _ in WINGS)
+
+
+def standard_wings() -> list[Wing]:
+    """A new object of each. Imported only now: a client needs none of them."""
+    return [getattr(importlib.import_module(module, __package__), name)() for module, name in WINGS]
