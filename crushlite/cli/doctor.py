@@ -1,7 +1,7 @@
 """`crushlite doctor`: what works, what does not, and what to do about it.
 
-Each check is a function that yields findings; it changes nothing, starts nothing, and shows no
-secret. The checks are in doctor_checks.py.
+The checks are in doctor_checks.py: functions that return findings. They change nothing, start
+nothing, and show no secret.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .common import Style, add_connection, add_json, command, perform, show, show_json
+from .common import add_connection, add_json, command, show, show_json
 from .doctor_checks import examine
-from .render import clean, count
+from .text import Style, clean, count
 
 if TYPE_CHECKING:
     import argparse
@@ -36,11 +36,7 @@ def add_parser(commands: Any) -> None:
     add_connection(parser, start=False)
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_examine(options))
-
-
-async def _examine(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     findings = [finding async for finding in examine(options)]
     broken = sum(finding.state == "broken" for finding in findings)
     if options.json:
@@ -51,7 +47,7 @@ async def _examine(options: argparse.Namespace) -> int:
 
 
 def _show(findings: list[Finding], broken: int, style: Style) -> None:
-    """Whole, however long: what to do may be a command to paste."""
+    """Print all findings. Lines are not cut: what to do may be a command to paste."""
     paint = {"ok": style.green, "note": style.yellow, "broken": style.red}
     room = max(len(finding.name) for finding in findings)
     for each in findings:

@@ -1,4 +1,4 @@
-"""The checks behind `crushlite doctor`. They look and do not touch."""
+"""The checks of `crushlite doctor`. They change nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from ..store.directory import Note
 from ..store.inspection import inspect
 from ..version import WIRE_VERSION, __version__
 from ..wings import has_wing
-from .common import Style, address_of, reached
-from .locations import config_files, data_directory
+from .common import address_of, reached
+from .locations import DATABASE, config_files, data_directory
+from .text import Style, shows_unicode
 
 if TYPE_CHECKING:
     import argparse
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 OLDEST = (3, 11)
 CONNECT_SECONDS = 3.0
 LITTLE_SPACE = 200 * 2**20  # bytes free, below which a busy session may fill the disk
-DATABASE = "crushlite.db"
 NO_MODEL = (
     "start Ollama, LM Studio or llama.cpp on this machine: they are found by themselves; or set "
     "OPENAI_API_KEY, ANTHROPIC_API_KEY or OPENROUTER_API_KEY; or add a provider to crush.json"
@@ -47,7 +47,7 @@ NO_MODEL = (
 
 @dataclass(slots=True)
 class Finding:
-    """`state` is ok, note (works, but look) or broken."""
+    """The result of a check. `state` is ok, note (it works, but see the advice) or broken."""
 
     name: str
     state: str
@@ -56,6 +56,7 @@ class Finding:
 
 
 async def examine(options: argparse.Namespace) -> AsyncIterator[Finding]:
+    """Make all checks."""
     yield _python()
     yield _socket_directory(default_socket().parent)
     health, finding = await _daemon(options)
@@ -84,10 +85,10 @@ async def examine(options: argparse.Namespace) -> AsyncIterator[Finding]:
 
 
 def _python() -> Finding:
-    told = f"{platform.python_version()} at {sys.executable}, crushlite {__version__}"
+    found = f"{platform.python_version()} at {sys.executable}, crushlite {__version__}"
     if sys.version_info < OLDEST:
-        return Finding("python", "broken", told, "use Python 3.11 or newer")
-    return Finding("python", "ok", told)
+        return Finding("python", "broken", found, "use Python 3.11 or newer")
+    return Finding("python", "ok", found)
 
 
 def _socket_directory(path: Path) -> Finding:
@@ -101,8 +102,8 @@ def _socket_directory(path: Path) -> Finding:
         advice = "remove it, or set XDG_RUNTIME_DIR to a directory of yours"
         return Finding("socket directory", "broken", f"{path} is no directory of yours", advice)
     if stat.S_IMODE(info.st_mode) & 0o077:
-        told, advice = f"{path} is open to others", f"chmod 700 {path}"
-        return Finding("socket directory", "broken", told, advice)
+        advice = f"chmod 700 {path}"
+        return Finding("socket directory", "broken", f"{path} is open to others", advice)
     return Finding("socket directory", "ok", str(path))
 
 
@@ -114,26 +115,26 @@ async def _daemon(options: argparse.Namespace) -> tuple[Health | None, Finding]:
     except ConnectionFailed as error:
         if error.reached:
             return None, Finding("daemon", "broken", error.message, "see crushlite logs")
-        told = f"none at {address}"
-        return None, Finding("daemon", "ok", f"{told}: run and chat start one when they need it")
+        detail = f"none at {address}: run and chat start one when they need it"
+        return None, Finding("daemon", "ok", detail)
     except CrushliteError as error:
         return None, Finding("daemon", "broken", f"{address}: {error.message}")
-    told = f"{health.version} at {address}, process {health.pid}"
+    detail = f"{health.version} at {address}, process {health.pid}"
     if health.version != WIRE_VERSION:
         advice = "crushlite stop; the next command starts a new one"
-        return health, Finding("daemon", "note", f"{told}: not this version", advice)
-    return health, Finding("daemon", "ok", told)
+        return health, Finding("daemon", "note", f"{detail}: not this version", advice)
+    return health, Finding("daemon", "ok", detail)
 
 
 def _complaints(health: Health) -> Iterator[Finding]:
-    """What the daemon itself finds wrong."""
+    """The checks of the daemon itself that fail."""
     for check in health.checks:
         if not check.ok:
             yield Finding(f"daemon: {check.name}", "broken", check.detail, "see crushlite logs")
 
 
 def _tokens(directory: Path) -> Iterator[Finding]:
-    """Files left by a daemon that was killed do no harm; readable ones do."""
+    """Token files: one that other users can read is broken, one without a daemon a note."""
     for path in sorted(directory.glob("tcp-*.token")):
         port = path.stem.removeprefix("tcp-")
         try:
@@ -143,8 +144,7 @@ def _tokens(directory: Path) -> Iterator[Finding]:
         if mode & 0o077:
             yield Finding("token", "broken", f"{path} is open to others", f"chmod 600 {path}")
         elif not _listens(port):
-            told = f"{path} is of a daemon that is gone"
-            yield Finding("token", "note", told, f"rm {path}")
+            yield Finding("token", "note", f"{path} is of a daemon that is gone", f"rm {path}")
         else:
             yield Finding("token", "ok", f"{path}, for tcp://127.0.0.1:{port}")
 
@@ -175,25 +175,25 @@ def _data(path: Path, health: Health | None) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(path).free
     if free < LITTLE_SPACE:
-        told = f"{path}: only {free // 2**20} MiB are free"
-        yield Finding(name, "note", told, "make room: a full disk stops prompts")
+        detail = f"{path}: only {free // 2**20} MiB are free"
+        yield Finding(name, "note", detail, "make room: a full disk stops prompts")
     else:
         yield Finding(name, "ok", f"{path}, {free // 2**30} GiB free")
     yield _database(path, health)
 
 
 def _database(directory: Path, health: Health | None) -> Finding:
-    """One that is in use is judged by its owner, any other is read through."""
+    """Of a database that the daemon uses, what the daemon says about it; any other one is read."""
     database = directory / DATABASE
     state = health.store.get(str(directory)) if health is not None else None
     if health is not None and state is not None:
-        told = f"{database} is in use by the daemon, process {health.pid}: {state}"
-        return Finding("database", "ok" if state == "ok" else "broken", told)
+        detail = f"{database} is in use by the daemon, process {health.pid}: {state}"
+        return Finding("database", "ok" if state == "ok" else "broken", detail)
     owner = _owner(directory / "crushlite.lock")
     if owner:
-        told = f"{database} is in use by process {owner}"
+        detail = f"{database} is in use by process {owner}"
         advice = "end it, if it is not the daemon you want to use"
-        return Finding("database", "note", told, advice)
+        return Finding("database", "note", detail, advice)
     if not database.exists():
         return Finding("database", "ok", "none yet")
     try:
@@ -206,8 +206,8 @@ def _database(directory: Path, health: Health | None) -> Finding:
 
 
 def _owner(lock: Path) -> str:
-    """The process that holds the lock. Not by trying to take it: a daemon that starts this very
-    moment would find it taken."""
+    """The process that holds the lock; empty if none does. Read from /proc/locks, not found out by
+    trying to take the lock: a daemon that starts at that moment would find it taken."""
     with contextlib.suppress(OSError):
         inode = lock.stat().st_ino
         with open("/proc/locks", encoding="ascii") as held:
@@ -240,7 +240,8 @@ async def _models(found: Config) -> AsyncIterator[Finding]:
 
 
 async def _provider(provider: Provider) -> Finding:
-    """A connection, and nothing sent: asking would show the key, and may cost."""
+    """Whether a connection can be opened. Nothing is sent: a request would show the key, and may
+    cost money."""
     name, url = f"provider {provider.id}", urlsplit(provider.base_url)
     host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
     key = "with a key" if provider.api_key else "without a key"
@@ -257,15 +258,15 @@ async def _provider(provider: Provider) -> Finding:
     return Finding(name, "ok", f"{host}:{port} can be reached, {key}")
 
 
-# Around the person ------------------------------------------------------------------------------
+# Browser and terminal ---------------------------------------------------------------------------
 
 
 def _browser() -> Finding:
     try:
         return Finding("browser", "ok", getattr(webbrowser.get(), "name", "found"))
     except webbrowser.Error:
-        told = "none found: `crushlite web` prints an address to open"
-        return Finding("browser", "note", told)
+        detail = "none found: `crushlite web` prints an address to open"
+        return Finding("browser", "note", detail)
 
 
 def _terminal() -> Finding:
@@ -274,9 +275,10 @@ def _terminal() -> Finding:
         return Finding("terminal", "ok", "output goes to a file or a pipe: no colours")
     encoding = (sys.stdout.encoding or "").lower()
     size = shutil.get_terminal_size()
-    told = f"{os.environ.get('TERM', '')}, {size.columns}x{size.lines}, {encoding}"
-    if not encoding.startswith("utf"):
-        return Finding("terminal", "note", told, "set LANG to a UTF-8 locale, as in C.UTF-8")
+    detail = f"{os.environ.get('TERM', '')}, {size.columns}x{size.lines}, {encoding}"
+    if not shows_unicode(sys.stdout):
+        return Finding("terminal", "note", detail, "set LANG to a UTF-8 locale, as in C.UTF-8")
     if not style.moves:
-        return Finding("terminal", "note", told, "set TERM: nothing can be drawn twice on this one")
-    return Finding("terminal", "ok", told)
+        advice = "set TERM: nothing can be drawn twice on this one"
+        return Finding("terminal", "note", detail, advice)
+    return Finding("terminal", "ok", detail)

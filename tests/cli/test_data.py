@@ -8,7 +8,8 @@ import stat
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.gc import age, size
+from crushlite.cli.gc import age
+from crushlite.cli.text import size
 from crushlite.clock import SystemClock
 from crushlite.store import Stores
 from crushlite.store.runs import list_runs

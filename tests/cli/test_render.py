@@ -15,19 +15,17 @@ from crushlite.cli.chat_dialogs import PermissionDialog, QuestionDialog, looks_l
 from crushlite.cli.chat_history import KEPT, HistoryFile, history_path
 from crushlite.cli.chat_lines import LineEditor, Pressed
 from crushlite.cli.chat_screen import Screen, wrapped
-from crushlite.cli.chat_view import ChatTranscript
+from crushlite.cli.chat_view import ChatView, Item
 from crushlite.cli.lookup import choose
+from crushlite.cli.markdown import markdown
 from crushlite.cli.render import (
     arguments,
     call_line,
-    clean,
-    cut,
     ending_words,
     request_lines,
     result_words,
-    visible,
 )
-from crushlite.cli.render_markdown import markdown
+from crushlite.cli.text import clean, cut, visible
 from crushlite.client import SessionExport
 from crushlite.errors import CrushliteError
 from crushlite.protocol.messages import (
@@ -383,11 +381,11 @@ class ScreenTests(ScreenCase):
         self.assertEqual(self.seen(), "half a line\n")
 
 
-class TranscriptTests(ScreenCase):
+class ViewTests(ScreenCase):
     def setUp(self) -> None:
         super().setUp()
         self.columns = self.emulator.columns = 60
-        self.transcript = ChatTranscript(self.screen)
+        self.view = ChatView(self.screen)
 
     def said(self, ident: str, text: str, finish: str = "") -> Message:
         parts = [TextPart(text), *([FinishPart(finish)] if finish else [])]
@@ -404,33 +402,32 @@ class TranscriptTests(ScreenCase):
         ]
         for _ in range(3):
             for message in states:
-                self.transcript.take(message)
+                self.view.take(message)
         expected = "> hello\n\none two three\n\ncanc\n\n✗ canceled\n\n>"
         self.assertEqual(self.seen(), expected)
 
     def test_what_is_skipped_is_not_shown_but_goes_on_growing(self) -> None:
-        self.transcript.skip(self.said("a", "old", "end_turn"))
-        self.transcript.skip(self.said("b", "half "))
+        self.view.skip(self.said("a", "old", "end_turn"))
+        self.view.skip(self.said("b", "half "))
         for message in (self.said("a", "old", "end_turn"), self.said("b", "half more")):
-            self.transcript.take(message)
+            self.view.take(message)
         self.assertEqual(self.seen(), "more\n\n>")
 
     def test_an_answer_that_was_erased_is_shown_anew(self) -> None:
         for text in ("wrong", "", "right"):
-            self.transcript.take(self.said("a", text))
+            self.view.take(self.said("a", text))
         self.assertEqual(self.seen(), "wrong\n\n(the answer begins anew)\nright\n\n>")
 
     def test_calls_are_told_while_they_run_and_shown_when_they_are_over(self) -> None:
         call = ToolCallPart("c", "bash", '{"command": "make"}', finished=True)
-        self.transcript.take(Message("a", "assistant", "s", [call]))
-        self.assertEqual((self.transcript.activity, self.seen()), ("bash make", ""))
+        self.view.take(Message("a", "assistant", "s", [call]))
+        self.assertEqual((self.view.activity, self.seen()), ("bash make", ""))
         result = Message("t", "tool", "s", [ToolResultPart("c", "bash", "a\nb")])
         for _ in range(2):
-            self.transcript.take(result)
-        self.assertEqual(self.transcript.activity, "thinking")
+            self.view.take(result)
+        self.assertEqual(self.view.activity, "thinking")
         self.assertEqual(self.seen(), "✓ bash make → 2 lines  /show 1\n\n>")
-        self.assertEqual(self.transcript.item(1), ("bash", ["command: make", "", "a", "b"]))
-        self.assertEqual((self.transcript.item(0), self.transcript.item(2)), (None, None))
+        self.assertEqual(self.view.items, [Item("bash", ["command: make", "", "a", "b"])])
 
 
 class DialogTests(unittest.TestCase):

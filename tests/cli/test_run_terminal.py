@@ -113,7 +113,7 @@ class ProgressTests(TerminalCase):
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
         await terminal.hears("\n")
-        self.assertEqual(terminal.heard, "]0;owned[2Jred\r\n")
+        self.assertEqual(terminal.heard, "red\r\n")
 
     async def test_a_change_of_size_does_no_harm(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
