@@ -247,7 +247,7 @@ def _print(lines: list[str]) -> None:
     try:
         print("\n".join(lines), flush=True)
     except OSError as error:
-        log.warning("standard output cannot be written to: %s", error)
+        log.warning("nobody reads what we say: %s", error)
         discard_stdout()
 
 
