@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
-from ..errors import NotFound, RunNotFound
-from ..launch import goodbye
+from ..errors import ChannelMismatch, NotFound, RunNotFound
+from ..launch import goodbye, own_environment
 from ..protocol.codec import encode
 from ..protocol.runs import RUN_STATES
 from .common import add_connection, add_json, command, opened, reached, show, show_json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncIterator
 
-    from ..client import RemoteWorkspace
+    from ..client import Client, RemoteWorkspace
     from ..protocol.runs import RunInfo
 
 DESCRIPTION = """\
@@ -122,10 +122,18 @@ async def _among_open(
         for info in await client.workspaces():
             workspace = client.attach(info)
             if whole := await _find(workspace, run_id):
-                return workspace, whole
+                return await _claim(client, workspace), whole
     except ConnectionFailed:
         pass  # there is no daemon: one will be started
     return None
+
+
+async def _claim(client: Client, workspace: RemoteWorkspace) -> RemoteWorkspace:
+    """Join an open workspace, so that it does not close when its run ends before it is followed."""
+    try:
+        return await client.create(workspace.info.path, env=own_environment())
+    except ChannelMismatch:
+        return workspace  # another kind of client opened it; the event stream will claim it
 
 
 async def _find(workspace: RemoteWorkspace, run_id: str) -> str:

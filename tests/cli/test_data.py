@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crushlite.testing import Participant
-    from tests.support.cli import Child
+    from tests.support.cli import Call
 
 
 class DataCase(ScriptedCase):
@@ -29,22 +29,22 @@ class DataCase(ScriptedCase):
         self.session = await self.anna.session()
         self.runs = 0
 
-    async def crushlite(self, *arguments: str, stdin: Any = subprocess.DEVNULL) -> Child:
-        child = await self.start(arguments[0], self.host, *arguments[1:], stdin=stdin)
-        await child.end()
-        return child
+    async def crushlite(self, *arguments: str) -> Call:
+        call = await self.start(arguments[0], self.host, *arguments[1:])
+        await call.end()
+        return call
 
     async def done(self, *arguments: str) -> str:
         """What a command that must succeed prints."""
-        child = await self.crushlite(*arguments)
-        self.assertEqual(child.process.returncode, 0, child)
-        return child.out.decode()
+        call = await self.crushlite(*arguments)
+        self.assertEqual(await call.code(), 0, call)
+        return call.out.decode()
 
     async def refused(self, *arguments: str, code: int = 1) -> str:
         """What a command that must fail says."""
-        child = await self.crushlite(*arguments)
-        self.assertEqual(child.process.returncode, code, child)
-        return child.errors
+        call = await self.crushlite(*arguments)
+        self.assertEqual(await call.code(), code, call)
+        return call.errors
 
     async def ran(self, *commands: str) -> str:
         """A run of commands; its id."""
@@ -248,14 +248,12 @@ class ThinkingTests(DataCase):
 class AloneTests(CommandCase):
     async def test_without_a_daemon(self) -> None:
         child = await self.start("backup", str(self.root / "copy.db"))
-        await child.end()
-        self.assertEqual(child.process.returncode, 1)
+        self.assertEqual((await child.end())[0], 1)
         self.assertIn("there is no database", child.errors)
         stores = Stores(clock=SystemClock(), boot_id="b")
         await stores.release(await stores.open(self.project / ".crushlite"))
-        child = await self.start("backup", str(self.root / "copy.db"))
-        code, told = await child.end()
-        self.assertEqual(code, 0, child)
+        code, told, errors = await self.run_process("backup", str(self.root / "copy.db"))
+        self.assertEqual(code, 0, errors)
         self.assertIn("0 sessions, 0 messages, checked", told)
         self.assertFalse(self.socket.exists())
 

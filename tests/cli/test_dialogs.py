@@ -1,4 +1,4 @@
-"""`crushlite chat` when somebody is asked: permissions and questions, in a real terminal."""
+"""`crushlite chat` when it asks its user: permissions and questions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.support.cli import ChatCase
 
 if TYPE_CHECKING:
     from crushlite.agent.scripted import ScriptedRun
-    from tests.support.terminal import Terminal
+    from tests.support.terminal import Shown
 
 ALLOW = "allow? [y/n/always]"
 
 
 class PermissionTests(ChatCase):
-    async def request(self, terminal: Terminal, **params: Any) -> tuple[ScriptedRun, Any]:
+    async def request(self, terminal: Shown, **params: Any) -> tuple[ScriptedRun, Any]:
         """A permission request that is shown, and its verdict to come."""
         run = await self.asked(terminal, "hello", len(self.daemon.agent.runs) + 1)
         params = params or {"command": "make"}
@@ -26,7 +26,7 @@ class PermissionTests(ChatCase):
         return run, verdict
 
     async def test_yes_allows_it_once(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         run, verdict = await self.request(terminal)
         self.assertIn("? bash (execute)\n  command: make\n", terminal.seen)
         terminal.enter("y")
@@ -89,7 +89,7 @@ class PermissionTests(ChatCase):
         self.assertEqual(len(self.daemon.agent.runs), 1)
 
     async def test_a_draft_survives_a_request_and_is_no_answer_to_it(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         anna = await self.daemon.join()
         run = await self.asked(terminal, "hello")
         terminal.press("a draft that ends with ")
@@ -143,7 +143,7 @@ class PermissionTests(ChatCase):
 
 
 class QuestionTests(ChatCase):
-    async def ask(self, terminal: Terminal, *questions: Question) -> Any:
+    async def ask(self, terminal: Shown, *questions: Question) -> Any:
         run = await self.asked(terminal, "hello")
         return run.begin(lambda turn: turn.ask(list(questions)))
 
@@ -156,7 +156,7 @@ class QuestionTests(ChatCase):
         return Question("q1", kind, "", "Which colour?", "Paint it.", choices)
 
     async def test_a_choice_is_made_by_number(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         answers = await self.ask(terminal, self.choice("single_choice"))
         seen = await terminal.shows(lambda seen: seen.endswith("your answer:"))
         self.assertIn("  Paint it.\n  1  Red: hot\n  2  Green: x\n  3  Blue: y\n", seen)
