@@ -48,7 +48,7 @@ COMMANDS = (
     CommandRow("Ask", "attach", "follow a run from any terminal, from its beginning"),
     CommandRow("Ask", "runs", "list runs and how they ended"),
     CommandRow("Look", "ps", "what the daemon is doing"),
-    CommandRow("Look", "watch", "tell what happens in a workspace, live"),
+    CommandRow("Look", "watch", "print what happens in a workspace, live"),
     CommandRow("Look", "sessions", "list, show, export, rename, delete sessions"),
     CommandRow("Act", "cancel", "end what runs"),
     CommandRow("Act", "grant", "answer permission requests"),
@@ -73,7 +73,7 @@ Begin in the directory of a project:
   crushlite run "what is this project about?"
   git diff | crushlite run "review this"
 
-`crushlite COMMAND --help` explains a command and shows examples; --version tells the version.
+`crushlite COMMAND --help` explains a command and shows examples; --version prints the version.
 
 Exit codes: 0 ok, 1 failure, 2 usage or refused bind, 3 wrong peer, 4 corrupt database,
 5 newer schema, 6 data directory in use, 130 interrupted.

@@ -40,8 +40,8 @@ READ = 4096
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 
 DESCRIPTION = """\
-Talk with the agent of this directory. Whatever other clients do in the same session is shown too,
-and whoever answers a request first, in any client, decides.
+Talk with the agent of this directory. What other clients do in the same session is shown too, and
+the first answer to a request counts, from whatever client.
 
 While it works you can go on typing: a prompt joins the work at its next step. Ctrl-C cancels the
 work, a second one leaves; Ctrl-D leaves. /help lists commands, !COMMAND runs one in a shell. What

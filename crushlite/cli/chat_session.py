@@ -426,7 +426,7 @@ class Chat:
         self.session = session
         self._family = {session.id}
         self.view = ChatView(self.screen)
-        with contextlib.suppress(CrushliteError):  # it only tells others where we are
+        with contextlib.suppress(CrushliteError):  # it only shows other clients where this one is
             await self.workspace.look(session.id)
 
     def forget(self) -> None:

@@ -13,13 +13,13 @@ from ..protocol.messages import (
     TextPart,
     ToolResultPart,
 )
-from .render import Transcript, ending_words, item_lines, prompt_lines, result_line, shell_lines
+from .render import ShownMessages, ending_words, item_lines, prompt_lines, result_line, shell_lines
 from .text import clean, count, one_line
 
 if TYPE_CHECKING:
     from ..protocol.messages import Message, ToolOutput
     from .chat_screen import Screen
-    from .render import Entry
+    from .render import NewPart
 
 OUTPUT_LINES = 20  # of a command that the user typed; `/show` has the rest
 
@@ -39,59 +39,59 @@ class ChatView:
         self.items: list[Item] = []  # as `/show` numbers them, from 1 on
         self._screen = screen
         self._style = screen.style
-        self._transcript = Transcript()
+        self._messages = ShownMessages()
         self._latest = ""  # the message whose text was streamed last
 
     @property
     def activity(self) -> str:
         """What the agent is doing, for the status line."""
-        return self._transcript.activity or ("answering" if self._screen.streaming else "thinking")
+        return self._messages.activity or ("answering" if self._screen.streaming else "thinking")
 
     def output(self, payload: ToolOutput) -> None:
         """A running tool has put out more."""
-        self._transcript.output(payload)
+        self._messages.output(payload)
 
     def error_shown(self, message_id: str, error: str) -> bool:
         """Whether the end of a message has shown this error."""
-        return self._transcript.error_shown(message_id, error)
+        return self._messages.error_shown(message_id, error)
 
     def skip(self, message: Message) -> None:
         """Do not show what is there of a message now; what is added to it later is shown."""
-        self._transcript.take(message)
+        self._messages.take(message)
 
     def take(self, message: Message) -> None:
         """Show what is new in a message."""
-        for entry in self._transcript.take(message):
-            if isinstance(entry.part, TextPart):
-                self._text(entry, entry.part)
-            elif isinstance(entry.part, ShellCommandPart):
-                self._shell(entry.part)
-            elif isinstance(entry.part, BinaryPart):
-                line = f"(attached: {clean(entry.part.path)})"
+        for new in self._messages.take(message):
+            if isinstance(new.part, TextPart):
+                self._text(new, new.part)
+            elif isinstance(new.part, ShellCommandPart):
+                self._shell(new.part)
+            elif isinstance(new.part, BinaryPart):
+                line = f"(attached: {clean(new.part.path)})"
                 self._screen.lines([line], f"you {message.id}", self._style.dim)
-            elif isinstance(entry.part, ReasoningPart):
-                self._thought(entry.part)
-            elif isinstance(entry.part, ToolResultPart):
-                self._result(entry, entry.part)
-            elif isinstance(entry.part, FinishPart) and message.role == "assistant":
-                self._finish(entry.part)
+            elif isinstance(new.part, ReasoningPart):
+                self._thought(new.part)
+            elif isinstance(new.part, ToolResultPart):
+                self._result(new, new.part)
+            elif isinstance(new.part, FinishPart) and message.role == "assistant":
+                self._finish(new.part)
 
-    def _text(self, entry: Entry, part: TextPart) -> None:
-        message = entry.message
+    def _text(self, new: NewPart, part: TextPart) -> None:
+        message = new.message
         if message.role == "user":
             self._screen.lines(prompt_lines(part.text), f"you {message.id}", self._style.cyan)
         elif message.is_summary_message:
             number = self._keep("summary", clean(part.text).split("\n"))
             line = f"· the conversation so far was summarized  /show {number}"
             self._screen.lines([line], "tool", self._style.dim)
-        elif entry.is_answer:
-            self._stream(entry, part)
+        elif new.is_answer:
+            self._stream(new, part)
 
-    def _stream(self, entry: Entry, part: TextPart) -> None:
-        ident = entry.message.id
-        if entry.anew or ident != self._latest:
+    def _stream(self, new: NewPart, part: TextPart) -> None:
+        ident = new.message.id
+        if new.anew or ident != self._latest:
             self._screen.end()
-        if entry.anew:
+        if new.anew:
             # What was written cannot be taken back.
             self._screen.lines(["(the answer begins anew)"], "answer", self._style.dim)
         self._latest = ident
@@ -113,11 +113,11 @@ class ChatView:
         words = count(len(part.thinking.split()), "word")
         self._screen.lines([f"· thought, {words}  /show {number}"], "tool", self._style.dim)
 
-    def _result(self, entry: Entry, part: ToolResultPart) -> None:
+    def _result(self, new: NewPart, part: ToolResultPart) -> None:
         """A call is shown when it is over, in one line with its result."""
-        number = self._keep(entry.call.name if entry.call else part.name, item_lines(entry))
+        number = self._keep(new.call.name if new.call else part.name, item_lines(new))
         paint = self._style.red if part.is_error else self._style.dim
-        self._screen.lines([f"{result_line(entry)}  /show {number}"], "tool", paint)
+        self._screen.lines([f"{result_line(new)}  /show {number}"], "tool", paint)
 
     def _finish(self, finish: FinishPart) -> None:
         self._screen.end()

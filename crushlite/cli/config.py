@@ -51,8 +51,8 @@ Write one value: to the file of this directory, or with --global to yours. VALUE
 text. A dot inside a name is written \. as in providers.local.extra_headers.x\.y
 """
 UNSET = """\
-Remove one value: from the file of this directory, or with --global from yours. What other files
-say about it counts then, and is told. Nothing to remove is no error.
+Remove one value: from the file of this directory, or with --global from yours. If another file sets
+it too, that value counts then, and the file is named. It is no error if there is nothing to remove.
 """
 
 

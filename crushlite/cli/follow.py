@@ -23,7 +23,7 @@ from ..protocol.messages import Message, TextPart, ToolCallPart, ToolOutput
 from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import RunComplete
 from . import BROKEN_PIPE, CANCELED
-from .render import Requests, Transcript, request_words
+from .render import Requests, ShownMessages, request_words
 from .text import clean, cut, discard_stdout
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class TextOutput(AnswerOutput):
         super().__init__()
         self._session_id = session_id
         self._terminal = terminal
-        self._transcript = Transcript()
+        self._messages = ShownMessages()
         self._latest = ""  # the message printed last
         self._began = False
 
@@ -88,11 +88,11 @@ class TextOutput(AnswerOutput):
             self.end()
 
     def _message(self, message: Message) -> None:
-        for entry in self._transcript.take(message):
-            if entry.is_answer and isinstance(entry.part, TextPart):
+        for new in self._messages.take(message):
+            if new.is_answer and isinstance(new.part, TextPart):
                 # What was printed cannot be taken back: a text that was rewritten is printed again.
-                self._print(message.id, entry.part.text, anew=entry.anew)
-            elif isinstance(entry.part, ToolCallPart):
+                self._print(message.id, new.part.text, anew=new.anew)
+            elif isinstance(new.part, ToolCallPart):
                 self.end()  # the next text is another message's: leave the line to progress
 
     def _print(self, message_id: str, piece: str, *, anew: bool) -> None:
@@ -135,15 +135,15 @@ class RunNotes:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._transcript = Transcript()
+        self._messages = ShownMessages()
         self._requests = Requests()
 
     def take(self, payload: object) -> None:
         """To be called with the payload of each event."""
         if isinstance(payload, Message):
-            self._transcript.take(payload)
+            self._messages.take(payload)
         elif isinstance(payload, ToolOutput):
-            self._transcript.output(payload)
+            self._messages.output(payload)
         else:
             self._request(payload)
         self._progress.doing(self._activity())
@@ -165,7 +165,7 @@ class RunNotes:
     def _activity(self) -> str:
         if (request := self._requests.first) is not None:
             return f"waiting for an answer: {cut(request_words(request), REQUEST_COLUMNS)}"
-        return self._transcript.activity or "thinking"
+        return self._messages.activity or "thinking"
 
 
 # The run ------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ Delete the sessions of this directory that were not used for some time, with the
 versions, and give the room back to the system. What is running, or shown by some client, is left
 alone. What is gone is gone: look with --dry-run first, and keep a copy with `crushlite backup`.
 
-On a terminal it shows what would go, and asks. Elsewhere nobody can be asked, and nobody is.
+On a terminal it shows what would go, and asks first. Elsewhere it does not ask.
 """
 EXAMPLES = """\
   crushlite gc --older 30d --dry-run

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Answer what a tool asks for. Without an id: list what waits for an answer, in all workspaces that
-are open. The first answer wins, whoever gives it; exit code 1 if somebody was faster.
+are open. The first answer counts, from whatever client; exit code 1 if another one came first.
 """
 EXAMPLES = """\
   crushlite grant                  # what is asked

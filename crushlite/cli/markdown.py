@@ -16,7 +16,7 @@ from ..protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from .render import Transcript, arguments, ending_words, shell_lines
+from .render import ShownMessages, arguments, ending_words, shell_lines
 from .text import clean, one_line
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def markdown(export: SessionExport) -> str:
     if session.prompt_tokens or session.completion_tokens:
         tokens = f"{session.prompt_tokens} tokens in, {session.completion_tokens} out"
         lines.append(f"{tokens}, cost {session.cost:.4f}.")
-    transcript, heading = Transcript(), ""
+    shown, heading = ShownMessages(), ""
     for message in export.messages:
-        entries = transcript.take(message, final=True)
-        shown = [line for entry in entries for line in _part(entry.part)]
-        if shown and (speaker := _speaker(message)) != heading:
+        parts = shown.take(message, final=True)
+        written = [line for new in parts for line in _part(new.part)]
+        if written and (speaker := _speaker(message)) != heading:
             lines += ["", f"## {speaker}"]
             heading = speaker
-        lines += shown
+        lines += written
     if changed := sorted({file.path for file in export.files}):
         lines += ["", "## Files", "", *(f"- `{clean(path)}`" for path in changed)]
     return "\n".join(lines) + "\n"

@@ -1,12 +1,12 @@
 """What is shown of messages, tool calls and requests in a terminal: each thing once, in what words.
 
-A Transcript is given messages as they are now: from events while they grow, and from the daemon's
-records after a gap or when all is over. It returns what was not shown before as entries, so a
-message may be given to it as often as it comes. All commands show entries:
+ShownMessages is given messages as they are now: from events while they grow, and from the daemon's
+records after a gap or when all is over. It returns the parts that were not shown before, so a
+message may be given to it as often as it comes. All commands show such new parts:
 
     run, attach       the text of the answers as it grows (follow.py)
     chat              everything, on a screen (chat_view.py)
-    watch             `brief_line`: a line for each entry
+    watch             `brief_line`: at most a line for each
     sessions show     `reading_lines`: everything, for reading
     sessions export   everything, as Markdown (markdown.py)
 """
@@ -48,7 +48,7 @@ Verdict = Literal["asked", "allowed", "denied", "closed"]
 
 
 @dataclass(slots=True)
-class Entry:
+class NewPart:
     """A part of a message that was not shown before."""
 
     message: Message
@@ -75,8 +75,8 @@ class _Shown:
     finish: FinishPart | None = None  # once this is set, nothing more is shown
 
 
-class Transcript:
-    """Finds what is new in the messages it is given; knows which tool calls are running."""
+class ShownMessages:
+    """The messages that were shown so far, and the tool calls that are running."""
 
     def __init__(self) -> None:
         self._shown: dict[str, _Shown] = {}  # by message
@@ -84,8 +84,8 @@ class Transcript:
         self._running: dict[str, str] = {}  # of those that run: the last line they have put out
         self._answered: set[str] = set()  # calls with a result
 
-    def take(self, message: Message, *, final: bool = False) -> list[Entry]:
-        """The entries of a message that were not returned before, in the order of its parts.
+    def take(self, message: Message, *, final: bool = False) -> list[NewPart]:
+        """What is new in a message: its parts that were not returned before, in their order.
 
         Reasoning, summaries and the inputs of tool calls are returned when they are complete. With
         `final`, what is there now counts as complete. Older states of a message give nothing."""
@@ -93,22 +93,22 @@ class Transcript:
         if shown.finish is not None:
             return []
         over = final or message.finish is not None
-        entries = []
+        found = []
         tags: list[str] = []  # a part is known by its tag and its number among those of its tag
         for part in message.parts:
             key = f"{part.tag} {tags.count(part.tag)}"
             tags.append(part.tag)
             if isinstance(part, TextPart):
-                entry = self._text(message, key, part, shown, over=over)
+                new = self._text(message, key, part, shown, over=over)
             else:
-                entry = self._part(message, key, part, shown, over=over)
-            if entry is not None:
-                entries.append(entry)
+                new = self._part(message, key, part, shown, over=over)
+            if new is not None:
+                found.append(new)
         shown.finish = message.finish
         if shown.finish is not None and shown.finish.reason != "tool_use":
             for call in message.tool_calls:  # it is not run any more
                 self._running.pop(call.id, None)
-        return entries
+        return found
 
     def output(self, payload: ToolOutput) -> None:
         """Remember the last line that a running call has put out, for `activity`."""
@@ -132,18 +132,18 @@ class Transcript:
 
     def _text(
         self, message: Message, key: str, part: TextPart, shown: _Shown, *, over: bool
-    ) -> Entry | None:
+    ) -> NewPart | None:
         before = shown.texts.get(key, "")
         if before.startswith(part.text) or (message.is_summary_message and not over):
             return None  # nothing new, or an older state
         shown.texts[key] = part.text
         anew = not part.text.startswith(before)
         piece = part.text if anew else part.text[len(before) :]
-        return Entry(message, TextPart(piece), anew=anew)
+        return NewPart(message, TextPart(piece), anew=anew)
 
     def _part(
         self, message: Message, key: str, part: Part, shown: _Shown, *, over: bool
-    ) -> Entry | None:
+    ) -> NewPart | None:
         call = None
         if isinstance(part, ToolCallPart):
             self._begin(part)
@@ -159,7 +159,7 @@ class Transcript:
         if not complete or key in shown.parts:
             return None
         shown.parts.add(key)
-        return Entry(message, part, call)
+        return NewPart(message, part, call)
 
     def _begin(self, call: ToolCallPart) -> None:
         if call.id not in self._answered:
@@ -257,10 +257,10 @@ def ending_words(finish: FinishPart) -> str:
     if finish.reason == "canceled":
         return "canceled"
     if finish.reason == "error":
-        told = [part for part in (finish.message, finish.details) if part]
-        if len(told) == 2 and told[1].lower().startswith(told[0].lower()):
-            del told[0]  # the details begin with it
-        return clean(": ".join(told)) or "failed"
+        words = [part for part in (finish.message, finish.details) if part]
+        if len(words) == 2 and words[1].lower().startswith(words[0].lower()):
+            del words[0]  # the details begin with it
+        return clean(": ".join(words)) or "failed"
     if finish.reason == "max_tokens":
         return "cut off: the answer reached the length limit of the model"
     if finish.reason == "content_filter":
@@ -289,29 +289,29 @@ def shell_lines(part: ShellCommandPart) -> list[str]:
     return clean(part.output).rstrip("\n").split("\n") if part.output else []
 
 
-def item_lines(entry: Entry) -> list[str]:
+def item_lines(new: NewPart) -> list[str]:
     """All of a tool result: the inputs of its call, and its content."""
-    assert isinstance(entry.part, ToolResultPart)
-    params = arguments(entry.call) if entry.call is not None else {}
+    assert isinstance(new.part, ToolResultPart)
+    params = arguments(new.call) if new.call is not None else {}
     body = "\n".join(f"{key}: {_plain(value)}" for key, value in params.items())
-    content = clean(entry.part.content).rstrip("\n").split("\n")
+    content = clean(new.part.content).rstrip("\n").split("\n")
     return [*(clean(body).split("\n") if params else []), "", *content]
 
 
-def result_line(entry: Entry) -> str:
+def result_line(new: NewPart) -> str:
     """A call with what it resulted in, in one line."""
-    assert isinstance(entry.part, ToolResultPart)
-    call, result = entry.call, entry.part
+    assert isinstance(new.part, ToolResultPart)
+    call, result = new.call, new.part
     words = call_line(call.name, arguments(call)) if call is not None else one_line(result.name)
     mark = "✗" if result.is_error else "✓"
     return f"{mark} {cut(words, 100)} → {result_words(result)}"
 
 
-def reading_lines(entry: Entry, style: Style) -> list[str]:
-    """An entry for reading: texts whole, each tool call and each result in a line."""
-    part = entry.part
+def reading_lines(new: NewPart, style: Style) -> list[str]:
+    """A part for reading: texts whole, each tool call and each result in a line."""
+    part = new.part
     if isinstance(part, TextPart) and part.text.strip():
-        if entry.message.role == "user":
+        if new.message.role == "user":
             return ["", *map(style.cyan, prompt_lines(part.text))]
         return ["", clean(part.text).strip("\n")]
     if isinstance(part, ShellCommandPart):
@@ -328,9 +328,9 @@ def reading_lines(entry: Entry, style: Style) -> list[str]:
     return []
 
 
-def brief_line(entry: Entry, style: Style) -> str:
-    """An entry in one line, empty if it needs none. An answer has its line when it is complete."""
-    part, message = entry.part, entry.message
+def brief_line(new: NewPart, style: Style) -> str:
+    """A part in one line, empty if it needs none. An answer has its line when it is complete."""
+    part, message = new.part, new.message
     if message.role == "user":
         if isinstance(part, TextPart) and part.text:
             return style.cyan(one_line(f"> {part.text}"))

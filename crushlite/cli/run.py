@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..client import RemoteWorkspace, RunStream
     from ..protocol.messages import Attachment
 
-STDIN_SECONDS = 1.0  # without input, after which the user is told what is waited for
+STDIN_SECONDS = 1.0  # without input, before a note says what is waited for
 
 DESCRIPTION = """\
 Send a prompt to the agent of this directory and print its answer as it comes. If no daemon is
@@ -95,7 +95,7 @@ def add_parser(commands: Any) -> None:
         "--deny-after",
         metavar="S",
         type=seconds,
-        help="refuse what nobody has answered in so many seconds (the daemon has a limit, too)",
+        help="deny what was not answered in so many seconds (the daemon has a limit, too)",
     )
     add("--timeout", metavar="S", type=seconds, help="cancel the run after so many seconds")
     add_json(parser, "one event per line, instead of the text,")
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     ends it. Returns what is to be run in a loop."""
     progress = Progress(quiet=options.quiet)
     if options.detach and (options.timeout is not None or options.deny_after is not None):
-        raise UsageError("--timeout and --deny-after need somebody who stays: not with --detach")
+        raise UsageError("--timeout and --deny-after need a command that stays: not with --detach")
     attachments = read_attachments(options.attach)
     parts = (_piped(progress), " ".join(options.prompt))
     prompt = "\n\n".join(part for part in parts if part.strip())

@@ -144,7 +144,7 @@ def _add_times(add: Callable[..., Any]) -> None:
         metavar="wait|deny|S",
         type=_unattended,
         default=_variable("unattended", "60"),
-        help="what happens to a permission request that nobody can answer",
+        help="what happens to a permission request that no client can answer",
     )
 
 

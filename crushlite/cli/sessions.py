@@ -22,7 +22,7 @@ from .common import (
 )
 from .lookup import SHORT, find_session
 from .person import agreed
-from .render import Transcript, reading_lines
+from .render import ShownMessages, reading_lines
 from .tables import table
 from .text import Style, ago, count, one_line
 
@@ -156,11 +156,11 @@ async def _show(options: argparse.Namespace) -> int:
     if options.json:
         show_json(messages)
         return 0
-    style, transcript = Style(sys.stdout), Transcript()
+    style, shown = Style(sys.stdout), ShownMessages()
     show(f"{style.bold(_title(session))}  {style.dim(session.id)}")
     for message in messages:
-        for entry in transcript.take(message, final=True):
-            for line in reading_lines(entry, style):
+        for new in shown.take(message, final=True):
+            for line in reading_lines(new, style):
                 show(line)
     return 0
 

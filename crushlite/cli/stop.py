@@ -27,9 +27,9 @@ LOOK_SECONDS = 0.1  # between two checks whether it still answers
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 DESCRIPTION = """\
-Ask the daemon to leave. It does if it has no workspace open: clients and detached runs keep it, and
-are named. --force ends it all the same, in order: its runs are canceled and recorded as such,
-nothing that was promised is lost. No daemon is what was wanted, and exit code 0.
+Ask the daemon to leave. It does if it has no workspace open; else the clients and detached runs
+that need it are named. --force ends it all the same, in order: its runs are canceled and recorded
+as such, nothing that was promised is lost. If there is no daemon, the exit code is 0.
 """
 EXAMPLES = """\
   crushlite stop
@@ -61,8 +61,8 @@ class _Answer:
 
 def add_parser(commands: Any) -> None:
     parser = command(commands, "stop", DESCRIPTION, run, EXAMPLES)
-    parser.add_argument("--force", action="store_true", help="cancel what keeps it")
-    add_json(parser, "what became of it, and what keeps it,")
+    parser.add_argument("--force", action="store_true", help="cancel what needs it")
+    add_json(parser, "what became of it, and what needs it,")
     add_connection(parser, start=False)
 
 

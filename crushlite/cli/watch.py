@@ -17,7 +17,7 @@ from . import CANCELED
 from .common import add_connection, add_json, command, opened, say, show, show_json
 from .follow import signals
 from .lookup import SHORT, find_session
-from .render import Requests, Transcript, brief_line, request_words
+from .render import Requests, ShownMessages, brief_line, request_words
 from .text import Style, one_line
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TITLE_CHARS = 30
 
 DESCRIPTION = """\
-Tell what happens in the workspace of this directory until Ctrl-C: prompts, answers, tool calls,
+Print what happens in the workspace of this directory until Ctrl-C: prompts, answers, tool calls,
 permission requests and their answers, endings. It comes back by itself when the connection is lost
 or the daemon is restarted. Watching answers nothing: see `crushlite grant`.
 """
@@ -104,7 +104,7 @@ class EventLines:
         self._style = style
         self._only = only
         self._titles: dict[str, str] = {}  # by session
-        self._transcript = Transcript()
+        self._messages = ShownMessages()
         self._requests = Requests()
 
     def name(self, session: Session) -> None:
@@ -116,8 +116,8 @@ class EventLines:
         if isinstance(payload, Session):
             return self._session(event.action, payload)
         if isinstance(payload, Message):
-            entries = self._transcript.take(payload)
-            lines = [brief_line(entry, self._style) for entry in entries]
+            found = self._messages.take(payload)
+            lines = [brief_line(new, self._style) for new in found]
             return self._of(payload.session_id, *lines)
         if isinstance(payload, RunComplete):
             return self._of(payload.session_id, self._ending(payload))

@@ -28,7 +28,7 @@ async def work(turn: Turn) -> None:
 
 
 class DetachCase(ScriptedCase):
-    """Nothing but its run keeps the workspace here: whoever leaves has left."""
+    """Without a detach grace: only a run keeps the workspace open when its clients have left."""
 
     settings: Settings | None = Settings(graces=Graces(detach=0.0))
 
@@ -143,7 +143,7 @@ class DetachTests(DetachCase):
         self.assertEqual(list(roles.values()), ["user", "assistant", "tool", "assistant"])
 
     async def test_ctrl_c_before_the_promise_is_a_clean_end(self) -> None:
-        """A daemon that answers everything but the question for a session."""
+        """While the daemon does not answer the request for a session."""
         asked, leave = asyncio.Event(), asyncio.Event()
 
         async def hang(*asked_for: str) -> None:
@@ -237,7 +237,7 @@ class RunsTests(ScriptedCase):
 
 
 class StartedTests(CommandCase):
-    """With a daemon that the command itself started."""
+    """With a daemon that the command itself starts."""
 
     async def test_a_detached_run_outlives_its_command_in_a_daemon_that_was_started_for_it(
         self,

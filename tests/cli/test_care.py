@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def has_ended(pid: int) -> bool:
-    """Of a child of ours, whether or not somebody has asked for its exit code."""
+    """Whether a child process has ended. Does not reap it: asyncio may still have to."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -30,7 +30,7 @@ def has_ended(pid: int) -> bool:
 
 
 class DaemonCase(CommandCase):
-    """Commands about the daemon itself, which is a process of its own here, or is not there."""
+    """Commands about a daemon that is a process of its own, or is not there."""
 
     async def call(self, *arguments: str) -> tuple[int, str, str]:
         """Call a command; returns its exit code, standard output and standard error."""
@@ -41,7 +41,7 @@ class DaemonCase(CommandCase):
 
 class DaemonTests(DaemonCase):
     async def stop(self, daemon: Child, *arguments: str) -> None:
-        """When the command has returned, the process has ended, and well."""
+        """Insist that when `stop` has returned, the daemon has ended with exit code 0."""
         self.assertEqual((await self.run_process("stop", *arguments))[:2], (0, "stopped\n"))
         self.assertTrue(has_ended(daemon.process.pid))
         self.assertEqual((await daemon.end())[0], 0)
@@ -88,7 +88,7 @@ class DaemonTests(DaemonCase):
         self.assertIn("crushlite stop --force", errors)
         self.assertIsNone(daemon.process.returncode)
         await self.stop(daemon, "--force")
-        # In order: the run is on record as canceled, not as interrupted by a crash.
+        # In order: the run is recorded as canceled, not as interrupted by a crash.
         code, printed, _ = await self.call("runs", "--json", "--agent=offline")
         self.addCleanup(self.end_daemon, self.socket)
         self.assertEqual([each["outcome"] for each in json.loads(printed)], ["canceled"])

@@ -10,6 +10,7 @@ import stat
 import subprocess
 from typing import TYPE_CHECKING
 
+from crushlite.protocol.runs import RunComplete
 from tests.support.cli import PATIENCE, ChatCase, CommandCase, Relay, ScriptedCase
 from tests.support.terminal import COMMAND, Terminal
 
@@ -88,6 +89,19 @@ class ConversationTests(ChatCase):
         run.release()
         seen = await terminal.shows("\nbetter\n")
         self.assertEqual(seen.count("out of luck"), 1)
+
+    async def test_an_error_that_no_message_shows_is_shown_when_the_run_ends(self) -> None:
+        """As that of an ending that could not be saved."""
+        terminal = await self.chat()
+        run = await self.asked(terminal, "hello")
+        await run.say("well")
+        run.release()
+        await self.idle(terminal)
+        ending = RunComplete(
+            run.turn.session_id, "m", run.turn.run_id, error="not saved: disk full"
+        )
+        self.daemon.backend.everything()[0].workspace.hub.publish("updated", ending)
+        await terminal.shows("\n✗ not saved: disk full\n")
 
     async def test_what_others_do_in_the_session_is_shown_once(self) -> None:
         terminal = await self.chat()
@@ -406,7 +420,7 @@ class ConnectionTests(ChatCase):
 
 
 class RestartTests(CommandCase):
-    """A daemon of its own, with the offline agent, that is killed in the middle of an answer."""
+    """A daemon process with the offline agent is killed in the middle of an answer."""
 
     async def asyncSetUp(self) -> None:
         daemon = await self.serve(self.socket)
@@ -421,7 +435,7 @@ class RestartTests(CommandCase):
         await self.window.shows("not connected")
 
     def check(self, seen: str, *more: str) -> None:
-        """Nothing is missing, nothing is there twice."""
+        """Insist that each of these is there once."""
         told = ("You said: hello", "\n  /slow 600", "connected again", "You said: begun")
         for once in (*told, "✗ interrupted: the daemon stopped", *more):
             self.assertEqual(seen.count(once), 1, once)
@@ -485,7 +499,8 @@ class SizeTests(ChatCase):
 
 
 class Tmux:
-    """The same scene in tmux. It tells when something was written, so that nobody has to poll."""
+    """The same scene in tmux. A pipe from the pane says when something was written, so that no test
+    has to poll."""
 
     def __init__(self, socket: str) -> None:
         self._tmux = ("tmux", "-L", socket, "-f", "/dev/null")

@@ -27,7 +27,7 @@ MINE = {
 
 
 class Case(ScriptedCase):
-    """A daemon in this process, and commands that are pointed at it."""
+    """A daemon in this process, and commands that use it."""
 
     async def call(self, *arguments: str) -> tuple[int, str, str]:
         """Call a command; returns its exit code, standard output and standard error."""
@@ -99,7 +99,7 @@ class PsTests(Case):
 
 
 class NarrowTests(Case):
-    """Lists in a terminal of 40 columns: a row is a line, and says which it is."""
+    """Lists in a terminal of 40 columns: each row takes one line, and begins with its id."""
 
     async def printed(self, *arguments: str) -> list[str]:
         terminal = await self.terminal(arguments[0], self.host, *arguments[1:], columns=40)
@@ -242,7 +242,8 @@ class GrantTests(Case):
         self.assertIn("no open request", errors)
 
     async def test_whoever_comes_second_is_told_so_and_fails(self) -> None:
-        """Between our look and our answer: no process can be made to lose that race."""
+        """Another answer comes between the look and ours: no real command can be made to lose that
+        race."""
         late = mock.AsyncMock()
         late.grant.return_value = Resolution(False, "bert")
         options = argparse.Namespace(deny=False, session=False, reason="", json=False)

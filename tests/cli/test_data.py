@@ -1,4 +1,4 @@
-"""`undo`, `backup` and `gc` as people type them, against a daemon that is really there."""
+"""`undo`, `backup` and `gc`, against a daemon in this process."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class DataCase(ScriptedCase):
         return call
 
     async def done(self, *arguments: str) -> str:
-        """What a command that must succeed prints."""
+        """Call a command that must succeed; returns what it prints."""
         call = await self.crushlite(*arguments)
         self.assertEqual(await call.code(), 0, call)
         return call.out.decode()
 
     async def refused(self, *arguments: str, code: int = 1) -> str:
-        """What a command that must fail says."""
+        """Call a command that must fail; returns what it says."""
         call = await self.crushlite(*arguments)
         self.assertEqual(await call.code(), code, call)
         return call.errors
 
     async def ran(self, *commands: str) -> str:
-        """A run of commands; its id."""
+        """Have a run carry out shell commands; returns its id."""
         self.runs += 1
         run_id = str((await self.anna.prompt(self.session, "hello")).json["run_id"])
         run = await self.daemon.entered(self.runs)
@@ -82,7 +82,7 @@ class DataCase(ScriptedCase):
 
 class UndoTests(DataCase):
     async def changed(self) -> str:
-        """A run that edits, creates and deletes."""
+        """Have a run edit, create and delete files; returns its id."""
         self.write("edited.py", "one\ntwo\n", 0o755)
         self.write("deep/deleted.py", "gone\n", 0o600)
         self.before = self.tree()
@@ -235,7 +235,7 @@ class BackupTests(DataCase):
 
 class ThinkingTests(DataCase):
     async def test_the_workspace_waits_for_whoever_thinks_about_an_answer(self) -> None:
-        """A client without a stream is taken for gone after a while, however short."""
+        """A client without an event stream counts as gone after a while."""
         terminal = await self.terminal("sessions", self.host, "delete", "last")
         await terminal.hears("[y/N] ")
         clients = self.daemon.backend.claims.clients(self.anna.workspace["id"])
@@ -260,7 +260,7 @@ class AloneTests(CommandCase):
 
 class CollectTests(DataCase):
     async def aged(self, *sessions: str, days: float = 40) -> None:
-        """As if they had not been used for so long."""
+        """Make sessions look as if they had not been used for so long."""
         store = self.daemon.backend.get(self.anna.workspace["id"]).store.store
         at = int(self.daemon.clock.now() - days * 86400)
 

@@ -16,7 +16,7 @@ ALLOW = "allow? [y/n/always]"
 
 class PermissionTests(ChatCase):
     async def request(self, terminal: Shown, **params: Any) -> tuple[ScriptedRun, Any]:
-        """A permission request that is shown, and its verdict to come."""
+        """A run, and the future answer to its permission request, which is shown."""
         run = await self.asked(terminal, "hello", len(self.daemon.agent.runs) + 1)
         params = params or {"command": "make"}
         verdict = run.begin(
@@ -83,7 +83,7 @@ class PermissionTests(ChatCase):
         await anna.grant(request.payload)
         self.assertTrue(await verdict)
         await terminal.shows("· answered elsewhere: allowed\n")
-        # Somebody who was about to answer does not send a prompt instead.
+        # A user who was about to answer does not send a prompt instead.
         terminal.enter("y")
         await terminal.shows("answered already, so this was not sent: y")
         self.assertEqual(len(self.daemon.agent.runs), 1)
@@ -96,7 +96,7 @@ class PermissionTests(ChatCase):
         await terminal.shows("> a draft that ends with")
         verdict = run.begin(lambda turn: turn.permission("bash", "execute"))
         await terminal.shows(lambda seen: seen.endswith(ALLOW))
-        terminal.enter("y")  # by somebody who may not have seen it
+        terminal.enter("y")  # by a user who may not have seen it
         await terminal.shows("please answer it first; your text is kept")
         self.assertFalse(verdict.done())
         request = await anna.events.wait_for("permission_request")

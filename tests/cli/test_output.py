@@ -113,7 +113,7 @@ class NotesTests(unittest.TestCase):
         self.notes = RunNotes(self.progress)
 
     def told(self, *payloads: object) -> tuple[list[str], str]:
-        """The notes so far, and what is said to go on now."""
+        """The notes so far, and the present status."""
         for payload in payloads:
             self.notes.take(payload)
         notes = [call.args[0] for call in self.progress.say.call_args_list]

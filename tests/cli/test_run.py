@@ -290,7 +290,7 @@ class SessionTests(ScriptedCase):
 
 
 class WaitingTests(ScriptedCase):
-    """What only somebody at another client can answer."""
+    """Requests that are answered in another client."""
 
     async def asked(self, kind: str, **fields: Any) -> tuple[Participant, Any]:
         anna = await self.daemon.join()
@@ -330,7 +330,7 @@ class WaitingTests(ScriptedCase):
 
 
 class RefusalTests(ScriptedCase):
-    """--deny-after: nobody is there, and nobody waits for somebody."""
+    """--deny-after, where the daemon itself would wait for ever."""
 
     settings: Settings | None = Settings(unattended=None)
 
@@ -477,7 +477,8 @@ class TornDownTests(LostStreamTests):
     settings: Settings | None = Settings(graces=Graces(detach=0.0))
 
     async def test_a_lost_stream_is_resumed_and_nothing_is_missing(self) -> None:
-        """Here the workspace does not wait for us: what became of the run is read afresh."""
+        """Here the workspace is closed meanwhile, and what became of the run is read from the
+        store."""
         child, scripted = await self.begun("hello")
         scripted.begin(lambda turn: turn.say("two"))
         scripted.begin(lambda turn: asyncio.Event().wait())

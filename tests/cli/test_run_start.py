@@ -31,7 +31,7 @@ class StartTests(CommandCase):
         return (self.socket.parent / "daemon.log").read_text()
 
     async def test_303_spawn_race_8_clients(self) -> None:
-        """And it does not stay when they have gone."""
+        """The daemon that one of them starts leaves when they have gone."""
         self.env["CRUSHLITE_IDLE_TIMEOUT"] = os.environ["CRUSHLITE_IDLE_TIMEOUT"] = "1"
         children = [await self.spawn("run", f"number {n}") for n in range(8)]
         # Another client keeps the daemon until the last of them has come, on a busy machine too.

@@ -19,7 +19,8 @@ __all__ = ["ProcessCase"]
 
 
 class ProcessCase(BoundedTestCase):
-    """`self.url` is where the daemon listens: with `tcp`, the port of its first start."""
+    """A daemon as a process. `self.url` is where it listens: with `tcp`, on the port of its first
+    start."""
 
     tcp = False
 
@@ -38,7 +39,7 @@ class ProcessCase(BoundedTestCase):
         self.env = [f"HOME={home}", f"PATH={os.environ['PATH']}", f"PWD={self.project}"]
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start it, and wait until it says where it serves."""
+        """Start the daemon, and wait until it says where it listens."""
         daemon = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "crushlite", "serve", "--host", self.url, "--auth", "none"),
             *("--agent", "auto", "--log-level", "error"),
@@ -56,7 +57,7 @@ class ProcessCase(BoundedTestCase):
     async def stop(
         self, daemon: asyncio.subprocess.Process, how: signal.Signals = signal.SIGTERM
     ) -> int:
-        """Send it a signal, unless it has left, and reap it."""
+        """Send the daemon a signal, unless it has ended; returns its exit code."""
         if daemon.returncode is None:
             daemon.send_signal(how)
         async with asyncio.timeout(LIMIT / 2):
@@ -65,7 +66,7 @@ class ProcessCase(BoundedTestCase):
         return daemon.returncode
 
     async def tui(self) -> Tui:
-        """A TUI that has started and comes back when the daemon does."""
+        """A TUI that has started, and reconnects when the daemon is back."""
         tui = Tui(self.url, self.project, self.env)
         self.addAsyncCleanup(tui.close)
         await tui.start()
