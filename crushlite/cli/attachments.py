@@ -36,7 +36,7 @@ def _read(path: Path) -> Attachment:
 
 
 def _type_of(path: Path, data: bytes) -> str:
-    """What is text is called so, whatever the name of the file says."""
+    """The MIME type: text/plain for everything that is UTF-8, whatever the file is called."""
     try:
         data.decode("utf-8")
         return "text/plain"

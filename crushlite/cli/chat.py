@@ -132,7 +132,7 @@ class ChatWindow:
         """Take what was typed."""
         keys = self._editor.feed(data)
         if not keys or keys[0].what != "end":
-            self.chat.calm()
+            self.chat.forget_warning()
         for pressed in keys:
             self._press(pressed)
         if not self.chat.left.done():
@@ -157,11 +157,11 @@ class ChatWindow:
             chat.complain(info.warning)
         if session_id:
             await chat.open_session(await self._workspace.session(session_id))
-        chat.spawn(self._obey())
+        chat.spawn(self._carry_out())
 
-    async def _obey(self) -> None:
+    async def _carry_out(self) -> None:
         while True:
-            await self._commands.obey(await self._lines.get())
+            await self._commands.carry_out(await self._lines.get())
 
 
 @contextlib.contextmanager

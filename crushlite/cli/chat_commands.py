@@ -73,7 +73,7 @@ class Commands:
         found = [name for name in self._table if name.startswith(text)] if text[:1] == "/" else []
         return f"{found[0]} " if len(found) == 1 else text
 
-    async def obey(self, line: str) -> None:
+    async def carry_out(self, line: str) -> None:
         """Carry out a line: a command, an answer to the open dialog, a shell command or a prompt.
         Errors that the daemon answers are shown."""
         chat, text = self._chat, line.strip()

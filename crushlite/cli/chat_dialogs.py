@@ -131,7 +131,7 @@ class QuestionDialog(Dialog):
         return [] if self.done else self.lines()
 
     def dismiss(self) -> None:
-        """Make it an answer that nothing is answered."""
+        """Leave all questions without an answer."""
         self.responses = None
 
     @property

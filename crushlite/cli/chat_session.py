@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 POSTS = 3  # attempts to post a prompt: under one run_id it is the same prompt each time
 RECENT = 12  # messages that are shown of a session that is opened
-LATE = 3.0  # seconds after a request was answered elsewhere in which a `y` is not sent as a prompt
-STARTLED = 1.0  # seconds in which a user who was typing may not have seen a request that appeared
+LATE_SECONDS = 3.0  # in which a `y` is no prompt, after a request was answered elsewhere
+UNSEEN_SECONDS = 1.0  # in which a user who was typing may not have seen a request that appeared
 
 PROMPT = "> "
 
@@ -81,7 +81,7 @@ class Chat:
         self._canceling = False
         self._warned = False  # the next Ctrl-C or Ctrl-D leaves
         self._asked_at = 0.0  # when a dialog appeared while the user was typing
-        self._closed_at = -LATE  # when a dialog was closed by an answer from elsewhere
+        self._closed_at = -LATE_SECONDS  # when a dialog was closed by an answer from elsewhere
         self._frame = 0
         self._frames = FRAMES if screen.unicode else PLAIN_FRAMES
 
@@ -310,7 +310,7 @@ class Chat:
     def is_late(self, line: str) -> bool:
         """Whether a line was probably meant as an answer to what was just answered elsewhere: as a
         prompt it would make no sense."""
-        return time.monotonic() - self._closed_at < LATE and looks_like_answer(line)
+        return time.monotonic() - self._closed_at < LATE_SECONDS and looks_like_answer(line)
 
     def _answered(self, payload: PermissionNotification | QuestionNotification) -> None:
         dialog = self.dialog
@@ -329,7 +329,7 @@ class Chat:
         """Take a line that was typed while a dialog is open."""
         dialog = self.dialog
         assert dialog is not None
-        if time.monotonic() - self._asked_at < STARTLED:
+        if time.monotonic() - self._asked_at < UNSEEN_SECONDS:
             self.editor.take_back()
             self.editor.set(self.editor.text + line)
             self.editor.put_aside()
@@ -467,7 +467,7 @@ class Chat:
             self.note("Ctrl-C again leaves; so does Ctrl-D")
         self._draw()
 
-    def calm(self) -> None:
+    def forget_warning(self) -> None:
         """The user types: the next Ctrl-C or Ctrl-D warns again."""
         self._warned = False
 

@@ -83,7 +83,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _set(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    """Reads standard input, which may block, before there is an event loop: so Ctrl-C ends it."""
+    """Read standard input, which may block, before there is an event loop: so Ctrl-C ends it.
+    Returns what is to be run in a loop."""
     return _write(options, _value(options.value))
 
 

@@ -257,8 +257,8 @@ def do_nothing() -> None:
 
 
 def exit_code(printer: RunPrinter, ending: RunComplete, progress: Progress) -> int:
-    """The exit code for a run that has ended so. Raises CrushliteError for one that failed, and for
-    an answer that could not be written."""
+    """The exit code of a command whose run has ended like this. Raises CrushliteError for a run
+    that failed, and for an answer that could not be written."""
     if isinstance(printer.broken, BrokenPipeError):
         return BROKEN_PIPE
     if printer.broken is not None:

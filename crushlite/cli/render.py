@@ -207,7 +207,7 @@ class Requests:
 
 
 def arguments(call: ToolCallPart) -> dict[str, Any]:
-    """The input of a call; empty if it is no object, as long as it is incomplete."""
+    """The input of a call; empty as long as it is no complete JSON object."""
     try:
         value = json.loads(call.input)
     except ValueError:
