@@ -17,6 +17,7 @@ from crushlite.coder.tools.registry import all_tools
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Use
 from crushlite.undo import states, undoing as undo
+from crushlite.undo.snapshot import Snapshots
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.model import CoderTestCase
 from tests.support.prompts import until
@@ -479,6 +480,19 @@ def working(request: dict[str, Any]) -> list[Step]:
     return [Use(name, json.dumps(arguments)), End()]
 
 
+def looking(request: dict[str, Any]) -> list[Step]:
+    """A model that calls all tools that only read, then answers."""
+    if any(message["role"] == "tool" for message in request["messages"]):
+        return [Say("Seen."), End()]
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("ls", {}),
+        ("glob", {"pattern": "*.txt"}),
+        ("grep", {"pattern": "one"}),
+        ("view", {"file_path": "a.txt"}),
+    ]
+    return [*(Use(name, json.dumps(arguments)) for name, arguments in calls), End()]
+
+
 class CoderTests(CoderTestCase):
     async def test_what_the_coder_did_with_its_tools_and_commands_is_undone(self) -> None:
         await self.start(script=working, tools=all_tools())
@@ -499,6 +513,21 @@ class CoderTests(CoderTestCase):
         self.assertEqual(texts(), before)
         answer = await self.anna.call("POST", f"/runs/{answer.json['run_id']}/undo", {})
         self.assertEqual(texts(), after)
+
+    async def test_searching_and_reading_take_no_snapshot_of_the_project(self) -> None:
+        """A snapshot reads the whole project: only a command that may change it is worth two."""
+        await self.start(script=looking, tools=all_tools())
+        (self.project / "a.txt").write_text("one")
+        with mock.patch.object(
+            Snapshots, "take", autospec=True, side_effect=Snapshots.take
+        ) as take:
+            done = await self.complete(await self.post("look"))
+        self.assertEqual(done["text"], "Seen.")
+        results = await self.results()
+        names = sorted(result["name"] for result in results)
+        self.assertEqual(names, ["glob", "grep", "ls", "view"])
+        self.assertEqual([result for result in results if result["is_error"]], [])
+        take.assert_not_called()
 
 
 class ShellTests(UndoCase):

@@ -81,7 +81,7 @@ class _Search:
         }
         words = [sys.executable, "-I", "-S", "-X", "utf8", "-W", "ignore", "-c", _program()]
         command = await call.turn.command(
-            [*words, json.dumps(request)], cwd="/", env=dict(call.context.env)
+            [*words, json.dumps(request)], cwd="/", env=dict(call.context.env), read_only=True
         )
         try:
             if not await wait_at_most(self._clock, command.done, self._seconds + PATIENCE):
