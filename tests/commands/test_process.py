@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.clock import FakeClock, SystemClock
-from crushlite.commands import process
+from crushlite.commands import orphans, process
 from crushlite.commands.background import Background
-from crushlite.commands.process import Command, Exit, Output, start
+from crushlite.commands.output import HALF, Output
+from crushlite.commands.process import Command, Exit, start
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound
+from tests.support.archive import run_from_archive
 from tests.support.basics import BoundedTestCase, limited_test
 from tools.escapees import KINDS, LIMIT, Kind, hunt, kill_daemon, open_all, resident
 
@@ -390,15 +392,15 @@ class KeeperTests(ProcessTestCase):
     async def test_a_start_that_takes_for_ever_is_given_up(self) -> None:
         heard = Heard()
         clock = FakeClock()
-        slow = altered('_say("started")', "os.kill(os.getpid(), signal.SIGSTOP)")
+        slow = altered('_send("started")', "os.kill(os.getpid(), signal.SIGSTOP)")
         text = f"setsid {LONG} & echo $!; echo $$; wait"
         with mock.patch.object(process, "_keeper_code", slow):
             starting = asyncio.ensure_future(self.start(text, clock=clock, on_output=heard))
             pidfds = open_all(await heard.pids(2))
-        await clock.advance(process.START_PATIENCE)
+        await clock.advance(process.START_SECONDS)
         with self.assertLogs("crushlite.commands.process", logging.WARNING):
             while not starting.done():
-                await clock.advance(process.RESCUE_STEP)
+                await clock.advance(process.RESCUE_PAUSE)
         with self.assertRaisesRegex(CrushliteError, "did not start it in time"):
             await starting
         self.assertTrue(dead(pidfds, within=TIMEOUT))
@@ -406,7 +408,7 @@ class KeeperTests(ProcessTestCase):
 
     async def test_a_keeper_that_dies_before_it_has_spoken_leaves_nothing(self) -> None:
         heard = Heard()
-        mute = altered('_say("started")', "time.sleep(600)")
+        mute = altered('_send("started")', "time.sleep(600)")
         text = f"setsid {LONG} & echo $!; echo $$; wait"
         with mock.patch.object(process, "_keeper_code", mute):
             starting = asyncio.ensure_future(self.start(text, on_output=heard))
@@ -425,20 +427,20 @@ class KeeperTests(ProcessTestCase):
         old = subprocess.Popen(["sleep", "600"], stdout=write, start_new_session=True)
         self.addCleanup(old.wait)
         self.addCleanup(old.kill)
-        own = process._process(os.getpid())
-        older = process._process(old.pid)
+        own = orphans.find_process(os.getpid())
+        older = orphans.find_process(old.pid)
         assert own is not None
         assert older is not None
-        with mock.patch.object(process, "_kill") as killed:
+        with mock.patch.object(orphans, "kill_process") as killed:
             for leader in (0, 1, -1):
-                process._kill_orphans(leader, read, own.born)
-            process._kill_orphans(old.pid, read, older.born + 1)
+                orphans.kill_orphans(leader, read, own.born)
+            orphans.kill_orphans(old.pid, read, older.born + 1)
             killed.assert_not_called()
-            process._kill_orphans(old.pid, read, older.born)
+            orphans.kill_orphans(old.pid, read, older.born)
             self.assertEqual({call.args for call in killed.call_args_list}, {(old.pid,)})
             killed.reset_mock()
-            with mock.patch.object(process, "_alive", return_value=[]):
-                process._kill_orphans(old.pid, read, 0)  # no /proc: the group is all there is
+            with mock.patch.object(orphans, "_living", return_value=[]):
+                orphans.kill_orphans(old.pid, read, 0)  # no /proc: the group is all there is
             killed.assert_called_once_with(-old.pid)
 
     async def test_without_a_pidfd_the_end_is_found_all_the_same(self) -> None:
@@ -512,6 +514,28 @@ class KeeperTests(ProcessTestCase):
         command = [sys.executable, "-I", "-S", "-c", code]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         self.assertEqual((answer.stdout, answer.stderr), ("[]\n", ""))
+
+
+FROM_ARCHIVE = """
+import asyncio
+from othertool.clock import SystemClock
+from othertool.commands.process import start
+
+async def main():
+    text = "tr '\\\\0' ' ' < /proc/$PPID/cmdline; exit 3"
+    command = await start(text, cwd="/", env={"PATH": sys.argv[1]}, clock=SystemClock())
+    ended = await command.wait()
+    print(ended.code, command.output.text())
+
+asyncio.run(main())
+"""
+
+
+class ArchiveTests(ProcessTestCase):
+    async def test_a_package_in_a_zip_archive_under_another_name_runs_commands(self) -> None:
+        printed = await asyncio.to_thread(run_from_archive, self.folder, FROM_ARCHIVE, PATH)
+        code, *keeper = printed.split()
+        self.assertEqual((code, keeper[-1]), ("3", "othertool-keeper"))
 
 
 class EscapeTests(ProcessTestCase):
@@ -623,7 +647,7 @@ class OutputTests(unittest.TestCase):
         self.assertEqual(self.filled(b"abcdef").text(4), "ab\n... 2 bytes left out ...\nef")
 
     def test_a_megabyte_is_kept_and_no_more(self) -> None:
-        half = process.HALF
+        half = HALF
         data = b"a" * half + b"b" * 3_000_000 + b"c" * half
         for step in (1000, 65536, len(data)):
             output = self.filled(data, step)
