@@ -33,7 +33,7 @@ class UndoWing(Wing):
 
 
 async def list_changed_runs(context: Context, request: Request) -> Response:
-    """The runs that changed files, and their undoings: the latest is last."""
+    """The runs and undoings that changed files, in the order of their last changes."""
     return answer(await context.workspace(request).store.read(changed_runs))
 
 

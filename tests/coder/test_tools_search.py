@@ -15,6 +15,7 @@ from crushlite.coder.tools import search
 from crushlite.coder.tools.search import Grep
 from crushlite.worktree import walk
 from crushlite.worktree.walk import Ignored, Pattern, braces, main
+from tests.support.archive import run_from_archive
 from tests.support.tools import SECRET, ToolTestCase
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class EndlessTests(TreeTestCase):
 
     async def test_an_expression_that_explodes_is_killed(self) -> None:
         task = await self.exploding()
-        await self.clock.advance(search.SECONDS + search.PATIENCE + 1)
+        await self.clock.advance(search.SECONDS + search.GRACE + 1)
         self.assert_failed(await task, "took too long")
 
     async def test_a_cancel_ends_it_at_once(self) -> None:
@@ -284,6 +285,36 @@ class EndlessTests(TreeTestCase):
     async def test_a_worker_that_fails_is_reported(self) -> None:
         with mock.patch.object(search, "_program", return_value="raise SystemExit('broken')"):
             self.assert_failed(await self.use("ls"), "broken")
+
+
+FROM_ARCHIVE = """
+import asyncio
+from pathlib import Path
+from othertool.clock import SystemClock
+from othertool.coder.tools.base import ToolContext, ToolUse
+from othertool.coder.tools.search import Glob
+from othertool.commands.process import start
+
+class Turn:
+    async def command(self, words, *, cwd, env, read_only):
+        return await start(words, cwd=cwd, env=env, clock=SystemClock())
+
+async def main():
+    context = ToolContext(Path(sys.argv[1]), {})
+    call = ToolUse("call", "glob", {"pattern": "**/*.py"}, Turn(), context)
+    print((await Glob(SystemClock()).run(call)).content)
+
+asyncio.run(main())
+"""
+
+
+class ArchiveTests(TreeTestCase):
+    async def test_a_package_in_a_zip_archive_under_another_name_searches(self) -> None:
+        """It leaves out its own data directory, which is named after it."""
+        wanted = (await self.use("glob", pattern="**/*.py")).content.split("\n")
+        (self.root / ".crushlite").rename(self.root / ".othertool")
+        printed = await asyncio.to_thread(run_from_archive, self.base, FROM_ARCHIVE, str(self.root))
+        self.assertEqual(sorted(printed.split("\n")[:-1]), sorted(wanted))
 
 
 class WorkerTests(TreeTestCase):

@@ -381,9 +381,9 @@ class RefusalTests(UndoCase):
             if place.path.name == "d.txt":
                 raise OSError(28, "No space left on device")
             done.append(place.path.name)
-            states.put(place, was, wanted)
+            states.change_state(place, was, wanted)
 
-        with mock.patch.object(undo, "put", put):
+        with mock.patch.object(undo, "change_state", put):
             refusal = await self.undo(run_id, 409)
         self.assertEqual(done, ["a.txt", "b.txt", "c.txt", "c.txt", "b.txt", "a.txt"])
         self.assertIn("No space left", refusal["message"])
