@@ -158,7 +158,7 @@ class HTTPServer:
         with contextlib.suppress(OSError):
             sock.send(frame_response(refusal, self.date(), keep=False, bodiless=False))
 
-    # What connections ask for (`owner.Owner`).
+    # For connections (`connection.Owner`).
 
     def joined(self, connection: Connection) -> int:
         self._connections.add(connection)
