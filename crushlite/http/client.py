@@ -20,20 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import h11
 
-from ..clock import resolve_once
+from ..clock import resolve_once, time_limit
 from .messages import Headers, Pairs
 from .peercred import peer_uid
 
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import AsyncIterator, Callable, Iterable
-    from types import TracebackType
 
     from ..clock import Clock, Timer
 
@@ -189,8 +187,8 @@ class _Exchange:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            resolve_once(self._waiter)
 
     # The reader's side.
 
@@ -321,7 +319,7 @@ class StreamResponse:
         return self
 
     async def __anext__(self) -> bytes:
-        async with _Deadline(self._clock, self._idle_timeout):
+        async with _answer_within(self._clock, self._idle_timeout):
             chunk = await self._exchange.next_chunk()
         if not chunk:
             raise StopAsyncIteration
@@ -371,7 +369,7 @@ class HTTPClient:
     ) -> ClientResponse:
         """The whole exchange within `timeout` seconds."""
         async with (
-            _Deadline(self._clock, timeout),
+            _answer_within(self._clock, timeout),
             self.stream(method, target, body=body, headers=headers, timeout=None) as response,
         ):
             content = await response.read(limit)
@@ -391,7 +389,7 @@ class HTTPClient:
         """An answer as it comes. `timeout` bounds the time to its head, `idle_timeout` the silence
         before each piece of the body. Leaving the block early closes the connection at once."""
         parts = (method, target, body, (*self._headers, *headers))
-        async with _Deadline(self._clock, timeout):
+        async with _answer_within(self._clock, timeout):
             connection, exchange = await self._open(*parts)
         try:
             assert exchange.head is not None
@@ -417,12 +415,7 @@ class HTTPClient:
     async def __aenter__(self) -> HTTPClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
     # Exchanges.
@@ -512,34 +505,11 @@ def _framed(parser: h11.Connection, method: str, target: str, body: bytes, heade
     return head + (content or b"")
 
 
-class _Deadline:
-    """`asyncio.timeout` driven by a Clock, raising ResponseTimeout. None means no limit."""
-
-    __slots__ = ("_clock", "_scope", "_seconds", "_timer")
-
-    def __init__(self, clock: Clock, seconds: float | None) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._scope = asyncio.timeout(None)
-        self._timer: Timer | None = None
-
-    async def __aenter__(self) -> None:
-        await self._scope.__aenter__()
-        if self._seconds is not None:
-            self._timer = self._clock.call_later(self._seconds, self._expire)
-
-    def _expire(self) -> None:
-        self._scope.reschedule(-math.inf)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        try:
-            await self._scope.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            raise ResponseTimeout(f"no answer within {self._seconds:g} s") from None
+@contextlib.asynccontextmanager
+async def _answer_within(clock: Clock, seconds: float | None) -> AsyncIterator[None]:
+    """Raise ResponseTimeout after `seconds`; None means no limit."""
+    try:
+        async with time_limit(clock, seconds):
+            yield
+    except TimeoutError:
+        raise ResponseTimeout(f"no answer within {seconds:g} s") from None

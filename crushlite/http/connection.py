@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from .deadline import Deadline
 from .framing import CONTINUE, frame_response, frame_stream
@@ -40,11 +40,14 @@ from .peercred import peer_uid
 from .sink import StreamSink
 
 if TYPE_CHECKING:
+    from collections import Counter, OrderedDict
     from collections.abc import Callable
 
-    from .owner import Owner
-    from .parsing import ParsedHead
-    from .router import Admission
+    from ..clock import Clock
+    from .limits import Limits
+    from .messages import RequestHead
+    from .parsing import HeadParser, ParsedHead
+    from .router import Admission, Router
 
 Kind = Literal["unix", "tcp", "memory"]
 
@@ -56,6 +59,41 @@ class State(enum.Enum):
     STREAM = "stream"
     LINGER = "linger"
     CLOSED = "closed"
+
+
+class Owner(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    router: Router
+    limits: Limits
+    parser: HeadParser
+    clock: Clock
+    expected_uid: int
+    draining: bool
+    answers: Counter[int]  # how many were begun, by status
+    idle: OrderedDict[Connection, None]  # no byte of a request yet; the longest idle first
+    body_bytes: int  # of all bodies being received or carried out, but for the small ones
+
+    def joined(self, connection: Connection) -> int:
+        """Register a connection, closing an idle one if there are too many; returns how many
+        there are now."""
+
+    def left(self, connection: Connection) -> None: ...
+
+    def has_room(self) -> bool:
+        """Whether more than the reserved places are free, after closing idle connections."""
+
+    def launch(
+        self, connection: Connection, request: Request, admission: Admission, counted: int
+    ) -> None:
+        """Carry the request out in a task of the owner's, which ends with `answer`. From now on
+        the owner must take `counted` off `body_bytes`."""
+
+    def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
+        """The answer for an exception; logs an unexpected one."""
+
+    def date(self) -> bytes:
+        """The current `Date` line."""
 
 
 class Connection(asyncio.Protocol):

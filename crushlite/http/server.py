@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..clock import resolve_once, wait_at_most
 from .accepting import Acceptor
 from .connection import Connection, Kind
 from .framing import date_line, frame_response
@@ -117,18 +118,15 @@ class HTTPServer:
         await self._until(lambda: not self._tasks and not self._connections, grace)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
-        while not condition() and self.clock.time() < deadline:
-            changed = self._changed = asyncio.get_running_loop().create_future()
-            timer = self.clock.call_later(deadline - self.clock.time(), self._notify)
-            try:
-                await changed
-            finally:
-                timer.cancel()
-                self._changed = None
+        """Wait until a condition about tasks and connections holds, or for the deadline."""
+        while not condition() and (left := deadline - self.clock.time()) > 0:
+            self._changed = asyncio.get_running_loop().create_future()
+            await wait_at_most(self.clock, self._changed, left)
+        self._changed = None
 
     def _notify(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        if self._changed is not None:
+            resolve_once(self._changed)
 
     @property
     def statistics(self) -> Statistics:
@@ -158,7 +156,7 @@ class HTTPServer:
         with contextlib.suppress(OSError):
             sock.send(frame_response(refusal, self.date(), keep=False, bodiless=False))
 
-    # What connections ask for (`owner.Owner`).
+    # For connections (`connection.Owner`).
 
     def joined(self, connection: Connection) -> int:
         self._connections.add(connection)
@@ -169,8 +167,7 @@ class HTTPServer:
     def left(self, connection: Connection) -> None:
         self.idle.pop(connection, None)
         self._connections.discard(connection)
-        if self._changed is not None:
-            self._notify()
+        self._notify()
 
     def has_room(self) -> bool:
         usual = self.limits.connections - self.limits.reserved
@@ -212,8 +209,7 @@ class HTTPServer:
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if self._changed is not None:
-            self._notify()
+        self._notify()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._logger.error("a request's task failed", exc_info=error)
 

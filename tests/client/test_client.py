@@ -319,7 +319,7 @@ class RequestTests(ClientTestCase):
             (w.init(), f"POST {base}/agent/init?client_id={ME}", {"interactive": True}),
             (w.init(False), f"POST {base}/agent/init?client_id={ME}", {"interactive": False}),
             (w.summarize("s"), f"POST {base}/agent/sessions/s/summarize", None),
-            (w.ask_nobody(), f"POST {base}/permissions/skip", {"skip": True}),
+            (w.skip_permissions(), f"POST {base}/permissions/skip", {"skip": True}),
             (w.reread_config(), f"POST {base}/agent/update", None),
             (
                 *(w.set_config("options.debug", True), f"POST {base}/config/set"),
@@ -371,7 +371,7 @@ class RequestTests(ClientTestCase):
         self.assertTrue((await self.within(w.refresh())).yolo)
         self.assertTrue(w.info.yolo)
         self.answers["GET", W + "/permissions/skip"] = answer({"skip": True})
-        self.assertTrue(await self.within(w.asks_nobody()))
+        self.assertTrue(await self.within(w.skips_permissions()))
 
     async def test_sessions_are_created_and_renamed_by_title(self) -> None:
         w = await self.workspace()

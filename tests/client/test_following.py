@@ -63,7 +63,7 @@ class RuleTests(unittest.TestCase):
         return [self.follower.take(Envelope("", "updated", payload)) for payload in payloads]
 
     def test_a_run_that_is_first_in_line_owns_what_is_created_until_its_end(self) -> None:
-        self.follower.place([ended("X", "x"), live("R")], over={"X"})
+        self.follower.set_ahead([ended("X", "x"), live("R")], over={"X"})
         mine = (typed("u"), said("a", "one", "tool_use"), said("b", "two", "end_turn"))
         self.assertEqual(self.created(*mine), [True, True, True])
         self.assertEqual(self.updated(said("b", "two")), [True])
@@ -71,7 +71,7 @@ class RuleTests(unittest.TestCase):
         self.assertEqual(self.updated(RunComplete("S", "b", "R")), [True])
 
     def test_what_runs_ahead_say_is_not_ours_even_with_the_same_prompt(self) -> None:
-        self.follower.place([live("X"), live("Y", "queued"), live("R", "queued")], over=())
+        self.follower.set_ahead([live("X"), live("Y", "queued"), live("R", "queued")], over=())
         self.assertEqual(self.created(said("x"), typed("y"), said("y2")), [False] * 3)
         self.assertEqual(self.updated(RunComplete("S", "x", "X"), said("y2")), [False] * 2)
         self.assertEqual(self.updated(RunComplete("S", "y2", "Y")), [False])
@@ -79,21 +79,21 @@ class RuleTests(unittest.TestCase):
         self.assertEqual(self.created(typed("u"), said("a")), [True, True])
 
     def test_a_run_that_ended_while_we_asked_is_still_ahead(self) -> None:
-        self.follower.place([ended("X", "x"), live("R")], over=())
+        self.follower.set_ahead([ended("X", "x"), live("R")], over=())
         self.assertEqual(self.created(said("x2")), [False])
         self.updated(RunComplete("S", "x2", "X"))
         self.assertEqual(self.created(typed("u")), [True])
 
     def test_a_summary_ahead_holds_nobody_up(self) -> None:
-        self.follower.place([live("sum", kind="summarize"), live("R", "queued")], over=())
+        self.follower.set_ahead([live("sum", kind="summarize"), live("R", "queued")], over=())
         self.assertEqual(self.created(typed("u")), [True])
 
     def test_runs_behind_ours_do_not_matter(self) -> None:
-        self.follower.place([live("R"), live("Z", "queued")], over=())
+        self.follower.set_ahead([live("R"), live("Z", "queued")], over=())
         self.assertEqual(self.created(typed("u")), [True])
 
     def test_299_run_filters_foreign(self) -> None:
-        self.follower.place([live("R")], over=())
+        self.follower.set_ahead([live("R")], over=())
         self.created(typed("u"))
         elsewhere = said("o")
         elsewhere.session_id = "T"
@@ -108,7 +108,7 @@ class RuleTests(unittest.TestCase):
         self.assertEqual(self.created(*ours), [True] * len(ours))
 
     def test_requests_of_our_calls_and_their_answers_are_ours(self) -> None:
-        self.follower.place([live("R")], over=())
+        self.follower.set_ahead([live("R")], over=())
         calling = said("a")
         calling.parts.append(ToolCallPart("c", "bash", "{}"))
         self.created(typed("u"), calling)
@@ -120,7 +120,7 @@ class RuleTests(unittest.TestCase):
         )
 
     def test_those_who_work_for_us_are_ours(self) -> None:
-        self.follower.place([live("R")], over=())
+        self.follower.set_ahead([live("R")], over=())
         child = said("k")
         child.session_id = "kid"
         child.parts.append(ToolCallPart("c", "bash", "{}"))

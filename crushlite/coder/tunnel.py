@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .client import ConnectFailed, TCPConnector
+from ..http.client import ConnectFailed, TCPConnector
 
 if TYPE_CHECKING:
     import ssl as ssl_module
