@@ -18,7 +18,8 @@ from ..config import Provider
 from ..protocol.config import Model
 from .providers.base import ProviderError
 from .providers.build import provider_of
-from .providers.transport import MODELS_SECONDS, Timeouts, Transport, refusal
+from .providers.failures import refusal
+from .providers.transport import MODELS_SECONDS, Timeouts, Transport
 from .proxies import proxies_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
-from crushlite.coder.coder import CoderOptions
 from crushlite.coder.history import chat_messages, estimated_tokens, valid_input
+from crushlite.coder.loop import CoderOptions
 from crushlite.coder.prompts import SUMMARY, TITLE, context_files, system_prompt
 from crushlite.coder.providers.base import (
     CallPiece,
@@ -58,7 +58,7 @@ from tests.support.model import (
     EchoTool,
     GateTool,
     PlannedProvider,
-    chat_of,
+    chat,
     said,
 )
 from tests.support.turns import SCOPE, SESSION
@@ -934,7 +934,7 @@ class SessionTests(CoderTestCase):
         title = await self.titles.call(1)
         await self.anna.cancel(self.session)
         await self.complete(run_id)
-        self.assertEqual(chat_of(title.request), [("user", "  draw a frog")])
+        self.assertEqual(chat(title.request), [("user", "  draw a frog")])
         await title.text("A Frog")
         await title.finish()
         await self.until_titled("A Frog")
@@ -973,10 +973,10 @@ class SessionTests(CoderTestCase):
         """Tool, summary, answer: clients see one run, and the session points to the summary."""
 
         def script(request: dict[str, Any]) -> list[Step]:
-            chat = chat_of(request)
-            if chat[-1][1].startswith(SUMMARY):
+            asked = chat(request)
+            if asked[-1][1].startswith(SUMMARY):
                 return [Say("the gist"), End(usage=(900, 20))]
-            if "the gist" in chat[0][1]:
+            if "the gist" in asked[0][1]:
                 return [Say("done"), End(usage=(30, 5))]
             return [Use("echo", "{}"), End(usage=(900, 50))]
 
@@ -1006,7 +1006,7 @@ class SessionTests(CoderTestCase):
         await self.anna.cancel(self.session)
         self.assertTrue((await self.complete(run_id))["cancelled"])
         self.assertEqual((await self.row())["summary_message_id"], "")
-        finishes = [(role, finish) for role, _, finish in await self.told()]
+        finishes = [(role, finish) for role, finish, _ in await self.shape()]
         self.assertEqual(finishes, [("user", "stop"), ("assistant", "canceled"), ("tool", "stop")])
 
     async def test_a_shell_command_is_part_of_the_next_request(self) -> None:

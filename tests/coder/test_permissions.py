@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.clock import FakeClock
 from crushlite.settings import Settings
 from crushlite.testing.model import End, Use
-from tests.support.configured import CoderTestCase, chat, notes, results, use
+from tests.support.configured import ConfiguredTestCase, chat, notes, results, use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ def tool_names(request: dict[str, Any]) -> list[str]:
     return [tool["function"]["name"] for tool in request["tools"]]
 
 
-class TwoClients(CoderTestCase):
+class TwoClients(ConfiguredTestCase):
     """Anna and Ben in one workspace, with one session."""
 
     async def asyncSetUp(self) -> None:
@@ -177,7 +177,7 @@ class PermissionScenarios(TwoClients):
         self.assertTrue((self.project / "two").exists())
 
 
-class AllowListScenario(CoderTestCase):
+class AllowListScenario(ConfiguredTestCase):
     async def asks(self, machine: list[str], project: list[str] | None, answer: list[Step]) -> bool:
         """Whether a tool call asks, with these allow-lists in the user's and the project's file."""
         self.configure(permissions={"allowed_tools": machine})
@@ -276,11 +276,14 @@ class DenialTests(TwoClients):
         self.assertNotIn("shown c2", notes(self.anna))
         ended = await self.turn(self.anna, self.session, "why not?")
         self.assertEqual(ended["error"], None)
+        one, two = (
+            f'bash({{"command": "touch {n}", "description": "a test"}})' for n in ("one", "two")
+        )
         self.assertEqual(
             chat(self.model.requests[-1]),
             [
                 ("user", "both"),
-                ("assistant", ""),
+                ("assistant", one + two),
                 ("tool", denied["content"]),
                 ("tool", unrun["content"]),
                 ("user", "why not?"),
@@ -425,7 +428,7 @@ class QuestionScenarios(TwoClients):
         self.assertEqual(len(closed), 1)
 
 
-class InteractiveScenario(CoderTestCase):
+class InteractiveScenario(ConfiguredTestCase):
     async def test_240_not_offered_noninteractive(self) -> None:
         """Who has nobody to ask is offered no way to ask; the first person who joins changes it."""
         script = await self.join()
@@ -447,7 +450,7 @@ class InteractiveScenario(CoderTestCase):
 # Nobody is there ---------------------------------------------------------------------------------
 
 
-class UnattendedTests(CoderTestCase):
+class UnattendedTests(ConfiguredTestCase):
     """The daemon's clock is the test's; commands and the model keep real time."""
 
     def make_clock(self) -> FakeClock:
@@ -496,7 +499,7 @@ class UnattendedTests(CoderTestCase):
         self.assertEqual((await self.run_info(client, run_id))["denied"], 0)
 
 
-class DetachedTests(CoderTestCase):
+class DetachedTests(ConfiguredTestCase):
     settings = Settings(unattended=0.2)
 
     async def test_a_detached_run_that_everybody_left_ends_by_itself(self) -> None:
@@ -519,7 +522,7 @@ class DetachedTests(CoderTestCase):
 # Skipping permissions ----------------------------------------------------------------------------
 
 
-class Unasked(CoderTestCase):
+class Unasked(ConfiguredTestCase):
     async def runs_unasked(self, client: Participant) -> bool:
         """Whether a command of the model runs without anybody being asked."""
         self.plan.append(command("true"))

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import SystemClock
-from crushlite.coder.coder import CoderAgent, CoderOptions
+from crushlite.coder.loop import CoderAgent, CoderOptions
 from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import ChatMessage, ModelRequest, ToolCall
 from crushlite.coder.providers.openai import OpenAIProvider
@@ -17,7 +17,7 @@ from crushlite.protocol.config import Model
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say, Use
 from tests.support.basics import BoundedTestCase
-from tests.support.model import brain
+from tests.support.model import served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ class CachingTestCase(BoundedTestCase):
 
         def make(path: Path, env: Mapping[str, str], config: Any) -> CoderAgent:
             large, small = (
-                brain(kind(self.model.base_url, "key", clock=SystemClock()), MODEL)
+                served(kind(self.model.base_url, "key", clock=SystemClock()), MODEL)
                 for _ in range(2)
             )
             return CoderAgent(

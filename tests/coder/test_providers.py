@@ -15,7 +15,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.coder.providers import transport
+from crushlite.coder.providers import reply
 from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import (
     CallPiece,
@@ -32,8 +32,9 @@ from crushlite.coder.providers.base import (
     ToolCall,
     ToolSpec,
 )
-from crushlite.coder.providers.openai import OpenAIOptions, OpenAIProvider
-from crushlite.coder.providers.transport import Mender, Timeouts
+from crushlite.coder.providers.decoding import SurrogateJoiner
+from crushlite.coder.providers.openai import OpenAIProvider
+from crushlite.coder.providers.transport import Timeouts
 from crushlite.http.client import TCPConnector
 from crushlite.testing.memory import MemoryTransport
 from crushlite.testing.model import FakeModel
@@ -767,13 +768,15 @@ class Failures(Case):
 
     async def test_https_checks_certificates(self) -> None:
         endpoint = self.openai("https://api.example.com/v1")._transport.endpoint
-        context = await self.within(endpoint.context())
-        assert context is not None
-        self.assertEqual((endpoint.port, context.check_hostname), (443, True))
+        context = await self.within(endpoint.server.tls.context())
+        self.assertEqual((endpoint.server.port, context.check_hostname), (443, True))
         self.assertEqual(context.verify_mode, ssl.CERT_REQUIRED)
-        self.assertIs(await self.within(endpoint.context()), context)
+        self.assertIs(await self.within(endpoint.server.tls.context()), context)
+        connector: Any = await self.within(endpoint.server.connector())
+        self.assertIs(connector._ssl, context)
         plain = self.openai("http://api.example.com/v1")._transport.endpoint
-        self.assertIsNone(await self.within(plain.context()))
+        connector = await self.within(plain.server.connector())
+        self.assertIsNone(connector._ssl)
 
     async def test_tls_with_a_server_that_has_none_fails(self) -> None:
         async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -807,7 +810,7 @@ class Bounds(Case):
             self.assertIn("over 8 MiB", str(error))
 
     async def test_an_answer_over_the_limit_is_ended(self) -> None:
-        with mock.patch.object(transport, "_TOTAL_LIMIT", 3 << 20):
+        with mock.patch.object(reply, "TOTAL_LIMIT", 3 << 20):
             for start in (b": ", b"{", b"<p>"):
                 data = HEAD + start + (b"x" * 1000 + b"\n: ") * 4000
                 error = await self.failure(self.openai(), data)
@@ -830,9 +833,9 @@ class Bounds(Case):
         self.assertTrue(memory.transports[-1].aborted)
 
     async def test_lone_halves_of_pairs_are_mended(self) -> None:
-        mend = Mender()
+        join = SurrogateJoiner()
         texts = ["a", "\ud83d", "", "\ude00", "\ud83d", "x", "\ude00\ud83d"]
-        self.assertEqual("".join(map(mend, texts)), "a\U0001f600\ufffdx\ufffd")
+        self.assertEqual("".join(map(join, texts)), "a\U0001f600\ufffdx\ufffd")
 
 
 # Time --------------------------------------------------------------------------------------------
@@ -928,8 +931,8 @@ class Time(Case):
         self.assertIn("500: half", str(await self.refused(task)))
 
     async def test_the_limits_can_be_set(self) -> None:
-        options = OpenAIOptions(timeouts=Timeouts(first_byte=500.0, idle=300.0))
-        task = await self.waiting(self.openai(options=options), HEAD)
+        timeouts = Timeouts(first_byte=500.0, idle=300.0)
+        task = await self.waiting(self.openai(timeouts=timeouts), HEAD)
         await self.clock.advance(299.0)
         self.assertFalse(task.done())
         await self.clock.advance(1.5)
@@ -1055,9 +1058,13 @@ class SentCase(Case):
 
 
 class ChatSent(SentCase):
-    async def messages(self, *history: ChatMessage, **options: Any) -> list[dict[str, Any]]:
+    async def messages(
+        self, *history: ChatMessage, return_thinking: bool = False
+    ) -> list[dict[str, Any]]:
+        """The messages of a request with this history, as the server gets them."""
         request = ModelRequest("m", "", list(history))
-        provider = self.openai(self.model.base_url, **options)
+        provider = self.openai(self.model.base_url)
+        provider._return_thinking = return_thinking
         found = (await self.sent(provider, request))["messages"]
         assert isinstance(found, list)
         return found
@@ -1098,15 +1105,14 @@ class ChatSent(SentCase):
         ):
             self.assertIn(name, self.openai(host)._body(ask(max_tokens=5)))
         for flag, name in ((True, "max_completion_tokens"), (False, "max_tokens")):
-            provider = self.openai(
-                self.model.base_url, options=OpenAIOptions(completion_tokens=flag)
-            )
+            provider = self.openai(self.model.base_url)
+            provider._completion_tokens = flag
             self.assertEqual((await self.sent(provider, ask(max_tokens=5)))[name], 5)
 
     async def test_configured_fields_and_headers_win(self) -> None:
         provider = self.openai(
             self.model.base_url,
-            extra_headers=[("authorization", "Basic abcd"), ("X-Title", "demo")],
+            extra_headers={"authorization": "Basic abcd", "X-Title": "demo"},
             extra_body={"model": "other", "seed": 1},
         )
         body = await self.sent(provider, ask())
@@ -1173,8 +1179,7 @@ class ChatSent(SentCase):
     async def test_thinking_goes_back_only_if_wanted(self) -> None:
         message = ChatMessage("assistant", "x", thinking="hm")
         self.assertNotIn("reasoning_content", (await self.messages(message))[0])
-        options = OpenAIOptions(return_thinking=True)
-        found = await self.messages(message, options=options)
+        found = await self.messages(message, return_thinking=True)
         self.assertEqual(found[0]["reasoning_content"], "hm")
 
 
@@ -1186,12 +1191,12 @@ class Adapting(Case):
 
     async def test_a_field_that_is_refused_is_left_out_from_then_on(self) -> None:
         for flag, complaint, gone, here in (
-            (None, "Unknown field: stream_options", "stream_options", "messages"),
-            (None, "Use 'max_completion_tokens'.", "max_tokens", "max_completion_tokens"),
+            (False, "Unknown field: stream_options", "stream_options", "messages"),
+            (False, "Use 'max_completion_tokens'.", "max_tokens", "max_completion_tokens"),
             (True, "What is max_completion_tokens?", "max_completion_tokens", "max_tokens"),
         ):
-            options = OpenAIOptions(completion_tokens=flag)
-            provider = self.openai(self.model.base_url, options=options)
+            provider = self.openai(self.model.base_url)
+            provider._completion_tokens = flag
             first = len(self.model.calls)
             task = asyncio.create_task(pieces_of(provider, ask(max_tokens=5)))
             (await self.model.call(first + 1)).error(400, complaint)

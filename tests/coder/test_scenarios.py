@@ -16,7 +16,7 @@ from crushlite.coder.tools.base import ToolOutcome
 from crushlite.coder.tools.registry import all_tools
 from crushlite.http.client import ClientError
 from crushlite.testing.model import End, Fail, Say, Use
-from tests.support.model import QUICK, CoderTestCase, EchoTool, GateTool, results_of
+from tests.support.model import QUICK, CoderTestCase, EchoTool, GateTool, results
 from tests.support.prompts import until
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AcceptanceTests(CoderTestCase):
         answer = await self.anna.try_prompt(session, text)
         self.assertEqual(answer.status, 400, answer.json)
         await self.anna.events.never("run_complete")
-        self.assertEqual(await self.told(), [])
+        self.assertEqual(await self.shape(), [])
         self.assertEqual(self.model.calls, [])
 
     async def test_004_reject_empty_prompt(self) -> None:
@@ -92,7 +92,7 @@ class AcceptanceTests(CoderTestCase):
         await call.finish()
         done = await self.complete("r")
         self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
-        self.assertEqual((await self.told())[-1], ("assistant", "still here", "end_turn"))
+        self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "still here"))
 
     async def test_013_connection_reset_after_202(self) -> None:
         """The poster's connection is reset in the middle of the answer: the run ends normally."""
@@ -140,7 +140,7 @@ class AcceptanceTests(CoderTestCase):
                 "the next turn, or the last ending",
             )
         self.assertEqual(self.model.most_concurrent, 1)
-        users = [text for role, text, _ in await self.told() if role == "user"]
+        users = [text for role, _, text in await self.shape() if role == "user"]
         self.assertEqual(sorted(users), texts)
         last = [text for role, text in self.asked(number) if role == "user"]
         self.assertEqual(sorted(last), texts)
@@ -199,7 +199,7 @@ class CancelTests(CoderTestCase):
         self.assertEqual(await self.anna.cancel(self.session), [])
         done = await self.exchange("hello", "hi")
         self.assertEqual((done["text"], done["cancelled"]), ("hi", None))
-        self.assertEqual((await self.told())[-1], ("assistant", "hi", "end_turn"))
+        self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "hi"))
 
     async def test_023_cancel_active_and_accepted_followup(self) -> None:
         """One cancel ends the running turn and the prompt behind it, which no model ever sees."""
@@ -214,12 +214,12 @@ class CancelTests(CoderTestCase):
         for run_id in ("r1", "r2"):
             self.assertTrue((await self.complete(run_id))["cancelled"])
         self.assertEqual(
-            await self.told(),
+            await self.shape(),
             [
-                ("user", "first", "stop"),
-                ("assistant", "", "canceled"),
-                ("user", "second", "stop"),
-                ("assistant", "", "canceled"),
+                ("user", "stop", "first"),
+                ("assistant", "canceled", ""),
+                ("user", "stop", "second"),
+                ("assistant", "canceled", ""),
             ],
         )
         self.assertEqual(len(self.model.calls), 1)
@@ -234,12 +234,12 @@ class CancelTests(CoderTestCase):
         done = await self.exchange("second", "hi")
         self.assertEqual((done["text"], done["cancelled"]), ("hi", None))
         self.assertEqual(
-            await self.told(),
+            await self.shape(),
             [
-                ("user", "first", "stop"),
-                ("assistant", "", "canceled"),
-                ("user", "second", "stop"),
-                ("assistant", "hi", "end_turn"),
+                ("user", "stop", "first"),
+                ("assistant", "canceled", ""),
+                ("user", "stop", "second"),
+                ("assistant", "end_turn", "hi"),
             ],
         )
         # The canceled answer is empty, which providers refuse: only the prompts are sent.
@@ -250,11 +250,11 @@ class CancelTests(CoderTestCase):
         await self.start()
         run_id = await self.post("hello")
         await self.model.call(1)
-        self.assertEqual(await self.told(), [("user", "hello", "stop")])
+        self.assertEqual(await self.shape(), [("user", "stop", "hello")])
         await self.anna.cancel(self.session)
         await self.complete(run_id)
         self.assertEqual(
-            await self.told(), [("user", "hello", "stop"), ("assistant", "", "canceled")]
+            await self.shape(), [("user", "stop", "hello"), ("assistant", "canceled", "")]
         )
 
     async def test_037_cancel_mid_text(self) -> None:
@@ -267,7 +267,7 @@ class CancelTests(CoderTestCase):
         await self.anna.cancel(self.session)
         done = await self.complete(run_id)
         self.assertEqual((done["cancelled"], done["text"]), (True, "hel"))
-        self.assertEqual((await self.told())[-1], ("assistant", "hel", "canceled"))
+        self.assertEqual((await self.shape())[-1], ("assistant", "canceled", "hel"))
 
     async def test_040_cancel_during_tool(self) -> None:
         """A cancel kills the running command and answers its call; the session is idle."""
@@ -289,7 +289,7 @@ class CancelTests(CoderTestCase):
         self.assertEqual((result["tool_call_id"], result["is_error"]), ("c1", True))
         self.assertIn("cancelled", result["content"])
         self.assertEqual(
-            [(role, finish) for role, _, finish in await self.told()],
+            [(role, finish) for role, finish, _ in await self.shape()],
             [("user", "stop"), ("assistant", "canceled"), ("tool", "stop")],
         )
         self.assertEqual(len(self.model.calls), 1)
@@ -326,7 +326,7 @@ class CancelTests(CoderTestCase):
         await call_two.finish()
         done = await self.complete(second)
         self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
-        self.assertEqual((await self.told(other))[-1], ("assistant", "unharmed", "end_turn"))
+        self.assertEqual((await self.shape(other))[-1], ("assistant", "end_turn", "unharmed"))
 
     async def test_050_cancel_after_completion(self) -> None:
         """A cancel after the end hits nothing, and the next prompt runs."""
@@ -391,13 +391,13 @@ class QueueTests(CoderTestCase):
             ],
         )
         self.assertEqual(
-            await self.told(),
+            await self.shape(),
             [
-                ("user", "main", "stop"),
-                ("assistant", "wait ", "tool_use"),
-                ("tool", "", "stop"),
-                ("user", "also this", "stop"),
-                ("assistant", "both done", "end_turn"),
+                ("user", "stop", "main"),
+                ("assistant", "tool_use", "wait "),
+                ("tool", "stop", ""),
+                ("user", "stop", "also this"),
+                ("assistant", "end_turn", "both done"),
             ],
         )
         self.assertEqual((second["folded_into"], second["text"]), ("main", first["text"]))
@@ -428,7 +428,7 @@ class QueueTests(CoderTestCase):
         for run_id in ("main", *riders):
             self.assertEqual((await self.complete(run_id))["text"], "all done")
         self.assertEqual(self.asked(2)[-3:], [("user", "f1"), ("user", "f2"), ("user", "f3")])
-        users = [text for role, text, _ in await self.told() if role == "user"]
+        users = [text for role, _, text in await self.shape() if role == "user"]
         self.assertEqual(users, ["main", "f1", "f2", "f3"])
 
     async def test_060_runid_prompt_never_folds(self) -> None:
@@ -488,7 +488,7 @@ class QueueTests(CoderTestCase):
         await self.complete("r")
         self.assertEqual(len(self.model.calls), 1)
         self.assertEqual(
-            await self.told(), [("user", "hello", "stop"), ("assistant", "hi", "end_turn")]
+            await self.shape(), [("user", "stop", "hello"), ("assistant", "end_turn", "hi")]
         )
 
 
@@ -654,7 +654,7 @@ class EndingTests(CoderTestCase):
         await (await self.model.call(2)).finish()
         await self.complete(run_id)
         messages = await self.anna.messages(self.session)
-        lost = next(m for m in messages if [r["tool_call_id"] for r in results_of([m])] == ["c1"])
+        lost = next(m for m in messages if [r["tool_call_id"] for r in results([m])] == ["c1"])
 
         def delete(conn: Connection) -> None:
             conn.execute("DELETE FROM messages WHERE id = ?", (lost["id"],))
@@ -681,7 +681,7 @@ class EndingTests(CoderTestCase):
                 await call.finish(reason)
                 done = await self.complete(run_id)
                 self.assertEqual((done["text"], done["error"]), ("cut", None))
-                self.assertEqual((await self.told())[-1], ("assistant", "cut", finish))
+                self.assertEqual((await self.shape())[-1], ("assistant", finish, "cut"))
 
     async def test_098_teardown_waits_for_runs(self) -> None:
         """A tool that takes its time to stop holds the teardown: the store is closed behind the
@@ -709,6 +709,6 @@ class EndingTests(CoderTestCase):
             await self.anna.events.end()
             self.anna = await self.join(path=path)
         self.assertEqual(
-            [(role, finish) for role, _, finish in await self.told()],
+            [(role, finish) for role, finish, _ in await self.shape()],
             [("user", "stop"), ("assistant", "canceled"), ("tool", "stop")],
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.clock import FakeClock
 from crushlite.store import files as file_rows, messages as message_rows, runs as run_rows
 from crushlite.testing.model import End, Say, Use
-from tests.support.configured import CoderTestCase, chat, marked, new_mark, results, until, use
+from tests.support.configured import ConfiguredTestCase, chat, marked, new_mark, results, until, use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ COSTS = {"cost_per_1m_in": 1000.0, "cost_per_1m_out": 10000.0}
 PIXEL = base64.b64encode(b"\x89PNG and so on").decode()
 
 
-class StoreCase(CoderTestCase):
+class StoreCase(ConfiguredTestCase):
     """Anna, in a workspace that asks nobody."""
 
     async def asyncSetUp(self) -> None:

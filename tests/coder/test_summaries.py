@@ -17,7 +17,7 @@ from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Fail, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import (
-    CoderTestCase,
+    ConfiguredTestCase,
     chat,
     marked,
     new_mark,
@@ -42,7 +42,7 @@ def is_finished_summary(event: Seen) -> bool:
     return event.kind == "message" and bool(event["is_summary_message"]) and event.finish != ""
 
 
-class SummaryCase(CoderTestCase):
+class SummaryCase(ConfiguredTestCase):
     """Anna, and a session in which something was said."""
 
     described = {"cost_per_1m_in": 1000.0, "cost_per_1m_out": 10000.0}
@@ -350,7 +350,7 @@ class SummaryCommitTests(UnderWay):
         await self.anna.events.wait_for("session", summary_message_id=summary["id"])
 
 
-class AutoSummaryScenarios(CoderTestCase):
+class AutoSummaryScenarios(ConfiguredTestCase):
     async def workspace_with(self, window: int, **options: Any) -> Participant:
         """A client of a workspace whose model has this context window."""
         self.described = {"context_window": window}
@@ -425,7 +425,7 @@ class AutoSummaryScenarios(CoderTestCase):
         self.assertEqual((await self.session_of(client, session))["prompt_tokens"], 50)
 
 
-class AutoSummaryCanceled(CoderTestCase):
+class AutoSummaryCanceled(ConfiguredTestCase):
     scripted = False
     described = {"context_window": 10_000}
 

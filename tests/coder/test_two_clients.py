@@ -24,7 +24,7 @@ from crushlite.protocol.messages import ToolCallPart
 from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.configured import (
-    CoderTestCase,
+    ConfiguredTestCase,
     chat,
     configuration,
     marked,
@@ -75,7 +75,7 @@ def story(client: Participant) -> list[tuple[Any, ...]]:
     return told
 
 
-class TwoClientsTests(CoderTestCase):
+class TwoClientsTests(ConfiguredTestCase):
     async def test_one_prompts_the_other_allows_and_both_see_every_step(self) -> None:
         anna = await self.join()
         link = self.daemon.root / "another-way"
@@ -274,7 +274,7 @@ class KilledDaemonTests(BoundedTestCase):
 # Commands that try to get away -------------------------------------------------------------------
 
 
-class CancelTests(CoderTestCase):
+class CancelTests(ConfiguredTestCase):
     times = 3
 
     async def hunt(self, command: str, count: int) -> None:
