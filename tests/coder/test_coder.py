@@ -64,9 +64,9 @@ from tests.support.model import (
 from tests.support.turns import SCOPE, SESSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
-    from crushlite.coder.providers.base import Piece
+    from crushlite.coder.providers.base import ModelRequest, Piece
     from crushlite.protocol.messages import Part
     from crushlite.protocol.sessions import Session
     from crushlite.testing.model import Step
@@ -638,6 +638,18 @@ class SummaryTests(CoderBench):
         self.assertEqual(provider.requests[0].messages[-1].text, SUMMARY)
 
 
+class SilentProvider(PlannedProvider):
+    """Begins to answer and never goes on."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        self.open += 1
+        try:
+            yield Text("Sm")
+            await asyncio.Event().wait()
+        finally:
+            self.open -= 1
+
+
 class TitleTests(CoderBench):
     async def title(self, text: str, small: Any, large: Any = None) -> str:
         self.small, self.large = PlannedProvider(small), PlannedProvider(large or said("Large"))
@@ -681,6 +693,16 @@ class TitleTests(CoderBench):
         refused = [ProviderError("no")]
         self.assertEqual(await self.title("x", refused, refused), "Untitled Session")
         self.assertEqual((self.made.usage.cost, self.made.usage.estimated), (0.0, True))
+
+    async def test_a_small_model_that_is_silent_for_a_minute_is_left_at_once(self) -> None:
+        small, large = SilentProvider(), PlannedProvider(said("Large"))
+        agent = self.coder(large, small=small)
+        agent._clock = self.clock
+        task = asyncio.create_task(agent.title("x"))
+        await self.clock.advance(59.0)
+        self.assertEqual((task.done(), small.open), (False, 1))
+        await self.clock.advance(1.0)
+        self.assertEqual(((await task).text, small.open, self.clock.pending), ("Large", 0, 0))
 
     async def test_a_title_reports_what_it_used(self) -> None:
         await self.title("x", [Text("A Frog"), Tokens(30, 3), ModelStop("end_turn")])
