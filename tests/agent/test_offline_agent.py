@@ -7,7 +7,7 @@ import base64
 import unittest.mock
 from typing import Any
 
-from crushlite.agent.offline import HELP, OfflineAgent
+from crushlite.agent.offline import DIRECTIVES, HELP, OfflineAgent
 from crushlite.testing import LocalDaemon, Participant, Seen
 from tests.support.basics import BoundedTestCase
 
@@ -89,7 +89,7 @@ class OfflineTests(OfflineCase):
     async def test_help_names_every_directive(self) -> None:
         done = await self.ask("/help")
         self.assertEqual(done["text"], HELP + "\n")
-        for name in OfflineAgent()._directives():
+        for name in DIRECTIVES:
             self.assertIn(f"\n{name} ", HELP)
 
     async def test_think_shows_reasoning_before_the_answer(self) -> None:
