@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import unittest
 from typing import TYPE_CHECKING, Any
 
+from crushlite import testing
 from crushlite.clock import FakeClock
 from crushlite.http.client import ClientError, HTTPClient, TCPConnector
 from crushlite.testing.model import (
@@ -20,7 +24,9 @@ from crushlite.testing.model import (
     Wait,
     obedient,
 )
+from tests.support.basics import LIMIT
 from tests.support.http import HTTPTestCase
+from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from crushlite.http.client import ClientResponse
@@ -389,3 +395,21 @@ class TheOtherDialect(ModelCase):
         request = prompt("@bash ls")
         request["messages"].append({"role": "user", "content": [result]})
         self.assertEqual(obedient(request)[0], Say("The tool said: file.txt"))
+
+
+class ImportTests(unittest.TestCase):
+    def imported(self, code: str) -> list[str]:
+        """The modules of the coder and of the fake model that this code imports."""
+        code += "; import sys; names = ('crushlite.coder', 'crushlite.testing.model')"
+        code += "; print(*(name for name in names if name in sys.modules))"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.split()
+
+    def test_the_harness_imports_the_fake_model_on_first_use_and_never_the_coder(self) -> None:
+        self.assertEqual(self.imported("import crushlite.testing"), [])
+        used = "from crushlite.testing import FakeModel, ModelCall, obedient"
+        self.assertEqual(self.imported(used), ["crushlite.testing.model"])
+        with self.assertRaisesRegex(AttributeError, "has no attribute 'nothing'"):
+            testing.nothing  # noqa: B018 - the access is what is tested
