@@ -1,4 +1,4 @@
-"""The fake model itself: a test that trusts it must be able to."""
+"""The fake model itself, which other tests rely on."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class ScriptedByTheTest(ModelCase):
                     await self.within(task)
             self.assertEqual(model.concurrent, 0)
 
-    async def test_a_client_that_leaves_is_noticed(self) -> None:
+    async def test_a_client_that_disconnects_is_noticed(self) -> None:
         async with FakeModel() as model:
             task = self.ask(model)
             call = await model.call(1)
@@ -244,7 +244,7 @@ class ScriptedByTheTest(ModelCase):
             call.end()
             await self.within(task)
 
-    async def test_leaving_ends_what_is_open(self) -> None:
+    async def test_closing_the_model_ends_open_calls(self) -> None:
         async with FakeModel(script=lambda _: [Wait(3600)], clock=FakeClock()) as model:
             task = self.ask(model)
             await model.call(1)
@@ -275,7 +275,7 @@ class ScriptedByAScript(ModelCase):
         ids = [call["id"] for call in calls if "id" in call]
         self.assertEqual((len(set(ids)), ids[1]), (2, "x"))
 
-    async def test_ids_are_minted_once(self) -> None:
+    async def test_new_ids_are_unique(self) -> None:
         async with FakeModel(script=lambda _: [Use("ls"), Use("ls"), End()]) as model:
             bodies = [(await self.within(self.ask(model))).body for _ in range(2)]
         found = [d["tool_calls"][0] for body in bodies for d in deltas(body) if "tool_calls" in d]
@@ -298,7 +298,7 @@ class ScriptedByAScript(ModelCase):
             self.assertFalse(task.done())
             await clock.advance(60)
             self.assertEqual((await self.within(task)).status, 200)
-            # A client that leaves ends the play, and nothing waits any more.
+            # A client that disconnects ends the script: nothing waits any more.
             task = self.ask(model)
             call = await model.call(2)
             await self.until(lambda: clock.pending == 1)
@@ -318,7 +318,7 @@ class Obedient(ModelCase):
         calls = [d["tool_calls"][0]["function"] for d in deltas(body) if "tool_calls" in d]
         return calls[0]["name"], json.loads("".join(call["arguments"] for call in calls))
 
-    async def test_orders_become_tool_calls(self) -> None:
+    async def test_commands_become_tool_calls(self) -> None:
         for text, name, arguments in (
             ("@bash ls -l", "bash", {"command": "ls -l", "description": "What the user asked for"}),
             ("@write a.txt two words", "write", {"file_path": "a.txt", "content": "two words"}),
@@ -331,7 +331,7 @@ class Obedient(ModelCase):
         tool, given = self.used(await self.played(obedient, "@ask"))
         self.assertEqual((tool, given["questions"][0]["id"]), ("question", "q1"))
 
-    async def test_the_result_of_a_tool_is_told(self) -> None:
+    async def test_the_result_of_a_tool_is_quoted(self) -> None:
         request = prompt("@bash ls")
         request["messages"] += [
             {"role": "assistant", "content": None, "tool_calls": []},
@@ -390,7 +390,7 @@ class TheOtherDialect(ModelCase):
             answer = await self.within(task)
         self.assertEqual((answer.status, json.loads(answer.body)["type"]), (529, "error"))
 
-    async def test_it_obeys_too(self) -> None:
+    async def test_the_obedient_script_answers_messages_too(self) -> None:
         result = {"type": "tool_result", "tool_use_id": "a", "content": "file.txt"}
         request = prompt("@bash ls")
         request["messages"].append({"role": "user", "content": [result]})
