@@ -52,7 +52,7 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
             context=ToolContext(path, scrubbed_environment(env, config)),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
-            tools=all_tools(disabled=config.options.disabled_tools),
+            tools=all_tools(config.options.disabled_tools, clock=clock),
             options=options,
             clock=clock,
         )

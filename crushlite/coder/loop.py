@@ -53,8 +53,8 @@ RETRIES = 3
 RETRY_SECONDS = 180.0  # for all pauses between the attempts of a step together
 TITLE_SECONDS = 60.0
 MAX_STEPS = 100
-# The model repeats itself if, within so many steps, one call has had the same result more often
-# than so.
+# The model repeats itself if one call had the same result more than REPEATS times within the last
+# REPEAT_WINDOW steps.
 REPEAT_WINDOW = 10
 REPEATS = 5
 

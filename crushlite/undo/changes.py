@@ -72,8 +72,8 @@ class ChangesPart(WorkspacePart):
         return watch
 
     async def finish(self, watch: SnapshotWatch) -> None:
-        """Record what has changed since the command started. Errors are logged and not raised: the
-        command itself has succeeded."""
+        """Record what has changed since the command started. Errors are logged and not raised: they
+        must not fail the run."""
         session_id, run_id = watch.author.session_id, watch.author.run_id
         try:
             found, why = await asyncio.to_thread(self._compare, watch.snapshot)

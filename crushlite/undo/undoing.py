@@ -62,7 +62,7 @@ class Undoing:
         self._workspace = workspace
         self._one_at_a_time = asyncio.Lock()
 
-    async def look(self, run_id: str) -> RunChanges:
+    async def changes(self, run_id: str) -> RunChanges:
         """What a run changed, and for each file what prevents putting it back. Raises
         RunNotFound."""
         past = await self._past(run_id)
