@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
+from ..clock import resolve_once
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
 from ..protocol.runs import RunComplete, RunInfo
@@ -46,7 +47,8 @@ class LiveRun:
         self.digest = digest_of(request) if kind == PROMPT else ""
         self.detach = detach
         self.accepted_at = now
-        self.inserted: asyncio.Future[RunRow | None] | None = None  # its row, if it has one
+        self._commit: bool | Exception | None = None  # what became of its row; None: not known yet
+        self._waiting: list[asyncio.Future[None]] = []  # for that
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None
@@ -64,6 +66,26 @@ class LiveRun:
         self.error = ""
         self.ended_at = 0.0
         self.ended: asyncio.Future[None] = loop.create_future()  # its ending is out, or withdrawn
+
+    async def promised(self) -> bool:
+        """Wait for the commit of its row. False: there was a row, it repeats a run that has ended.
+        Raises the error of the store if the row could not be written."""
+        if self._commit is None:
+            # A future for each caller: one that is cancelled must not cancel the others. And they
+            # wake before anything that is scheduled after `committed`.
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+        if isinstance(self._commit, Exception):
+            raise self._commit
+        return bool(self._commit)
+
+    def committed(self, result: bool | Exception) -> None:
+        """Let the callers of `promised` go on."""
+        self._commit = result
+        for waiter in self._waiting:
+            resolve_once(waiter)
+        self._waiting.clear()
 
     @property
     def denied(self) -> int:

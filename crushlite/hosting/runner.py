@@ -105,9 +105,8 @@ class Runner:
         if live.detach:
             self._services.lifetime.run_began(run.run_id)
         store = self._services.store
-        live.inserted = store.promise(run_rows.insert_run, live.row(store.store.boot_id))
-        # The first callback: whoever waits for the same future goes on after it has run.
-        live.inserted.add_done_callback(lambda done: self._inserted(live, done))
+        inserted = store.promise(run_rows.insert_run, live.row(store.store.boot_id))
+        inserted.add_done_callback(lambda done: self._inserted(live, done))
         return live
 
     async def prompt(self, prompt: Prompt) -> RunInfo:
@@ -121,11 +120,7 @@ class Runner:
             if known is None:
                 raise
             return known
-        assert live.inserted is not None  # a summary has no row, but its digest is no prompt's
-        await asyncio.shield(live.inserted)
-        # Not promised: a repeat of a run that has ended. Or a repeat that came in the turn of the
-        # loop between the commit and `_inserted`. In both cases the row knows.
-        if not live.run.durable:
+        if not await live.promised():
             return await self.run_info(live.run.run_id)
         return self._info(live)
 
@@ -145,16 +140,22 @@ class Runner:
         error = done.exception()
         row = done.result() if error is None else None
         if error is None and (row is None or self._is_ownerless(row)):
-            self._perform(self._runs.durable(live.run))
+            # The 202 goes out first: its request wakes before what is scheduled here.
+            live.committed(True)
+            asyncio.get_running_loop().call_soon(self._durable, live)
             return
         # Not promised: the session is unknown, the store refused, or it is a repeat of a run that
-        # has ended. Whoever waits for this commit learns the same.
+        # has ended. All requests that wait for this commit get the same answer.
+        live.committed(error if isinstance(error, Exception) else False)
         del self._live[live.run.run_id]
         effects = self._runs.withdraw(live.run)
         if live.detach:
             self._services.lifetime.run_ended(live.run.run_id)
         resolve_once(live.ended)
         self._perform(effects)
+
+    def _durable(self, live: LiveRun) -> None:
+        self._perform(self._runs.durable(live.run))
 
     def _is_ownerless(self, row: RunRow) -> bool:
         """Committed although its poster was told that it was not: nobody else will run it."""
