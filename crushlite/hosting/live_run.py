@@ -1,4 +1,4 @@
-"""What hosting keeps about one run beyond its state, and what clients are told about it."""
+"""What hosting keeps about one run beyond its state, and what clients see of it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class LiveRun:
         )
 
     def info(self, state: str) -> RunInfo:
-        """What clients are told. `state` is the machine's name for it."""
+        """What clients see. `state` is the machine's name for it."""
         info = RunInfo(
             run_id=self.run.run_id,
             session_id=self.run.session_id,
@@ -177,14 +177,14 @@ class LiveRun:
 
 
 def row_info(conn: Connection, scope: str, run_id: str) -> RunInfo:
-    """A run as its row tells it. Raises RunNotFound."""
+    """A run as its row says. Raises RunNotFound."""
     return _info(conn, scope, run_rows.get_run(conn, scope, run_id))
 
 
 def row_infos(
     conn: Connection, scope: str, session_id: str | None, state: str | None, unsure: list[str]
 ) -> list[RunInfo]:
-    """Runs as their rows tell them, oldest first. What has ended may be most of what was ever
+    """Runs as their rows say, oldest first. What has ended may be most of what was ever
     asked: it is read only if it is wanted, apart from the `unsure`, whose prompt is not promised
     yet and may repeat a run that has ended."""
     if state in (None, "ended"):
@@ -197,7 +197,7 @@ def row_infos(
 
 def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
     """With the text of its last message, if that is still there. A row without an outcome belongs
-    to a run that no LiveRun tells about yet."""
+    to a run that is not promised yet."""
     text = ""
     if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
         text = message_rows.get_message(conn, scope, row.message_id).text
