@@ -49,7 +49,7 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     )
     return Agent(
         CoderAgent(
-            context=ToolContext(path, scrubbed_environment(env, config)),
+            context=ToolContext(path, scrubbed_environment(env, config.secrets())),
             large=_brain(config.large, clock, proxies),
             small=_brain(config.small, clock, proxies),
             tools=all_tools(disabled=config.options.disabled_tools),

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from .view import Config
+    from collections.abc import Iterable, Iterator, Mapping, Set
 
 HIDDEN = "[redacted]"
 
@@ -98,10 +96,9 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     return _SCHEME.sub(rf"\1\2{HIDDEN}", text)
 
 
-def scrubbed_environment(env: Mapping[str, str], config: Config) -> dict[str, str]:
-    """The environment for child commands: without variables whose name speaks of a secret, and
-    without those that hold one of the configuration's under another name."""
-    secrets = config.secrets()
+def scrubbed_environment(env: Mapping[str, str], secrets: Set[str]) -> dict[str, str]:
+    """The environment for child commands: without variables whose name is that of a secret, and
+    without those that hold one of `secrets` under another name."""
     long = [secret for secret in secrets if len(secret) >= _CONTAINED]
     return {
         name: value

@@ -1328,7 +1328,7 @@ class EnvironmentTests(ConfigCase):
             "CURL_OPTIONS": "-H 'X: hunter2-hunter2'",
         }
         env = kept | gone
-        self.assertEqual(scrubbed_environment(env, self.load(env)), kept)
+        self.assertEqual(scrubbed_environment(env, self.load(env).secrets()), kept)
         self.assertEqual(len(env), len(kept) + len(gone), "the given one is not changed")
 
 
