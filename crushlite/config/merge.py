@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from .options import OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,19 +56,10 @@ _SERVER = {
     "timeout": int,
     "disabled": bool,
 }
-_OPTIONS = {
-    **dict.fromkeys(("data_directory", "initialize_as"), str),
-    **dict.fromkeys(("context_paths", "global_context_paths", "skills_paths"), _TEXTS),
-    **dict.fromkeys(("disabled_tools", "disabled_skills"), _TEXTS),
-    **dict.fromkeys(("debug", "debug_lsp", "auto_lsp", "disable_auto_summarize"), bool),
-    **dict.fromkeys(("disable_metrics", "disable_default_providers"), bool),
-    **dict.fromkeys(("disable_provider_auto_update", "progress"), bool),
-    **{key: {} for key in ("tui", "attribution")},
-}
 # The types of the keys that are used or passed on. `{}` is an object with anything in it, "*" any
 # key. Keys that are not named here are kept as they are.
 SCHEMA: dict[str, Any] = {
-    "options": _OPTIONS,
+    "options": {name: option.kind for name, option in OPTIONS.items()},
     "providers": {"*": _PROVIDER},
     "models": {"*": _SELECTED},
     "permissions": {"allowed_tools": _TEXTS, "project_variables": _TEXTS},

@@ -20,15 +20,18 @@ from .catalogue import CATALOGUE, SUPPORTED_TYPES
 from .expand import Refused
 from .merge import spell
 from .secrets import looks_secret
+from .warnings import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from .catalogue import Known
     from .expand import Expander
     from .files import Source
     from .merge import Merged
+    from .warnings import Warn
 
+ROLES = ("large", "small")  # of the two models
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # The connection's own: a second one of these would break the framing or name another server.
 _FRAMING = frozenset({"connection", "content-length", "host", "transfer-encoding", "upgrade"})
@@ -54,7 +57,8 @@ class Provider:
         return f"<Provider {self.id} type={self.type} models={len(self.models)}>"
 
     def model(self, ident: str) -> Model | None:
-        """The entry of a model; one made up if the list is still to be asked for."""
+        """The entry of a model; a bare one if the list is still to be asked for. None if the
+        provider does not have it."""
         for model in self.models:
             if model.id == ident:
                 return model
@@ -72,10 +76,9 @@ class Selected:
 
 
 class Builder:
-    """Makes providers of the merged configuration. `secrets` collects what it gave them."""
+    """Makes providers of the merged configuration. Adds their keys to the expander's secrets."""
 
-    def __init__(self, merged: Merged, expander: Expander, warn: Callable[[str], None]) -> None:
-        self.secrets = expander.secrets
+    def __init__(self, merged: Merged, expander: Expander, warn: Warn) -> None:
         self._merged = merged
         self._expander = expander
         self._warn = warn
@@ -95,13 +98,13 @@ class Builder:
                 found[ident] = self._provider(ident, section or {})
             except Refused as reason:
                 if section is not None:
-                    self._leave_out(ident, str(reason))
+                    path = ("providers", ident)
+                    self._warn_of(Reason.PROVIDER_LEFT_OUT, path, f"is left out: {reason}")
         return found
 
-    def _leave_out(self, ident: str, reason: str) -> None:
-        source = self._merged.source("providers", ident)
-        assert source is not None
-        self._warn(f"{source.path}: {spell(('providers', ident))} is left out: {reason}")
+    def _warn_of(self, reason: Reason, path: tuple[str, ...], what: str) -> None:
+        key = spell(path)
+        self._warn(reason, self._source(*path).path, key, f"{key} {what}")
 
     def _provider(self, ident: str, section: dict[str, Any]) -> Provider:
         if not ident:
@@ -114,15 +117,15 @@ class Builder:
         discover = not models and section.get("discover_models") is not False
         if not models and not discover:
             raise Refused("it lists no models, and discover_models is false")
-        url = self._base_url(ident, known)
+        url = self._base_url(ident, known, section.get("base_url") or "")
         stays = is_local(url)
         return Provider(
             id=ident,
             name=section.get("name") or (known.name if known else ident),
             type=kind,
             base_url=url,
-            api_key=self._key(ident, known, stays),
-            extra_headers=self._headers(ident, section.get("extra_headers") or {}, stays),
+            api_key=self._key(ident, known, section.get("api_key"), stays=stays),
+            extra_headers=self._headers(ident, section.get("extra_headers") or {}, stays=stays),
             extra_body=section.get("extra_body") or {},
             provider_options=section.get("provider_options") or {},
             models=models,
@@ -146,7 +149,7 @@ class Builder:
     def _expanded(self, text: str, *path: str, stays: bool = False) -> str:
         source = self._source(*path)
         value = self._expander.expand(text, source, spell(path), stays=stays).strip()
-        if not (value.isascii() and (value.isprintable() or not value)):
+        if not _fits_header(value):
             raise Refused(f"{path[-1]} holds a line break or another character not fit for HTTP")
         return value
 
@@ -155,8 +158,7 @@ class Builder:
         assert source is not None
         return source
 
-    def _base_url(self, ident: str, known: Known | None) -> str:
-        text = self._merged.get("providers", ident, "base_url") or ""
+    def _base_url(self, ident: str, known: Known | None, text: str) -> str:
         url = self._expanded(text, "providers", ident, "base_url") if text else ""
         url = url or (known.base_url if known else "")
         if not url:
@@ -172,31 +174,34 @@ class Builder:
             raise Refused("its base_url holds a user name; credentials belong in api_key")
         return url
 
-    def _key(self, ident: str, known: Known | None, stays: bool) -> str:
-        text = self._merged.get("providers", ident, "api_key")
+    def _key(self, ident: str, known: Known | None, text: str | None, *, stays: bool) -> str:
         if text is not None:
             key = self._expanded(text, "providers", ident, "api_key", stays=stays) if text else ""
         else:
             key = self._expander.variable(known.key).strip() if known else ""
-            if not key.isascii() or (key and not key.isprintable()):
+            if not _fits_header(key):
                 raise Refused("its key is not fit for HTTP")
         if known and not key:
             raise Refused("it has no key")
-        self.secrets.add(key)
+        self._expander.secrets.add(key)
         return key
 
-    def _headers(self, ident: str, listed: dict[str, str], stays: bool) -> dict[str, str]:
+    def _headers(self, ident: str, listed: dict[str, str], *, stays: bool) -> dict[str, str]:
         headers: dict[str, str] = {}
         for name, text in listed.items():
             path = ("providers", ident, "extra_headers", name)
             if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
-                self._warn(f"{self._source(*path).path}: {spell(path)} is no header to set")
+                self._warn_of(Reason.HEADER_LEFT_OUT, path, "is no header to set")
                 continue
             if value := self._expanded(text, *path, stays=stays):
                 headers[name] = value
             if value and looks_secret(name, value):
-                self.secrets |= {value, value.rpartition(" ")[2]}
+                self._expander.secrets.update((value, value.rpartition(" ")[2]))
         return headers
+
+
+def _fits_header(value: str) -> bool:
+    return value.isascii() and value.isprintable()
 
 
 # Selecting --------------------------------------------------------------------------------------
@@ -205,9 +210,9 @@ class Builder:
 def select(
     providers: Mapping[str, Provider], wanted: Mapping[str, SelectedModel]
 ) -> tuple[Selected | None, Selected | None]:
-    """The large and the small model. What is wanted counts if it is known. Else the first
-    provider that has models gives its first one, and the large model's provider the small one:
-    a small model of the catalogue, or the large one again."""
+    """The large and the small model, by what was chosen for each role. A choice counts if a
+    provider has it. Else the large model is the first one of the first provider that has models,
+    and the small one is the catalogue's for the same provider, or the large one again."""
     large = _wanted(providers, wanted.get("large")) or _first(providers)
     if large is None:
         return None, None
@@ -228,11 +233,15 @@ def _first(providers: Mapping[str, Provider]) -> Selected | None:
 
 
 def _small(large: Selected) -> Selected:
-    known = CATALOGUE.get(large.provider.id)
-    for model in large.provider.models:
-        if known and model.id == known.small.id:
-            return _selected(large.provider, model, SelectedModel())
-    return large
+    model = catalogue_small(large.provider)
+    return _selected(large.provider, model, SelectedModel()) if model else large
+
+
+def catalogue_small(provider: Provider) -> Model | None:
+    """The small model that the catalogue names for a provider, if the provider has it."""
+    known = CATALOGUE.get(provider.id)
+    ids = {known.small.id} if known else set()
+    return next((model for model in provider.models if model.id in ids), None)
 
 
 def _selected(provider: Provider, model: Model, choice: SelectedModel) -> Selected:

@@ -18,12 +18,12 @@ from unittest import mock
 from crushlite.config import (
     CONTEXT_FILES,
     Config,
+    ConfigFiles,
+    Reason,
     Roots,
     data_directory,
     expand,
     files,
-    global_file,
-    load,
     merge,
     redact,
     remove_value,
@@ -74,13 +74,8 @@ class ConfigCase(unittest.TestCase):
         return path
 
     def load(self, env: dict[str, str] | None = None, *, commands: bool = False) -> Config:
-        return load(
-            self.workspace,
-            env or {},
-            data_dir=self.data_dir,
-            allow_commands=commands,
-            roots=self.roots,
-        )
+        found = ConfigFiles(self.workspace, env or {}, self.roots, self.data_dir, commands)
+        return found.load()
 
     def refused(self, env: dict[str, str] | None = None, *, commands: bool = False) -> str:
         with self.assertRaises(ConfigError) as caught:
@@ -88,8 +83,9 @@ class ConfigCase(unittest.TestCase):
         return str(caught.exception)
 
     def assert_warned(self, config: Config, *words: str) -> None:
-        found = [w for w in config.warnings if all(word in w for word in words)]
-        self.assertTrue(found, f"no warning with {words} in {config.warnings}")
+        shown = [str(warning) for warning in config.warnings]
+        found = [text for text in shown if all(word in text for word in words)]
+        self.assertTrue(found, f"no warning with {words} in {shown}")
 
 
 # Files ------------------------------------------------------------------------------------------
@@ -132,7 +128,7 @@ class FileTests(ConfigCase):
         own = elsewhere / "data/crushlite/crush.json"
         found = [elsewhere / "cfg/crush/crush.json", elsewhere / "data/crush/crush.json", own]
         self.assertEqual(self.load(xdg).files, tuple(found))
-        self.assertEqual(global_file(xdg, self.roots), own)
+        self.assertEqual(ConfigFiles(self.workspace, xdg, self.roots, self.data_dir).file(0), own)
         crush = {"CRUSH_GLOBAL_CONFIG": f"{elsewhere}/named"}
         crush["CRUSH_GLOBAL_DATA"] = f"{elsewhere}/state"
         found = [elsewhere / "named/crush.json", elsewhere / "state/crush.json", own]
@@ -313,6 +309,41 @@ def is_strict_json_object(content: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+class WarningTests(ConfigCase):
+    def test_a_warning_has_a_reason_a_file_and_a_key(self) -> None:
+        (self.workspace / "crushrc").write_text("")
+        sent = {"extra_headers": {"Host": "x"}, "api_key": "$LAB_KEY"}
+        own = {"base_url": "http://own.example", "models": [MODEL]} | sent
+        large = {"provider": "gone", "model": "m"}
+        self.write("global", {"providers": {"lab": LAB, "bad": {}}, "models": {"large": large}})
+        moved = {"base_url": "http://evil.example"}
+        self.write(
+            "project",
+            {
+                "providers": {"lab": moved, "own": own},
+                "permissions": {"allowed_tools": ["bash"]},
+                "env": {"A": "b"},
+            },
+        )
+        outside, project = self.places["global"], self.places["project"]
+        found = [
+            (warning.reason, warning.file, warning.key)
+            for warning in self.load({"LAB_KEY": "k1"}).warnings
+        ]
+        wanted = [
+            (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
+            (Reason.NOT_FOR_PROJECTS, project, "env"),
+            (Reason.TOOLS_NOT_ADDED, project, "permissions.allowed_tools"),
+            (Reason.VARIABLE_WITHHELD, project, "providers.own.api_key"),
+            (Reason.PROVIDER_MOVED, project, "providers.lab"),
+            (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
+            (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
+            (Reason.MODEL_UNKNOWN, outside, "models.large"),
+        ]
+        self.assertCountEqual(found, wanted)
+        self.assertEqual({reason for reason, _, _ in wanted}, set(Reason))
 
 
 # Merging ----------------------------------------------------------------------------------------
@@ -1125,7 +1156,7 @@ class ProjectPropertyTests(ConfigCase):
             with self.subTest(count, outside=outside, project=project, other=other):
                 self.assertLessEqual(set(after.allowed_tools), set(before.allowed_tools))
                 self.check_keys(before, after)
-            moved += any("not sent there" in warning for warning in after.warnings)
+            moved += any(w.reason is Reason.PROVIDER_MOVED for w in after.warnings)
         self.assertGreater(moved, 50, "the documents are too tame to prove anything")
 
     def check_keys(self, before: Config, after: Config) -> None:

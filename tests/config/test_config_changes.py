@@ -164,6 +164,13 @@ class WritingTests(ConfiguredTestCase):
         await self.settled()
         self.assertEqual(self.events(), 0)
 
+    async def test_the_words_of_a_warning_refuse_nothing(self) -> None:
+        # The provider is left out with a warning that holds its name.
+        key = "providers.a is ignored: b.base_url"
+        await self.changed("set", {"scope": 1, "key": key, "value": "no address"})
+        written = {"a is ignored: b": {"base_url": "no address"}}
+        self.assertEqual(self.written(self.own_file), {"providers": written})
+
     async def test_a_value_at_odds_with_another_file_is_refused_before_it_is_written(self) -> None:
         self.configure(self.configuration() | {"odd": {"thing": {"deep": 1}}})
         await self.changed("set", {"scope": 0, "key": "fine", "value": 1})
