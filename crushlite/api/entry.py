@@ -48,3 +48,4 @@ class Entry:
     body_limit: int = MIB
     urgent: bool = False  # served even when all ordinary connections are taken
     public: bool = False  # no token asked: only what a page needs before it has one
+    refusals: tuple[tuple[int, str], ...] = ()  # status and code of each that is its alone

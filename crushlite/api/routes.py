@@ -44,7 +44,7 @@ from ..protocol.sessions import (
 )
 from ..protocol.space import Space
 from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, WireConfig, Workspace
-from . import agent, dialogs, features, files, metrics, openapi, sessions, system, workspaces
+from . import agent, dialogs, features, files, sessions, system, workspaces
 from .context import MAX_WAIT
 from .entry import MIB, Entry, Param, W
 
@@ -81,8 +81,6 @@ TABLE: tuple[Entry, ...] = (
     # The daemon itself.
     Entry("GET", "/v1/health", system.health, gives=Health | None, params=(VERBOSE,), urgent=True),
     Entry("GET", "/v1/version", system.version, gives=VersionInfo),
-    Entry("GET", "/v1/openapi.json", openapi.openapi, gives=dict[str, Any]),
-    Entry("GET", "/v1/metrics", metrics.metrics, gives=str, media=metrics.TEXT_FORMAT),
     Entry("POST", "/v1/control", system.control, takes=Control),
     Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
     # Workspaces. A create carries a whole environment.

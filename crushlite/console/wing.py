@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ..wing import Ports
 
 CODE_SECONDS = 60.0
-CODES = 32  # outstanding at a time; the oldest gives way
+CODES = 32  # codes that are valid at a time; the oldest is dropped for the next
+BAD_CODE = (403, "bad_code")
 FOLDER = importlib.resources.files(__package__) / "page"
 HTML = "text/html; charset=utf-8"
 ANY = "*/*"
@@ -113,7 +114,13 @@ class ConsoleWing(Wing):
             Entry("GET", "/console/{file}", self.file, gives=str, media=ANY, public=True),
             Entry("POST", "/v1/web", self.invite, takes=WebRequest | None, gives=WebAddress),
             Entry(
-                "POST", "/v1/web/token", self.exchange, takes=WebCode, gives=WebToken, public=True
+                "POST",
+                "/v1/web/token",
+                self.exchange,
+                takes=WebCode,
+                gives=WebToken,
+                public=True,
+                refusals=(BAD_CODE,),
             ),
         )
 
@@ -165,11 +172,8 @@ class ConsoleWing(Wing):
         """The token of this port for a one-time code."""
         given, port = body(WebCode, request), request.peer.port or 0
         if not self._codes.redeem(given.code, port):
-            raise HTTPError(
-                403,
-                "bad_code",
-                "this code is wrong, used or expired: run 'crushlite web' for a new one",
-            )
+            message = "this code is wrong, used or expired: run 'crushlite web' for a new one"
+            raise HTTPError(*BAD_CODE, message)
         token = self._ports.token_of(port)
         return answer(WebToken(token), headers=(("Cache-Control", "no-store"),))
 

@@ -35,13 +35,14 @@ from ..http.sse import SSEParser
 from ..settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from ..agent.scripted import ScriptedRun
     from ..clock import Clock
     from ..http.messages import Headers
     from ..store import Stores
+    from ..wing import Wing
 
 PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
 QUIET = 0.25  # seconds without an event that count as "never"
@@ -188,15 +189,17 @@ def _matches(event: Seen, what: str | Callable[[Seen], bool], fields: dict[str, 
 
 
 class LocalDaemon:
-    """A daemon in this process. Its socket, data and default workspace are temporary."""
+    """A daemon in this process. Its socket, data and default workspace are temporary. `wings` are
+    those of wings.py unless others, or none, are given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most of what a Daemon takes, by keyword
         self,
         agent: Any = None,
         *,
         settings: Settings | None = None,
         clock: Clock | None = None,
         stores: Stores | None = None,
+        wings: Sequence[Wing] | None = None,
         tcp: bool = False,
         auth: str = "token",
     ) -> None:
@@ -204,6 +207,7 @@ class LocalDaemon:
         self.clock = clock or SystemClock()
         self._settings = settings
         self._stores = stores
+        self._wings = wings
         self._tcp = tcp
         self._auth = auth
         self._clients: list[HTTPClient] = []
@@ -221,6 +225,7 @@ class LocalDaemon:
             settings=self._private(self._settings or Settings()),
             clock=self.clock,
             stores=self._stores,
+            wings=self._wings,
         )
         await self.daemon.start()
         self.backend = self.daemon.backend

@@ -11,22 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..http.messages import Response
+from ..api.vitals import Process
 from ..protocol.runs import LIVE_STATES
 from ..runs import Outcome
 from ..version import __version__
-from .vitals import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ..api.vitals import Vitals
     from ..hosting.backend import Backend
-    from ..http.messages import Request
-    from .context import Context
-    from .vitals import Vitals
 
-TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-CLASSES = (2, 3, 4, 5)  # of statuses: there from the start, so that a rate sees the first one
+CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +39,20 @@ class Family:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-async def metrics(context: Context, request: Request) -> Response:
-    backend, vitals = context.backend, context.vitals
-    families = [
-        *_of_daemon(vitals),
-        *_of_workspaces(backend),
-        *_of_runs(backend),
-        *_of_events(backend),
-        *_of_server(vitals),
-        *_of_process(),
-    ]
-    return Response(200, write(families), TEXT_FORMAT)
+def families(backend: Backend, vitals: Vitals) -> Iterator[Family]:
+    """All metrics of a daemon, as they are now."""
+    yield from _of_daemon(vitals)
+    yield from _of_workspaces(backend)
+    yield from _of_runs(backend)
+    yield from _of_events(backend)
+    yield from _of_server(vitals)
+    yield from _of_process()
 
 
-def write(families: Iterable[Family]) -> bytes:
+def write(written: Iterable[Family]) -> bytes:
+    """Metrics in the text format."""
     lines: list[str] = []
-    for family in families:
+    for family in written:
         lines.append(f"# HELP {family.name} {_escaped(family.about)}")
         lines.append(f"# TYPE {family.name} {family.kind}")
         if isinstance(family.values, Mapping):
