@@ -1,7 +1,7 @@
 """Numbers for a monitoring system, in the text format of Prometheus.
 
 Counted over the whole daemon: a label never holds a path, an id or anything that a person wrote.
-A counter never goes down while the daemon lives, also when the workspace it was counted in is gone.
+A counter never goes down while the daemon lives, not even when a workspace closes.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def _escaped(text: str, *, quotes: bool = False) -> str:
 
 
 def _of_daemon(vitals: Vitals) -> Iterator[Family]:
-    beat = vitals.heartbeat
+    loop = vitals.loop
     yield Family("crushlite_info", "Always 1; says what runs.", {__version__: 1}, "version")
     yield Family("crushlite_uptime_seconds", "Since the daemon started.", vitals.uptime)
-    yield Family("crushlite_loop_lag_seconds", "How late the event loop is.", beat.lag)
-    yield Family("crushlite_loop_lag_max_seconds", "How late it was at worst.", beat.worst)
-    yield Family("crushlite_loop_stalls_total", "How often it was blocked.", beat.stalls)
+    yield Family("crushlite_loop_lag_seconds", "How late the event loop is.", loop.lag)
+    yield Family("crushlite_loop_lag_max_seconds", "How late it was at worst.", loop.worst)
+    yield Family("crushlite_loop_stalls_total", "How often it was blocked.", loop.stalls)
 
 
 def _of_workspaces(backend: Backend) -> Iterator[Family]:

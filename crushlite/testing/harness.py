@@ -90,7 +90,7 @@ class EventReader:
         self.raw = bytearray()  # the bytes of the stream, for tests of the framing
         self.last_id: str | None = None
         self.ended = asyncio.Event()
-        self._next = 0  # what wait_for has consumed
+        self._next = 0  # the index of the next event that wait_for looks at
         self._changed = asyncio.Event()
         self._opened: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -111,7 +111,7 @@ class EventReader:
 
     async def wait_for(self, what: str | Callable[[Seen], bool], **fields: Any) -> Seen:
         """The next event of this kind (or for which the callable is true) whose payload has these
-        fields. What it skips stays in `seen`; what it returns is not returned again."""
+        fields. Skipped events stay in `seen`; none is returned twice."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while True:
@@ -142,6 +142,7 @@ class EventReader:
                 raise AssertionError(f"this should never come: {event}")
 
     def all(self, kind: str, **fields: Any) -> list[Seen]:
+        """Every event of this kind with these fields that has come so far."""
         return [event for event in self.seen if _matches(event, kind, fields)]
 
     async def end(self) -> None:
@@ -249,7 +250,7 @@ class LocalDaemon:
             self._folder.cleanup()
 
     def _private(self, settings: Settings) -> Settings:
-        """Keep away from the configuration of whoever runs the tests."""
+        """Settings with which the files of the user who runs the tests are not read."""
         home = settings.user_files or str(self.root / "home")
         return dataclasses.replace(settings, user_files=home)
 
@@ -347,7 +348,7 @@ class Participant:
         return str(answer.json["id"])
 
     async def prompt(self, session: str, text: str = "hello", **fields: Any) -> Answer:
-        """Post a prompt and insist on 202."""
+        """Post a prompt; any answer but 202 is a failure."""
         answer = await self.try_prompt(session, text, **fields)
         assert answer.status == 202, answer
         return answer
