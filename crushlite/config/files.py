@@ -1,6 +1,6 @@
-"""Which `crush.json` files speak for a workspace, and how one is read.
+"""Which `crush.json` files configure a workspace, and how one is read.
 
-Reading is guarded: the files of a project come from whoever wrote the repository. Only regular
+Reading is guarded, because the author of a repository wrote the files of the project. Only regular
 files of a bounded size are read (a pipe with the right name would hold a thread for ever), the
 owner is taken from the opened file, and the JSON reader is the strict one of the wire.
 

@@ -1,4 +1,4 @@
-"""The section `options`: what there is, who may set it, what the daemon reads of it."""
+"""The section `options`: the table of them, and those that the daemon itself reads."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
+    """A row of the table."""
+
     kind: Any  # its type, as merge.SCHEMA has it
     rule: Rule = Rule.ANYTHING
     shown: bool = True  # clients see it as it is written

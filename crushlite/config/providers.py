@@ -1,8 +1,8 @@
 """Usable providers, and the two models a workspace works with.
 
 A provider of the catalogue needs only a key, and without one it is left out. Any other needs a
-`base_url`, and models: listed, or to be asked for (`discover`). Whatever cannot be used is left out
-with a warning, so that one bad entry does not take the good ones with it.
+`base_url`, and models: listed, or to be asked for (`discover`). One that cannot be used is left out
+with a warning, and the others count.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 
 ROLES = ("large", "small")  # of the two models
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-# The connection's own: a second one of these would break the framing or name another server.
+# The daemon sets these itself: a second one would break the framing or name another server.
 _FRAMING = frozenset({"connection", "content-length", "host", "transfer-encoding", "upgrade"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Provider:
+    """A provider that can be used: everything is expanded."""
+
     id: str
     name: str
     type: str
@@ -53,7 +55,7 @@ class Provider:
     discover: bool = False  # its models are still to be asked for
 
     def __repr__(self) -> str:
-        # Neither key nor headers nor address: a repr ends up in logs and tracebacks.
+        # Neither key nor headers nor address: logs and tracebacks hold it.
         return f"<Provider {self.id} type={self.type} models={len(self.models)}>"
 
     def model(self, ident: str) -> Model | None:
@@ -67,9 +69,11 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Selected:
+    """A model in use."""
+
     provider: Provider
-    model: Model  # what the provider's list says about it
-    choice: SelectedModel  # what the user says, completed with the model's defaults
+    model: Model  # its entry in the provider's list
+    choice: SelectedModel  # the user's settings, completed with the model's defaults
 
     def __repr__(self) -> str:
         return f"<Selected {self.provider.id}/{self.model.id}>"
@@ -86,7 +90,8 @@ class Builder:
         self._known: dict[str, Known] = CATALOGUE if on else {}
 
     def providers(self) -> dict[str, Provider]:
-        """In the order in which a default is looked for: the catalogue's, then the others by id."""
+        """The usable ones by id, in the order in which a default is looked for: the catalogue's,
+        then the others by id."""
         sections = self._merged.get("providers") or {}
         custom = sorted(ident for ident in sections if ident not in self._known)
         found: dict[str, Provider] = {}
@@ -107,12 +112,15 @@ class Builder:
         self._warn(reason, self._source(*path).path, key, f"{key} {what}")
 
     def _provider(self, ident: str, section: dict[str, Any]) -> Provider:
+        """The provider of a section. Raises Refused if it cannot be used."""
         if not ident:
             raise Refused("its id is empty")
         known = self._known.get(ident)
         kind = section.get("type") or (known.type if known else "openai-compat")
         if kind not in SUPPORTED_TYPES:
-            raise Refused("its type is not supported")
+            raise Refused(
+                f"its type is not supported: use one of {', '.join(sorted(SUPPORTED_TYPES))}"
+            )
         models = self._models(ident, known, section.get("models") or [])
         discover = not models and section.get("discover_models") is not False
         if not models and not discover:
@@ -147,6 +155,7 @@ class Builder:
         return tuple(dataclasses.replace(model) for model in models.values())
 
     def _expanded(self, text: str, *path: str, stays: bool = False) -> str:
+        """The text at a path, expanded. Raises Refused if HTTP cannot carry the result."""
         source = self._source(*path)
         value = self._expander.expand(text, source, spell(path), stays=stays).strip()
         if not _fits_header(value):
@@ -159,6 +168,7 @@ class Builder:
         return source
 
     def _base_url(self, ident: str, known: Known | None, text: str) -> str:
+        """The address, expanded. Raises Refused if it is none, or holds credentials."""
         url = self._expanded(text, "providers", ident, "base_url") if text else ""
         url = url or (known.base_url if known else "")
         if not url:
@@ -175,6 +185,7 @@ class Builder:
         return url
 
     def _key(self, ident: str, known: Known | None, text: str | None, *, stays: bool) -> str:
+        """The key, expanded; without a text the value of the catalogue's variable."""
         if text is not None:
             key = self._expanded(text, "providers", ident, "api_key", stays=stays) if text else ""
         else:
@@ -182,7 +193,7 @@ class Builder:
             if not _fits_header(key):
                 raise Refused("its key is not fit for HTTP")
         if known and not key:
-            raise Refused("it has no key")
+            raise Refused(f"it has no key: set api_key, or the variable {known.key}")
         self._expander.secrets.add(key)
         return key
 

@@ -1,4 +1,4 @@
-"""How clients change the configuration of a workspace."""
+"""The routes by which clients change the configuration of a workspace."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ class ConfigSetup:
         self._allow_commands = allow_commands
 
     async def profile(self, opening: Opening) -> FileProfile:
+        """Raises ConfigError if a file cannot be used."""
         try:
             files, config = await asyncio.to_thread(self._load, opening)
         except ConfigError as error:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ESCAPE, ENTER, TAB = "\ue00c", "\ue007", "\ue004"
 LIVE = (
     "document.querySelector('#connection').dataset.state === 'live'"
-    " && !document.querySelector('#desk').hidden"
+    " && !document.querySelector('#workspace-view').hidden"
 )
 TRANSCRIPT = "return document.querySelector('#transcript').innerText"
 IDS = "return [...document.querySelectorAll('#transcript .msg')].map(each => each.dataset.id)"
@@ -622,7 +622,7 @@ class Hostile(BrowserCase):
 
     async def assert_harmless(self, window: Window) -> None:
         self.assertIsNone(await window.script("return window.pwned ?? null"))
-        made = "body script, #desk img, #desk svg, a[href^=java]"
+        made = "body script, #workspace-view img, #workspace-view svg, a[href^=java]"
         count = "return document.querySelectorAll(arguments[0]).length"
         self.assertEqual(await window.script(count, made), 0)
 

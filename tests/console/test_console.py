@@ -121,7 +121,7 @@ class Files(ConsoleCase):
         tag = first.headers.get("ETag") or ""
         again = await self.ask("GET", "/console/main.js", ("If-None-Match", tag))
         self.assertEqual((again.status, again.body), (304, b""))
-        other = await self.ask("GET", "/console/desk.js", ("If-None-Match", tag))
+        other = await self.ask("GET", "/console/workspace.js", ("If-None-Match", tag))
         self.assertEqual(other.status, 200)
         old = '"0123456789abcdef"'
         for known, status in (
