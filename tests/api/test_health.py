@@ -1,4 +1,4 @@
-"""`GET /v1/health`: empty for most, and true when something is wrong."""
+"""`GET /v1/health`: empty by default; with `verbose` it reports what is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_for(gate: threading.Event) -> None:
 class HealthTests(BoundedTestCase):
     def setUp(self) -> None:
         super().setUp()
-        # A machine that stands still for a second is not what any of these is about.
+        # A busy machine may be slower than these limits.
         for name in ("STORE_SECONDS", "LAG_SECONDS"):
             self.enterContext(unittest.mock.patch.object(system, name, 60.0))
 
@@ -83,7 +83,7 @@ class HealthTests(BoundedTestCase):
             disk.free()
             self.assertEqual((await self.health())["status"], "ok")
 
-    async def test_an_ending_that_waits_to_be_written_is_told_until_it_is(self) -> None:
+    async def test_an_ending_that_waits_to_be_written_is_reported_until_it_is(self) -> None:
         disk = Disk()
         await self.start(stores=disk.stores(SystemClock()))
         anna = await self.daemon.join()
@@ -127,7 +127,7 @@ class HealthTests(BoundedTestCase):
         self.daemon.backend.leaving.set()
         self.assertEqual(self.failing(await self.health()), {"serving": "the daemon is leaving"})
 
-    async def test_a_late_loop_and_too_many_files_are_told(self) -> None:
+    async def test_a_late_loop_and_too_many_files_are_reported(self) -> None:
         await self.start()
         watchdog = self.daemon.daemon.watchdog
         used = len(os.listdir("/proc/self/fd")) - 1

@@ -1,4 +1,4 @@
-"""The configuration: files, merging, expansion, what a project may say, and what never leaves."""
+"""The configuration: files, merging, expansion, what a project may say, and which secrets stay."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LAB = {"base_url": "http://lab.example/v1", "api_key": "lab-literal-key-0001", "
 
 
 class ConfigCase(unittest.TestCase):
-    """A machine in a temporary directory: nothing is read from the real one."""
+    """Configuration files in a temporary directory: none of the real machine is read."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -301,7 +301,7 @@ def damage(content: bytes, seeded: random.Random) -> bytes:
 
 
 def is_strict_json_object(content: bytes) -> bool:
-    """Whether the damage left something that may pass: then it is no damaged file."""
+    """Whether a damaged file still holds an object, or nothing: then it need not be refused."""
     if not content.strip():
         return True
     try:
@@ -540,7 +540,7 @@ class CommandTests(ConfigCase):
         os.mkfifo(fifo)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, reader)
-        # It is ended for its flood, and not before its child has the fifo: no time is too short.
+        # It is ended for writing too much, which begins when its child has the fifo: no timing.
         child = f"(echo; : > {self.base}/begun; exec sleep 60) > {fifo}"
         self.lab(f"$({child} & until [ -e {self.base}/begun ]; do sleep 0.01; done; yes)")
         with mock.patch.object(expand, "COMMAND_SECONDS", 30.0):
@@ -934,7 +934,7 @@ class ProjectTests(ConfigCase):
 
 
 class KeyTests(ConfigCase):
-    """Where a key goes is decided where the key comes from."""
+    """The user's keys go only to the addresses that the user's files or the catalogue name."""
 
     def moved(self, section: JSONObject, env: dict[str, str] | None = None) -> Config:
         self.write("project", {"providers": {"lab": section}})
@@ -982,7 +982,7 @@ class KeyTests(ConfigCase):
         self.write("project", {"providers": {"openai": section | {"api_key": "own"}}})
         provider = self.load(env).providers["openai"]
         self.assertEqual((provider.base_url, provider.api_key), ("http://evil.example", "own"))
-        # Nor is it had by turning the catalogue off.
+        # Turning the catalogue off does not help the project either.
         document: JSONObject = {
             "providers": {"openai": section},
             "options": {"disable_default_providers": True},
@@ -1001,7 +1001,7 @@ class KeyTests(ConfigCase):
             self.assertEqual(config.providers["openai"].api_key, "sk-env")
             self.assertEqual(config.providers["lab"].api_key, "k-lab")
             self.assertEqual(config.warnings, ())
-        # But another provider's variable is not handed around.
+        # But the variable of another provider is not given to this one.
         self.write("project", {"providers": {"lab": {"api_key": "$OPENAI_API_KEY"}}})
         self.assertEqual(self.load(env).providers["lab"].api_key, "")
 
@@ -1118,7 +1118,8 @@ class ProjectVariableTests(ConfigCase):
 
 
 def with_keys(outside: JSONObject) -> JSONObject:
-    """A provider that lacks only a key would be used with a project's: where does it lead?"""
+    """A copy in which every provider has a key: one that lacks only that would be used with a
+    project's key, and its address is needed for the comparison."""
     probed: JSONObject = json.loads(json.dumps(outside))
     for section in probed["providers"].values():
         if section.get("api_key") in ("", "$NONE"):
@@ -1127,7 +1128,8 @@ def with_keys(outside: JSONObject) -> JSONObject:
 
 
 class ProjectPropertyTests(ConfigCase):
-    """Seeded pairs of a user's and a project's configuration: the project never gains anything."""
+    """Seeded pairs of a user's and a project's configuration: no project allows itself more, or
+    gets a key."""
 
     ENV = {f"{name}_API_KEY": f"env-{name}" for name in ("OPENAI", "GROQ", "LAB")} | {"Q": "env-q"}
     IDS = ("openai", "groq", "lab", "own")
@@ -1137,7 +1139,7 @@ class ProjectPropertyTests(ConfigCase):
 
     def test_the_allow_set_never_grows_and_no_key_goes_elsewhere(self) -> None:
         seeded = random.Random(20_26)
-        # Nothing about $Q looks secret, except that the user has a key in it.
+        # $Q does not look secret: it is one because the user's file has a key in it.
         self.write("global", {"providers": {"zz": {"api_key": "$Q", "disable": True}}})
         moved = 0
         for count in range(400):
@@ -1214,7 +1216,7 @@ class ProjectPropertyTests(ConfigCase):
 
 
 class CanaryTests(ConfigCase):
-    """Values that would be recognised anywhere, in every place that may hold one."""
+    """A value that is recognised anywhere, in every place that may hold a secret."""
 
     def canary(self, name: str) -> str:
         return f"canary-{name}-9f8e7d6c5b4a3210"

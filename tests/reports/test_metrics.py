@@ -52,7 +52,7 @@ def unescaped(text: str, *, quotes: bool) -> str:
 
 
 def parse(text: str) -> dict[str, Metric]:
-    """Strict: HELP, TYPE, samples; each family once and in one piece."""
+    """Read metrics strictly: HELP, TYPE, samples; each family once and in one piece."""
     assert text.endswith("\n")
     assert "\r" not in text
     metrics: dict[str, Metric] = {}
@@ -125,7 +125,7 @@ class MetricsTestCase(BoundedTestCase):
 
 
 class DaemonTests(MetricsTestCase):
-    async def test_a_daemon_nobody_uses_counts_nothing_and_says_what_it_is(self) -> None:
+    async def test_an_unused_daemon_counts_nothing_and_says_what_it_is(self) -> None:
         clock = FakeClock()
         await self.start(clock=clock)
         await clock.advance(5)
@@ -134,8 +134,8 @@ class DaemonTests(MetricsTestCase):
         self.assertEqual(read["crushlite_uptime_seconds"].value, 5)
         busy = {name for name, metric in read.items() if any(metric.values.values())}
         machine = {name for name in read if name.startswith(("process_", "crushlite_loop_"))}
-        told = {"crushlite_info", "crushlite_uptime_seconds", "crushlite_http_connections"}
-        self.assertEqual(busy - machine, told | {"crushlite_http_requests_in_flight"})
+        always = {"crushlite_info", "crushlite_uptime_seconds", "crushlite_http_connections"}
+        self.assertEqual(busy - machine, always | {"crushlite_http_requests_in_flight"})
         for name, metric in read.items():
             self.assertEqual(metric.kind == "counter", name.endswith("_total"))
             self.assertTrue(metric.about)
@@ -207,21 +207,21 @@ class WorkspaceTests(MetricsTestCase):
         await self.start()
         names = ("crushlite_workspaces", "crushlite_clients", "crushlite_streams")
 
-        async def told() -> list[float]:
+        async def counted() -> list[float]:
             read = await self.scrape()
             return [read[name].value for name in names]
 
         anna = await self.daemon.join()
-        self.assertEqual(await told(), [1, 1, 1])
+        self.assertEqual(await counted(), [1, 1, 1])
         bert = await self.daemon.join()
         await anna.attach()
-        self.assertEqual(await told(), [1, 2, 3])
+        self.assertEqual(await counted(), [1, 2, 3])
         other = self.daemon.root / "other"
         other.mkdir()
         await self.daemon.create(other, client_id=bert.id)
-        self.assertEqual(await told(), [2, 2, 3])
+        self.assertEqual(await counted(), [2, 2, 3])
         await bert.retire()
-        self.assertEqual(await told(), [1, 1, 2])
+        self.assertEqual(await counted(), [1, 1, 2])
 
     async def test_what_waits_for_a_person_is_pending_until_it_is_answered(self) -> None:
         await self.start()
@@ -264,7 +264,7 @@ class WorkspaceTests(MetricsTestCase):
         anna = await self.daemon.join()
         session, other = await anna.session(), await anna.session()
 
-        async def told() -> tuple[dict[str, float], dict[str, float]]:
+        async def counted() -> tuple[dict[str, float], dict[str, float]]:
             read = await self.scrape()
             runs, ended = read["crushlite_runs"], read["crushlite_runs_ended_total"]
             return (
@@ -279,15 +279,15 @@ class WorkspaceTests(MetricsTestCase):
         await anna.prompt(session, "four", when_busy="steer")
         await anna.prompt(other, "five")
         second = await self.daemon.entered(2)
-        self.assertEqual(await told(), ({"active": 2, "queued": 3}, {}))
+        self.assertEqual(await counted(), ({"active": 2, "queued": 3}, {}))
         health = (await self.daemon.call("GET", "/v1/health?verbose=1")).json
         self.assertEqual(health["busy_sessions"], 2)
         await run.do(lambda turn: turn.followups())
-        self.assertEqual(await told(), ({"active": 2, "queued": 2, "folded": 1}, {}))
+        self.assertEqual(await counted(), ({"active": 2, "queued": 2, "folded": 1}, {}))
         await anna.call("POST", f"/agent/sessions/{session}/prompts/clear")
         await anna.events.wait_for("run_complete")
         await anna.events.wait_for("run_complete")
-        self.assertEqual(await told(), ({"active": 2, "folded": 1}, {"cleared": 2}))
+        self.assertEqual(await counted(), ({"active": 2, "folded": 1}, {"cleared": 2}))
         run.release()
         for _ in range(2):
             await anna.events.wait_for("run_complete", error=None)
@@ -297,9 +297,9 @@ class WorkspaceTests(MetricsTestCase):
         await self.daemon.entered(3)
         await anna.cancel(session, wait=20)
         ended = {"completed": 2, "failed": 1, "canceled": 1, "cleared": 2}
-        self.assertEqual(await told(), ({}, ended))
+        self.assertEqual(await counted(), ({}, ended))
         await anna.retire()
-        self.assertEqual(await told(), ({}, ended))
+        self.assertEqual(await counted(), ({}, ended))
 
     async def test_an_ending_that_waits_to_be_written_is_counted_until_it_is(self) -> None:
         disk = Disk()
@@ -317,7 +317,7 @@ class WorkspaceTests(MetricsTestCase):
 
 
 class Stubborn:
-    """Does not hear that it was cancelled."""
+    """Ignores its cancellation until the test lets it end."""
 
     def __init__(self) -> None:
         self.inside = asyncio.Event()
@@ -333,7 +333,7 @@ class Stubborn:
 
 
 class Lingering(ScriptedAgent):
-    """Holds the end of its workspace up."""
+    """Keeps its workspace from closing until the test lets it."""
 
     def __init__(self) -> None:
         super().__init__(auto=True)

@@ -52,7 +52,7 @@ def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def nodes(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object anywhere inside."""
+    """Every object anywhere inside a JSON value."""
     if isinstance(value, dict):
         yield value
         for child in value.values():
@@ -324,7 +324,7 @@ class BodyTests(BoundedTestCase, InputTestCase):
 
 # What the daemon really answers -----------------------------------------------------------------
 
-# Whatever is asked here, there is none of it.
+# Routes of features that do not exist: no request succeeds.
 NEVER_GOOD = {
     ("GET", W + "/lsps/{name}/diagnostics"),
     ("POST", W + "/config/refresh-oauth"),
@@ -342,11 +342,11 @@ class Obliging(ScriptedAgent):
 
 
 class AnswerTests(BoundedTestCase):
-    """One long day of a daemon: every route is used, and every answer is checked."""
+    """Every route of a daemon is used, and every answer is checked."""
 
     async def asyncSetUp(self) -> None:
         self.daemon = await self.enterAsyncContext(LocalDaemon(Obliging(), tcp=True))
-        # A machine that stands still for a second makes no other answers.
+        # On a busy machine the answers are the same.
         for name in ("STORE_SECONDS", "LAG_SECONDS"):
             self.enterContext(mock.patch.object(system, name, 60.0))
         self.good: set[tuple[str, str]] = set()
@@ -425,7 +425,7 @@ class AnswerTests(BoundedTestCase):
         await self.ask("DELETE", f"/v1/clients/{uuid.uuid4()}")
 
     async def console(self) -> None:
-        """Its files are for browsers, which come by TCP."""
+        """The page's files: only TCP serves them."""
         invited = await self.ask("POST", "/v1/web")
         browser = self.daemon.connect(tcp=True)
         await self.ask("GET", "/", http=browser)
@@ -596,7 +596,7 @@ class AnswerTests(BoundedTestCase):
         await self.ask("POST", f"{base}/sessions", {"title": "x" * (1 << 20)}, 413)
 
     def check_stream(self) -> None:
-        """What Anna's stream has brought in the meantime: events, and all of them valid."""
+        """Check that all events that Anna's stream has brought so far are valid."""
         responses = DOCUMENT["paths"][W + "/events"]["get"]["responses"]
         schema = responses["200"]["content"]["text/event-stream"]["schema"]
         events = [json.loads(event.data) for event in SSEParser().feed(bytes(self.anna.events.raw))]
