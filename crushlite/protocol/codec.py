@@ -105,25 +105,40 @@ def _encode_plan(cls: Any) -> tuple[tuple[str, str, str, bool], ...]:
 # Reading JSON -----------------------------------------------------------------------------------
 
 
+class NotJSON(BadRequest):
+    """A text is not JSON as it is accepted here. `reason` is for texts that are no requests, such
+    as files: it repeats no value of the text, which may be a key."""
+
+    def __init__(self, reason: str, with_value: str = "") -> None:
+        super().__init__(f"failed to decode request: {with_value or reason}")
+        self.reason = reason
+
+
+class _IntegerTooLarge(ValueError):
+    """Holds the literal."""
+
+
 def loads(body: bytes) -> JSON:
-    """Parse a request body strictly; raise BadRequest with the reason."""
+    """Parse a request body strictly. Raises NotJSON."""
     if not body.strip():
-        raise BadRequest("failed to decode request: the body is empty, JSON was expected")
+        raise NotJSON("the body is empty, JSON was expected")
     if len(body) > _LARGE and _has_too_many_values(body):
-        raise BadRequest(f"failed to decode request: more than {MAX_VALUES} values")
+        raise NotJSON(f"more than {MAX_VALUES} values")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadRequest(f"failed to decode request: not UTF-8 at byte {error.start}") from None
+        raise NotJSON(f"not UTF-8 at byte {error.start}") from None
     try:
         value = _decoder.decode(text)
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise BadRequest(f"failed to decode request: {error.msg} at {where}") from None
+        raise NotJSON(f"{error.msg} at line {error.lineno} column {error.colno}") from None
     except RecursionError:
-        raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}") from None
+        raise NotJSON(f"nested deeper than {MAX_DEPTH}") from None
+    except _IntegerTooLarge as error:
+        flaw = "does not fit in 64 bits"
+        raise NotJSON(f"an integer {flaw}", f"the integer {_shown(str(error))} {flaw}") from None
     except ValueError as error:
-        raise BadRequest(f"failed to decode request: {error}") from None
+        raise NotJSON(str(error)) from None
     _check_tree(value, surrogates=_SURROGATE_ESCAPE.search(body) is not None)
     return value
 
@@ -154,7 +169,7 @@ def _integer(text: str) -> int:
     # refuses it in words that are no use to the sender.
     if len(text) <= _INT_LENGTH and _INT_MIN <= (value := int(text)) <= _INT_MAX:
         return value
-    raise ValueError(f"the integer {_shown(text)} does not fit in 64 bits")
+    raise _IntegerTooLarge(text)
 
 
 _decoder = json.JSONDecoder(
@@ -179,10 +194,10 @@ def _check_tree(value: JSON, *, surrogates: bool) -> None:
                 nested = True
                 following.extend(item)
             elif flaw := _flaw(item, surrogates=surrogates):
-                raise BadRequest(f"failed to decode request: {_place_of(item, value)} {flaw}")
+                raise NotJSON(f"{_place_of(item, value)} {flaw}")
         depth += nested
         if depth > MAX_DEPTH:
-            raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}")
+            raise NotJSON(f"nested deeper than {MAX_DEPTH}")
         level = following
 
 

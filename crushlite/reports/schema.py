@@ -2,8 +2,8 @@
 
 A class has two schemas, one for each direction. An *answer* holds the keys of its class and no
 others: those that are left out when empty are optional, the rest are always there. A *body* follows
-the decoder: only a field without a default is required, `null` keeps a default, and keys that
-nobody knows are ignored. The second one is named after the class with `Body` behind it.
+the decoder: only a field without a default is required, `null` keeps a default, and unknown keys
+are ignored. The second one is named after the class with `Body` behind it.
 
 A map of unknown content may say which objects it always holds, as dotted paths:
 `Annotated[dict[str, Any], "options.tui", "providers"]`.
@@ -16,10 +16,10 @@ import inspect
 import types
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from .events import ACTIONS, KINDS, Resync
+from ..protocol.events import ACTIONS, KINDS, Resync
 
 if TYPE_CHECKING:
-    from .codec import JSON
+    from ..protocol.codec import JSON
 
 _SCALARS: dict[Any, JSON] = {
     str: {"type": "string"},
@@ -33,7 +33,7 @@ _NOT_NULL = {"type": ["boolean", "number", "string", "array", "object"]}
 
 
 class Schemas:
-    """Hands out schemas; those of classes are collected in `named`, and referred to."""
+    """Makes schemas. Those of classes are collected in `named`; others refer to them."""
 
     def __init__(self, base: str) -> None:
         self.named: dict[str, JSON] = {}
@@ -56,7 +56,7 @@ class Schemas:
         return dict(_SCALARS[hint])
 
     def events(self) -> JSON:
-        """The schema of what a stream carries: one for each kind, told apart by `type`."""
+        """The schema of an event of a stream: one of each kind's, distinguished by `type`."""
         union = {kind: self._event(kind, cls) for kind, cls in KINDS.items()}
         union["resync"] = self._name("event.resync", _tagged("resync", "payload", self.of(Resync)))
         return self._name("Event", _one_of(union))
@@ -72,7 +72,7 @@ class Schemas:
         if self._classes.setdefault(name, cls) is not cls:
             raise TypeError(f"two wire types are called {name}")
         if name not in self.named:
-            self.named[name] = {}  # a class that holds itself refers to this
+            self.named[name] = {}  # so that a class that holds itself only refers to this
             self.named[name] = self._fields(cls, body=body)
         return self._reference(name)
 
@@ -136,7 +136,7 @@ def _one_of(union: dict[str, JSON]) -> JSON:
 
 
 def _or_null(schema: JSON) -> JSON:
-    if not schema:  # anything goes already
+    if not schema:  # it allows anything already
         return schema
     kind = schema.get("type")
     if isinstance(kind, str) and kind != "null":
