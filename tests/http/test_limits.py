@@ -153,10 +153,10 @@ class Descriptors(SocketTestCase):
         class Greedy:
             """Another thread that opens a file just then looks like this."""
 
-            def make_room(self) -> bool:
+            def close_idle(self) -> bool:
                 return False
 
-            def turn_away(self, sock: socket.socket) -> None:
+            def refuse(self, sock: socket.socket) -> None:
                 kept.append(sock.detach())
                 test.addCleanup(os.close, kept[-1])
 
