@@ -30,7 +30,7 @@ from crushlite.protocol import (
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import Envelope, Resync
 from crushlite.protocol.health import Health
-from crushlite.protocol.space import Space
+from crushlite.protocol.workspaces import Space
 from tests.support.client import (
     ACCEPTED,
     CREATE,

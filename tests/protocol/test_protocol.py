@@ -88,9 +88,8 @@ from crushlite.protocol.sessions import (
     ShellCommand,
     Todo,
 )
-from crushlite.protocol.space import Space
 from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
-from crushlite.protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
+from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 
 # A class, the keys that are always there, and the keys that are left out when empty.
 SHAPES: list[tuple[type, str, str]] = [
@@ -483,7 +482,7 @@ class DetailTests(unittest.TestCase):
         self.assertEqual(encode(CreateWorkspace(env=[]))["env"], [])
 
     def test_the_vocabularies_are_those_of_the_base_protocol(self) -> None:
-        self.assertEqual(permissions.ACTIONS, ("allow", "allow_session", "deny"))
+        self.assertEqual(permissions.PERMISSION_ACTIONS, ("allow", "allow_session", "deny"))
         self.assertEqual(QUESTION_TYPES, ("yes_no", "single_choice", "multi_choice", "free_text"))
 
 
