@@ -1,4 +1,4 @@
-"""The wire: what every dataclass looks like as JSON, and what the strict reader refuses.
+"""Every dataclass of the protocol as JSON, and what the strict reader refuses.
 
 The examples are the shapes the base protocol's own client and server send. Each is decoded and
 encoded again and must come out the same, key for key: so "always" and "left out when empty" are
@@ -360,7 +360,7 @@ EXAMPLES: list[tuple[type, dict[str, Any]]] = [
 
 
 def wire_types() -> set[type]:
-    """Every dataclass that some module of the package defines."""
+    """Every dataclass that a module of the protocol defines."""
     found: set[type] = set()
     for info in pkgutil.iter_modules(crushlite.protocol.__path__, "crushlite.protocol."):
         module = importlib.import_module(info.name)
@@ -400,7 +400,7 @@ def example_of(cls: type) -> Any:
 
 
 def empty_of(cls: type) -> Any:
-    """An instance with every field at its zero: what "omit-empty" is about."""
+    """An instance with every field empty."""
     zeros: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, Any: None}
     zeros[SelectedModel] = SelectedModel()
     hints = typing.get_type_hints(cls)
@@ -653,7 +653,7 @@ def nested(depth: int, inside: str = "") -> bytes:
 
 class LoadsTests(unittest.TestCase):
     def refused(self, body: bytes, reason: str) -> None:
-        """`assertRaises` lets every other exception through as the error it is."""
+        """Check that `loads` raises BadRequest with this reason; another exception is an error."""
         with self.assertRaises(BadRequest) as caught:
             loads(body)
         self.assertIn("failed to decode request: ", caught.exception.message)
