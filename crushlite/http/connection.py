@@ -448,7 +448,7 @@ class Connection(asyncio.Protocol):
         self._parsed = self._admission = None
         self.state = State.STREAM
         self._owner.answers[stream.status] += 1
-        self._outbox.patient = True
+        self._outbox.unlimited = True
         self._outbox.write(head)
         if parsed.head.method == "HEAD" or self._eof:
             self._end_stream()

@@ -13,7 +13,7 @@ Invariants:
 - `then` is called once when the rest is written, never from inside the call that gave it, and not
   at all if another `then` replaced it or the connection was lost.
 - A peer that takes nothing for `write_timeout` although something waits is cut off: any progress
-  counts, however small. Only an open stream may wait longer: see `patient`.
+  counts, however small. Only an open stream may wait longer: see `unlimited`.
 
 Deals with neither requests nor input.
 """
@@ -50,8 +50,8 @@ class Outbox:
         "_timer",
         "_transport",
         "_write_timeout",
-        "patient",
         "paused",
+        "unlimited",
     )
 
     def __init__(self, transport: asyncio.Transport, clock: Clock, write_timeout: float) -> None:
@@ -67,7 +67,7 @@ class Outbox:
         self._given = 0
         self._taken = 0
         self._timer: Timer | None = None
-        self.patient = False  # for an open stream, which has a bound in the queue that feeds it
+        self.unlimited = False  # True for an open stream: the queue that feeds it has a limit
 
     @property
     def unsent(self) -> int:
@@ -92,7 +92,7 @@ class Outbox:
     def close(self) -> None:
         """Send the rest, then FIN. From now on the write limit holds for a stream, too. Only
         `cancel` may follow."""
-        self.patient = False
+        self.unlimited = False
         if self._rest:
             self._then = self.close
         else:
@@ -160,5 +160,5 @@ class Outbox:
         self._timer = None
         if self._given - self._transport.get_write_buffer_size() > self._taken:
             self._watch()
-        elif not self.patient:
+        elif not self.unlimited:
             self._transport.abort()

@@ -169,7 +169,7 @@ def _framing(raw: bytes, headers: Headers, version: bytes) -> tuple[int, bool]:
     # h11 has merged repeated and listed lengths that are equal, so the raw head is searched.
     values = _CONTENT_LENGTH.findall(raw)
     if len(values) != 1 or not values[0].isdigit():
-        raise _bad_request("one Content-Length with one number, please")
+        raise _bad_request("Content-Length must be one number, given once")
     return int(values[0]), False
 
 

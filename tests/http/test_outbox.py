@@ -258,7 +258,7 @@ class Watch(OutboxCase):
     async def test_an_open_stream_is_watched_from_its_end_on(self) -> None:
         self.transport.stalled = True
         self.outbox.write(b"of an answer before it")
-        self.outbox.patient = True
+        self.outbox.unlimited = True
         self.outbox.write(b"x")
         self.outbox.write_pieces(PIECES, self.then)
         await self.clock.advance(100 * TIMEOUT)
