@@ -42,8 +42,14 @@ from ..protocol.sessions import (
     ShellAnswer,
     ShellCommand,
 )
-from ..protocol.space import Space
-from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, WireConfig, Workspace
+from ..protocol.workspaces import (
+    Control,
+    CreateWorkspace,
+    Space,
+    VersionInfo,
+    WireConfig,
+    Workspace,
+)
 from . import agent, dialogs, features, files, sessions, system, workspaces
 from .context import MAX_WAIT
 from .entry import MIB, Entry, Param, W

@@ -8,8 +8,7 @@ from ..errors import BadRequest
 from ..http.messages import Stream
 from ..protocol.ids import check_id
 from ..protocol.sessions import CurrentSession
-from ..protocol.space import Space
-from ..protocol.workspaces import CreateWorkspace
+from ..protocol.workspaces import CreateWorkspace, Space
 from ..version import WIRE_VERSION, __version__
 from .context import EMPTY, answer, body, canonical_client, client_of
 from .views import describe

@@ -48,5 +48,5 @@ async def _line() -> str:
 
 async def warn_if_unasked(workspace: RemoteWorkspace, options: argparse.Namespace) -> None:
     """Also where only errors are wanted: what --yolo does is not to happen unseen."""
-    if options.yolo and await workspace.asks_nobody():
+    if options.yolo and await workspace.skips_permissions():
         say("--yolo: every permission is granted, nobody is asked")

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import BadRequest
 from ..http.addresses import ip_address, is_loopback
-from ..http.tunnel import Proxy
+from .tunnel import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -33,7 +33,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..errors import BadRequest, RequestNotFound
 from ..protocol.codec import decode, dumps, encode, loads
-from ..protocol.permissions import ACTIONS, PermissionNotification, PermissionRequest, Resolution
+from ..protocol.permissions import (
+    PERMISSION_ACTIONS,
+    PermissionNotification,
+    PermissionRequest,
+    Resolution,
+)
 from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
 
 if TYPE_CHECKING:
@@ -261,8 +266,9 @@ class Permissions:
 
     def resolve(self, request_id: str, action: str, by: str = "", reason: str = "") -> Resolution:
         """Answer a request. `resolved` is false if it was answered before or its id is unknown."""
-        if action not in ACTIONS:
-            raise BadRequest(f"invalid permission action {action!r}: use {', '.join(ACTIONS)}")
+        if action not in PERMISSION_ACTIONS:
+            known = ", ".join(PERMISSION_ACTIONS)
+            raise BadRequest(f"invalid permission action {action!r}: use {known}")
         entry = self._queues.answerable(self._queues.find(request_id))
         if entry is None:
             return Resolution(False, self._queues.winner(request_id) or "")

@@ -20,12 +20,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, ConnectFailed, HTTPClient, TCPConnector
 from ...http.sse import SSEEvent, SSEParser, SSETooLong
-from ...http.tunnel import Proxy, ProxyRefused, TunnelConnector
 from ...version import __version__
 from ..proxies import NO_PROXIES
+from ..tunnel import Proxy, ProxyRefused, TunnelConnector
 from .base import ProviderError
 
 if TYPE_CHECKING:
@@ -301,17 +302,6 @@ def _merged(
     return tuple(merged)
 
 
-@contextlib.asynccontextmanager
-async def _limit(clock: Clock, seconds: float) -> AsyncIterator[None]:
-    """TimeoutError after so many seconds of the injected clock."""
-    async with asyncio.timeout(None) as scope:
-        timer = clock.call_later(seconds, lambda: scope.reschedule(-math.inf))
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
 class _Endpoint:
     """A base URL, taken apart. Also the client's connector: connects within a time limit, and
     makes the TLS context on first use, in a thread, since it reads every root certificate."""
@@ -354,7 +344,7 @@ class _Endpoint:
         if self._no_way:
             raise ProxyRefused(self._no_way)
         try:
-            async with _limit(self._clock, self._timeout):
+            async with time_limit(self._clock, self._timeout):
                 connector = await self._connector()
                 return await connector.connect(factory)
         except TimeoutError:
@@ -444,7 +434,7 @@ class Transport:
         async with self._translated():
             try:
                 async with (
-                    _limit(self._clock, timeout),
+                    time_limit(self._clock, timeout),
                     self._client.stream("GET", self.endpoint.target(path)) as response,
                 ):
                     await self._check(response)
@@ -502,7 +492,7 @@ class Transport:
     async def _error_body(self, response: StreamResponse) -> bytes:
         body = bytearray()
         try:
-            async with _limit(self._clock, _ERROR_SECONDS):
+            async with time_limit(self._clock, _ERROR_SECONDS):
                 async for chunk in response:
                     body += chunk
                     if len(body) >= _ERROR_BYTES:
@@ -557,7 +547,7 @@ class Reply:
     async def drain(self) -> None:
         """Read to the end, if it is near: then the connection can serve the next request."""
         try:
-            async with _limit(self._clock, _DRAIN_SECONDS):
+            async with time_limit(self._clock, _DRAIN_SECONDS):
                 left = _DRAIN_BYTES
                 async for chunk in self._response:
                     left -= len(chunk)
@@ -578,7 +568,7 @@ class Reply:
 
     async def _read(self) -> None:
         try:
-            async with _limit(self._clock, self._patience):
+            async with time_limit(self._clock, self._patience):
                 chunk = await anext(self._response, b"")
         except (ClientError, TimeoutError) as error:
             if not self._in_hurry:

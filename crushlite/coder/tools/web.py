@@ -19,9 +19,9 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from ...errors import BadRequest
 from ...http.client import ClientError, HTTPClient, TCPConnector
-from ...http.tunnel import TunnelConnector
 from ...version import __version__
 from ..proxies import proxies_of
+from ..tunnel import TunnelConnector
 from .arguments import number, schema, text
 from .base import ToolOutcome, denied, failure
 from .markup import markdown, plain_text
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ...clock import Clock
     from ...http.client import Connector
     from ...http.messages import Headers
-    from ...http.tunnel import Proxy
     from ..proxies import Proxies
+    from ..tunnel import Proxy
     from .base import ToolUse
 
 _CONVERTERS: dict[str, Callable[[str], str]] = {

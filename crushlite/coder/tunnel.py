@@ -1,8 +1,8 @@
-"""Through a proxy: CONNECT, and TLS inside of it.
+"""Connections through a proxy: CONNECT, and TLS inside of it.
 
-The proxy is told the name and port of the server and nothing else: what is said to the server is
-encrypted for the server. Plain http does not come through here: a proxy is asked for such an
-address as if it were the server (see the callers), as it may well refuse to CONNECT to its port.
+The proxy learns only the name and port of the server: everything else is encrypted for the server.
+For plain http the callers send the request to the proxy itself, which may refuse to CONNECT to such
+a port.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .client import ConnectFailed, TCPConnector
+from ..http.client import ConnectFailed, TCPConnector
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -26,7 +26,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([\x20-\x7e]*))?\r?\n")
 class Proxy:
     host: str
     port: int
-    secure: bool = False  # spoken to in TLS
+    secure: bool = False  # with TLS
     authorization: str = field(default="", repr=False)  # value of Proxy-Authorization: a secret
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Proxy:
 
 
 class ProxyRefused(ConnectFailed):
-    """The proxy is there and does not want to. Waiting helps only if its status is 5xx."""
+    """The proxy refused. Trying again later may help only if its status is 5xx."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -42,7 +42,8 @@ class ProxyRefused(ConnectFailed):
 
 
 class TunnelConnector:
-    """Connects to `host:port` with TLS, through a proxy. `proxy_ssl` is for a secure proxy."""
+    """Connects to `host:port` with TLS, through a proxy. `proxy_ssl` is for a secure proxy. Raises
+    ConnectFailed, or ProxyRefused with the proxy's answer."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class TunnelConnector:
         self._to_proxy = TCPConnector(proxy.host, proxy.port, ssl=proxy_ssl)
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        answer = _Answer()
+        answer = _ConnectAnswer()
         transport = await self._to_proxy.connect(lambda: answer)
         try:
             transport.write(self._request())
@@ -102,9 +103,9 @@ class TunnelConnector:
         return secured
 
 
-class _Answer(asyncio.Protocol):
-    """The head of the proxy's answer. Nothing of the server can follow it: the server waits for
-    our first words."""
+class _ConnectAnswer(asyncio.Protocol):
+    """The head of the proxy's answer. No bytes of the server can follow it: in TLS the client
+    speaks first."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -113,16 +114,16 @@ class _Answer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.data += data
         if b"\r\n\r\n" in self.data or len(self.data) > _HEAD_LIMIT:
-            self._settle(None)
+            self._resolve(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._settle(ConnectFailed(f"the proxy hung up: {exc or 'closed'}"))
+        self._resolve(ConnectFailed(f"the proxy hung up: {exc or 'closed'}"))
 
-    def _settle(self, error: Exception | None) -> None:
+    def _resolve(self, error: Exception | None) -> None:
         if self.head.done():
             return
         if error is None:
             self.head.set_result(None)
         else:
             self.head.set_exception(error)
-            self.head.exception()  # whoever waits may have left
+            self.head.exception()  # marks it as seen: `connect` may have been cancelled
