@@ -115,7 +115,7 @@ def _show(options: argparse.Namespace, key: str) -> int:
         show_json([{"key": at, "value": value, "origin": file} for at, value, file in rows])
         return 0
     for warning in found.warnings:
-        say(warning)
+        say(str(warning))
     if rows:
         plain = [[at, _text(value), file] for at, value, file in rows]
         # Whoever asks for one key wants all of its value, however narrow the terminal.
@@ -126,7 +126,7 @@ def _show(options: argparse.Namespace, key: str) -> int:
     else:
         say("nothing is configured")
     if not key:
-        say(found.choice().reason)
+        say(str(found.choice()))
     return 0
 
 
@@ -227,4 +227,4 @@ async def _through_daemon(
 
 def _warn(options: argparse.Namespace) -> None:
     for warning in config_files(options).load().warnings:
-        say(warning)
+        say(str(warning))

@@ -225,15 +225,15 @@ def _configuration(found: Config) -> Iterator[Finding]:
     read = ", ".join(str(path) for path in found.files) or "no file: defaults and environment"
     yield Finding("configuration", "ok", read)
     for warning in found.warnings:
-        yield Finding("configuration", "note", warning)
+        yield Finding("configuration", "note", str(warning))
 
 
 async def _models(found: Config) -> AsyncIterator[Finding]:
-    choice = found.choice()
+    choice = str(found.choice())
     if found.large is None:
-        yield Finding("model", "note", choice.reason, NO_MODEL)
+        yield Finding("model", "note", choice, NO_MODEL)
     else:
-        yield Finding("model", "ok", choice.reason)
+        yield Finding("model", "ok", choice)
     used = {each.provider.id: each.provider for each in (found.large, found.small) if each}
     for provider in used.values():
         yield await _provider(provider)

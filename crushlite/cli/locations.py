@@ -13,16 +13,15 @@ from .common import say_nothing, wanted
 if TYPE_CHECKING:
     import argparse
 
-    from ..config.profile import FileLocations
+    from ..config import ConfigFiles
 
 
-def config_files(options: argparse.Namespace) -> FileLocations:
+def config_files(options: argparse.Namespace) -> ConfigFiles:
     """Only where the wing `config` is there."""
-    from ..config import Roots
-    from ..config.profile import FileLocations
+    from ..config import ConfigFiles, Roots
 
     workspace, data_dir = _named(options)
-    return FileLocations.find(workspace, os.environ, Roots(), data_dir=data_dir)
+    return ConfigFiles.find(workspace, os.environ, Roots(), data_dir=data_dir)
 
 
 def data_directory(options: argparse.Namespace) -> Path:

@@ -114,11 +114,8 @@ class Client:
         return await self.wire.ask_all(Workspace, route("workspaces"))
 
     async def retire(self) -> None:
-        """End every claim of this client for good; the daemon refuses its id from then on.
-
-        Waits for a create that is on its way: if it arrived after the retirement, nothing would
-        release its workspace.
-        """
+        """End every claim of this client; the daemon refuses its id from then on. Waits for a
+        create that is on its way: one that came later would leave a workspace open."""
         self.wire.retired = True  # first: a stream that the daemon ends now must not reconnect
         await all_done(self.wire.clock, tuple(self.wire.creates), CREATE_SECONDS)
         try:
@@ -129,8 +126,8 @@ class Client:
                     await workspace.release()
 
     async def web(self, port: int = 0) -> WebAddress:
-        """An address that opens the web console once; the daemon listens on loopback from then
-        on, at this port unless it is 0."""
+        """An address that opens the web console once. The daemon listens on loopback from then on,
+        at this port unless it is 0."""
         return await self.wire.ask(WebAddress, "POST", route("web"), WebRequest(port))
 
     async def health(self) -> None:

@@ -1,8 +1,5 @@
-"""Every request about one workspace, and what its event streams share.
-
-Streams (`stream`, `following`) are built on this class; `client.RemoteWorkspace` adds the methods
-that make streams.
-"""
+"""Every request about one workspace. Streams are built on it (`stream`, `following`), and
+`client.RemoteWorkspace` adds the methods that make streams."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from ..protocol.permissions import PermissionAnswer, PermissionRequest, Permissi
 from ..protocol.questions import QuestionBatch, QuestionReply, QuestionResponse
 from ..protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from ..protocol.sessions import CurrentSession, File, Session, ShellAnswer, ShellCommand
-from ..protocol.space import Space
-from ..protocol.workspaces import Workspace
+from ..protocol.workspaces import Space, Workspace
 from .wire import route
 
 if TYPE_CHECKING:
@@ -96,10 +92,10 @@ class WorkspaceRequests:
     ) -> Accepted:
         """Send a prompt; returns when the daemon has stored and accepted it. Sent again with the
         same `run_id` it does not run twice."""
-        request = Prompt(session_id, text, run_id=run_id or "", attachments=list(attachments))
-        request.when_busy, request.detach = when_busy, detach
-        request.max_cost, request.max_steps = max_cost, max_steps
-        request.auto_approve = auto_approve
+        request = Prompt(
+            *(session_id, text, run_id or "", list(attachments), when_busy),
+            *(detach, max_cost, max_steps, auto_approve),
+        )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
 
     # Sessions.
@@ -142,8 +138,7 @@ class WorkspaceRequests:
         )
 
     async def look(self, session_id: str) -> None:
-        """Tell the daemon which session this client shows ("" for none). Needs an open event
-        stream."""
+        """Say which session this client shows ("" for none). Needs an open event stream."""
         target = self.at("current-session", client_id=self.wire.client_id)
         await self.wire.send("POST", target, CurrentSession(session_id))
         self._shown_session = session_id
@@ -168,8 +163,7 @@ class WorkspaceRequests:
         self._interactive = interactive
 
     async def cancel(self, session_id: str, wait: float | None = None) -> CancelReceipt:
-        """Cancel every run that the session has accepted so far, and wait at most `wait` seconds
-        for them to end."""
+        """Cancel all runs of the session, and wait at most `wait` seconds for them to end."""
         target = self.at("agent", "sessions", session_id, "cancel", wait=wait)
         return await self.wire.ask(CancelReceipt, "POST", target, wait=wait or 0)
 
@@ -179,8 +173,7 @@ class WorkspaceRequests:
         return await self.wire.ask(CancelReceipt, "POST", target, wait=wait or 0)
 
     async def summarize(self, session_id: str) -> None:
-        """Summarize the session and return when that is done. Raises SessionBusy while a run of the
-        session is live."""
+        """Summarize the session. Raises SessionBusy while a run of it is live."""
         target = self.at("agent", "sessions", session_id, "summarize")
         await self.wire.send("POST", target, wait=LONG)
 
@@ -232,8 +225,7 @@ class WorkspaceRequests:
         return await self.wire.ask(UndoAnswer, "POST", target, request, wait=LONG)
 
     async def compact(self) -> Space:
-        """Shrink the database by what deleted sessions took. Raises SessionBusy while a run is live
-        in any workspace that uses it."""
+        """Shrink the database. Raises SessionBusy while a run is live in a workspace with it."""
         return await self.wire.ask(Space, "POST", self.at("compact"), wait=LONG)
 
     # Permission requests and questions.
@@ -307,10 +299,8 @@ class WorkspaceRequests:
 
     async def create_again(self, gone: str) -> None:
         """Create a workspace in place of `gone`, unless another stream has done so or is doing so.
-
-        The create is a task of its own: if it ended with a reader that is cancelled, the daemon
-        could hold a workspace whose id this client does not know.
-        """
+        The create goes on if the caller is cancelled: else this client might not learn the id of
+        a workspace that the daemon has made for it."""
         if self._recreating is None and self.id == gone:
             create = self.wire.ask(Workspace, "POST", route("workspaces"), self._request)
             self._recreating = asyncio.create_task(create)

@@ -1,5 +1,5 @@
-"""The requests of one client to one daemon: dataclasses go out, dataclasses come back, and every
-failure is an error of `crushlite.errors` or a ConnectionFailed."""
+"""The requests of one client to one daemon: dataclasses out and back, and every failure an error of
+`crushlite.errors` or a ConnectionFailed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from .. import errors
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..http import client as http
-from ..protocol.codec import decode, dumps, encode, loads
+from ..protocol.codec import NotJSON, decode, dumps, encode, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,12 +125,9 @@ class Wire:
 
     async def ask_all(self, cls: type[T], target: str) -> list[T]:
         """The answer to a GET as a list of objects of a class."""
-        answer = await self.send("GET", target)
+        items = await self.ask_plain(list, target)
         with _readable("GET", target):
-            value = loads(answer)
-            if not isinstance(value, list):
-                raise BadRequest("body must be an array")
-            return [decode(cls, item, f"body[{index}]") for index, item in enumerate(value)]
+            return [decode(cls, item, f"body[{index}]") for index, item in enumerate(items)]
 
     async def ask_plain(self, cls: type[T], target: str) -> T:
         """The answer to a GET as plain JSON: a dict or a list."""
@@ -143,8 +140,7 @@ class Wire:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn errors of the HTTP client into WrongPeer and ConnectionFailed, whose messages hold
-        the address and what to do."""
+        """Turn errors of the HTTP client into WrongPeer or ConnectionFailed with advice."""
         if self._closed:
             raise ConnectionFailed(f"{self.address}: this client is closed", reached=False)
         try:
@@ -161,12 +157,11 @@ class Wire:
 
 @contextlib.contextmanager
 def _readable(method: str, target: str) -> Iterator[None]:
-    """Turn a BadRequest of the decoder, which blames a request, into an error that blames the
-    daemon's answer."""
+    """Turn a BadRequest of the decoder into an error that is about the daemon's answer."""
     try:
         yield
     except BadRequest as error:
-        reason = error.message.removeprefix("failed to decode request: ")
+        reason = error.reason if isinstance(error, NotJSON) else error.message
         raise CrushliteError(f"{method} {target}: the answer is unreadable: {reason}") from None
 
 

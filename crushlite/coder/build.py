@@ -25,12 +25,12 @@ def coder_or_offline(
 ) -> Agent | None:
     """The coder if the configuration names a model it can use, else the offline agent."""
     choice = config.choice()
-    log.info("workspace %s: %s", path, choice.reason)
+    log.info("workspace %s: %s", path, choice)
     if choice.agent == "coder":
         return coder(path, env, config, clock)
     from ..agent.offline import OfflineAgent
 
-    return Agent(OfflineAgent(why=choice.reason.removeprefix("offline: ")))
+    return Agent(OfflineAgent(why=choice.reason))
 
 
 def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> Agent | None:
@@ -49,7 +49,7 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     )
     return Agent(
         CoderAgent(
-            context=ToolContext(path, scrubbed_environment(env, config)),
+            context=ToolContext(path, scrubbed_environment(env, config.secrets())),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
             tools=all_tools(config.options.disabled_tools, clock=clock),

@@ -1,4 +1,4 @@
-"""A daemon as a process of its own, to be killed and started again at the same place."""
+"""A daemon in a process of its own, which can be killed and started again at the same address."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ProcessCase(BoundedTestCase):
         self.env = [f"HOME={home}", f"PATH={os.environ['PATH']}", f"PWD={self.project}"]
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start it, and wait until it says where it serves."""
+        """Start the daemon, and wait for the line that says where it serves."""
         daemon = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "crushlite", "serve", "--host", self.url, "--auth", "none"),
             *("--agent", "auto", "--log-level", "error"),
@@ -56,7 +56,7 @@ class ProcessCase(BoundedTestCase):
     async def stop(
         self, daemon: asyncio.subprocess.Process, how: signal.Signals = signal.SIGTERM
     ) -> int:
-        """Send it a signal, unless it has left, and reap it."""
+        """Send a signal, unless the process has ended, and return its exit code."""
         if daemon.returncode is None:
             daemon.send_signal(how)
         async with asyncio.timeout(LIMIT / 2):
@@ -65,7 +65,7 @@ class ProcessCase(BoundedTestCase):
         return daemon.returncode
 
     async def tui(self) -> Tui:
-        """A TUI that has started and comes back when the daemon does."""
+        """A TUI that has started and reconnects when the daemon is back."""
         tui = Tui(self.url, self.project, self.env)
         self.addAsyncCleanup(tui.close)
         await tui.start()
