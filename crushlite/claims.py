@@ -40,7 +40,7 @@ Where the table is not the whole story
 * A detach grace of zero: HELD_DETACH expires inside the same call. A create grace of zero is a
   timer of zero seconds, so that the create itself still succeeds.
 * An idle grace of zero: the server leaves inside the call that made it idle, except in `begin`,
-  or nobody could ever reach it.
+  or no client could ever reach it.
 * Nothing is refused by the table. Retired clients and a latched server are refused before it.
 * A detached run and the linger after it have no states of their own: `run_began`, `run_ended`.
 
@@ -185,7 +185,7 @@ class Disarm:
 
 @dataclass(frozen=True, slots=True)
 class Teardown:
-    """Nobody claims this workspace any more, and nobody can from now on."""
+    """The last claim on this workspace is gone, and there can be no new one."""
 
     workspace: str
 
@@ -206,7 +206,7 @@ class _Claim:
     # a blip of its stream, but a client that comes back after its grace starts anew.
     session: str | None = None
     interactive: bool | None = None
-    guessed: bool = False  # nobody said who it was that said so
+    guessed: bool = False  # the client that said so did not name itself
 
 
 @dataclass(slots=True)
@@ -358,7 +358,8 @@ class Claims:
     # The end of the server
 
     def shutdown_if_idle(self) -> list[Effect]:
-        """Leave, unless somebody is here. A server that is leaving already has nothing to add."""
+        """Leave if no workspace is live, else raise ServerInUse. Does nothing if the server is
+        leaving already."""
         if self._latched:
             return []
         if self._workspaces or self._pending:
@@ -366,7 +367,7 @@ class Claims:
         return [*self.latch(), Shutdown()]
 
     def latch(self) -> list[Effect]:
-        """A signal: leave now, whoever is here. Admitted creates still report `failed`."""
+        """A signal: leave now, also with live workspaces. Admitted creates still call `failed`."""
         self._latched = True
         effects: list[Effect] = [Disarm(timer) for timer in self._armed.values()]
         effects += [Teardown(workspace) for workspace in self._workspaces]

@@ -7,13 +7,15 @@ ever ordered by `now()`: clocks jump, sequence numbers do not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
+import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
 
 class Timer(Protocol):
@@ -76,6 +78,20 @@ async def all_done(clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds
         if not await wait_at_most(clock, future, deadline - clock.time()):
             return False
     return True
+
+
+@contextlib.asynccontextmanager
+async def time_limit(clock: Clock, seconds: float | None) -> AsyncIterator[None]:
+    """`asyncio.timeout` on a Clock: raises TimeoutError after `seconds`; None means no limit."""
+    async with asyncio.timeout(None) as scope:
+        if seconds is None:
+            yield
+            return
+        timer = clock.call_later(seconds, lambda: scope.reschedule(-math.inf))
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 class _FakeTimer:

@@ -7,7 +7,7 @@ else, so a tool that vendors crushlite can put it together differently.
         await turn.say("You said: ")
         await turn.say(turn.prompt)
 
-    Daemon(agent=agent).run()                  # until a signal, or until nobody needs it
+    Daemon(agent=agent).run()                  # until a signal, or until it is idle
 
     async with Daemon(agent=agent) as daemon:  # inside a program that has an event loop
         print(daemon.urls)
@@ -164,7 +164,7 @@ class Daemon:
     async def serve(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
         """Start, call `started`, and return when the daemon has left. In the main thread, signals
         end it; their handlers are put back in the end. In any other thread it gets none."""
-        # Before the start: whoever sees our socket may already ask us to leave.
+        # Before the start: a client that sees our socket may already send a signal.
         with self._signal_handlers():
             await self.start()
             try:
@@ -176,7 +176,8 @@ class Daemon:
 
     @contextlib.contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        """Not with `loop.add_signal_handler`: nobody could say which handler that replaced."""
+        """Handle SIGNALS, and put the handlers back that were there before. Not with
+        `loop.add_signal_handler`, which does not say which handler it replaces."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -225,7 +226,7 @@ class Daemon:
 
     async def _stop(self) -> None:
         # Sockets first: a client that finds none starts or finds another daemon, while one that
-        # finds us would be told 503 for as long as the last runs take to end. Their files go
+        # finds us would get 503 for as long as the last runs take to end. Their files go
         # before they do, so that we never take away those of a successor.
         self._remove_files()
         self.server.stop_listening()
@@ -245,7 +246,7 @@ class Daemon:
                     return address.http_url, address.port
             if len(self.addresses) >= PORTS:
                 raise UsageError(f"{PORTS} addresses are served already: use one of their ports")
-            # In a thread: whoever starts next to us may hold the directory for a moment.
+            # In a thread: a daemon that starts beside us may hold the directory for a moment.
             listener = await asyncio.to_thread(self._listen_again, port)
             if self._stopping is not None:
                 listener.release()
@@ -260,7 +261,7 @@ class Daemon:
         """Any port: best one that a killed daemon had, for pages that are still open there."""
         if not port and self._auth == "token":
             for left in left_behind_ports(default_socket().parent):
-                with contextlib.suppress(UsageError):  # somebody else has it by now
+                with contextlib.suppress(UsageError):  # another process has it by now
                     return self._listen(Address(host="127.0.0.1", port=left))
         return self._listen(Address(host="127.0.0.1", port=port))
 
@@ -290,8 +291,8 @@ class Daemon:
             self._guard.add_port(listener.address.port, token.token if token is not None else None)
 
     def _write_token(self, port: int) -> None:
-        """Before anybody can connect: whoever sees the port can find the token. Both loopback
-        addresses may have the same port: one token then serves both."""
+        """Called before the port accepts connections, so that a client that sees the port finds the
+        token. Both loopback addresses may have the same port: one token then serves both."""
         if port not in self.tokens:
             self.tokens[port] = TokenFile(default_socket().parent, port)
 

@@ -2,19 +2,20 @@
 
 The backpressure rule: **the publisher never waits, a fact is never dropped, a slow reader loses
 its stream.** Growth (a snapshot of a streaming message that only got longer) may be skipped for a
-reader that lags: a newer snapshot replaces the one still queued and takes its place at the end, a
-structural update of that message removes it. Everything else is a fact. A stream that would hold
-more than its bounds, or whose socket takes nothing for a while although something waits, is closed
-as `slow` and counted; its client can resume, because the hub remembers what went by.
+slow reader: a newer snapshot removes the queued one and is queued at the end, a structural update
+of that message removes it as well. Every other event is a fact. A stream that would hold more than
+its bounds, or whose socket takes nothing for a while although something waits, is closed as `slow`
+and counted; its client can resume, because the hub keeps the latest events in a ring.
 
 How an event travels. `publish` encodes it once and gives it the next number. Subscribers are in
 one of three groups: *base* and *tagged* (their sink takes bytes and nothing is queued) and
 *waiting* (a paused sink, a sink not yet opened, or a consumer in this process). Waiting ones get
 the event into their queue at once. The other groups are written to directly: the first event after
-a silent loop tick immediately, later ones of that tick together at its end, joined once per group.
-A subscriber changes groups only when no such batch is open, so that nothing is seen twice or late.
+a loop tick without events immediately, later ones of that tick together at its end, joined once per
+group. A subscriber changes groups only when no such batch is open, so that it gets every event
+once and in order.
 
-Everything here is synchronous and belongs to one event loop. Knows nothing of HTTP, of runs, or of
+Everything here is synchronous and belongs to one event loop. Independent of HTTP, of runs, and of
 what the payloads mean, apart from a message having an id.
 """
 
@@ -38,16 +39,16 @@ if TYPE_CHECKING:
 
     from .clock import Clock, Timer
 
-_CHUNK = 256 * 1024  # most bytes per write: what is still queued can conflate, what is sent cannot
-_STALL_CHECKS = 4  # looks at a paused sink per stall period
+_CHUNK = 256 * 1024  # most bytes per write: a queued event can still be conflated, a sent one not
+_STALL_CHECKS = 4  # checks of a paused sink per stall period
 _EARLY = 0.001  # an event loop may fire a timer this much before its time
 _COMMENT = b": keep-alive\n\n"
 _ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,18})", re.ASCII)
 
 
 class Sink(Protocol):
-    """The connection of a stream. No method raises or calls back into the hub: the subscriber's
-    `closed` is called later, from the loop. (Inside of `close` or `abort` it would do no harm.)"""
+    """The connection of a stream. No method may call back into the hub: the connection calls the
+    subscriber's `closed` later, from the loop."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -60,16 +61,16 @@ class Sink(Protocol):
         """Bytes written and not yet taken by the socket."""
 
     def close(self) -> None:
-        """Flush, then FIN."""
+        """Send what was written, then FIN."""
 
     def abort(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one subscriber may hold, transport buffer included. One event larger than `bytes` is
-    admitted to an empty queue, and then counts for nothing until it is sent: else every prompt
-    with a large attachment would cost every client its stream."""
+    """What one subscriber may hold, with its transport buffer. One event larger than `bytes` is
+    admitted to an empty queue and counts as nothing until it is sent: else a prompt with a large
+    attachment would end the stream of every client."""
 
     entries: int = 4096
     bytes: int = 8 * 1024 * 1024
@@ -91,22 +92,22 @@ _DEFAULT = Bounds()
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One published event. Consumers in this process read `payload`: whoever publishes hands it
-    over and changes it no more. `seq` is 0 for an open request that is shown again."""
+    """One published event. Consumers in this process read `payload`, so the publisher must not
+    change it any more. `seq` is 0 for an open request that is shown again."""
 
     seq: int
     action: str
     kind: str
     payload: object
-    frame: bytes  # what every stream gets; nothing of a tool output, which is for those with ids
-    id_line: bytes  # what streams with ids get before the frame: of a tool output all there is
-    key: str | None  # the message this is growth of
-    supersedes: str | None  # the message whose queued growth this makes obsolete
+    frame: bytes  # what every stream gets; empty for tool output, which only streams with ids get
+    id_line: bytes  # what streams with ids get before the frame; tool output is in here
+    key: str | None  # the message that this is growth of
+    supersedes: str | None  # the message whose queued growth this removes
     size: int
 
     @property
     def id_frame(self) -> bytes:
-        """Not kept: the ring would hold every event twice, and streams share a joined batch."""
+        """Not stored: then the ring would hold every event twice."""
         return self.id_line + self.frame
 
 
@@ -116,30 +117,28 @@ class SubscriberStatistics:
     bytes: int  # their size
     buffered: int  # bytes in the transport
     conflated: int  # growth that was skipped
-    closed_reason: str  # empty while the stream is open
 
 
 @dataclass(frozen=True, slots=True)
 class HubStatistics:
     published: int  # events since the hub was made
-    encoded_bytes: int  # their frames, each counted once
     subscribers: int  # open streams and in-process consumers
     waiting: int  # those of them that are read from a queue
-    queued_bytes: int  # not yet taken by any of them: in their queues and in their transports
+    queued_bytes: int  # in their queues and in their transports
     ring_entries: int
     ring_bytes: int
     conflated: int  # growth skipped, summed over all subscribers
-    closed_slow: int  # streams closed at a bound or for standing still
+    closed_slow: int  # streams closed at a bound or because their socket took nothing
     failed: int  # streams closed because their sink raised
 
 
 class _Backlog:
-    """Events in order of their numbers, at most one growth per message."""
+    """Events in the order of their numbers, with at most one growth per message."""
 
     __slots__ = ("bytes", "ended", "entries", "limit")
 
     def __init__(self, limit: int) -> None:
-        # Growth is filed under its message, a fact under itself.
+        # The key of growth is its message, the key of a fact is the event itself.
         self.entries: OrderedDict[str | Event, Event] = OrderedDict()
         self.bytes = 0
         self.limit = limit
@@ -152,7 +151,7 @@ class _Backlog:
         return event.size if event.size <= self.limit else 0
 
     def add(self, event: Event) -> bool:
-        """Append an event; say whether older growth went for it."""
+        """Append an event; return whether it replaced older growth."""
         growth = event.key if event.key is not None else event.supersedes
         old = None if growth is None else self.entries.pop(growth, None)
         if old is not None:
@@ -174,17 +173,17 @@ class _Backlog:
 class Subscriber(asyncio.Queue[Event | None]):
     """One reader of a hub: a consumer in this process, or a stream with a sink.
 
-    A consumer awaits `get` (None, from then on always, is the end) or iterates. A stream is driven
-    by its connection through `opened`, `resumed` and `closed`, and needs no task. Only the hub
-    puts; `join` and `task_done` have no meaning here.
+    A consumer awaits `get` (at the end, and from then on always, it returns None) or iterates. For
+    a stream its connection calls `opened`, `resumed` and `closed`, so it needs no task. Only the
+    hub calls `put_nowait`; `join` and `task_done` have no meaning here.
 
     `closed_reason` is empty while the stream is open, then `closed` (by its owner), `hub`, `peer`,
     `slow` or `failed`. `when_closed` is called once after that, from the event loop, never from
-    inside `publish`; set late, it is called when the connection next reports.
+    inside `publish`; if it is set later, it is called at the next call of the connection.
     """
 
     def __init__(
-        self, hub: Hub, *, tagged: bool, prime: bytes = b"", opening: Sequence[Event] = ()
+        self, hub: Hub, *, tagged: bool, first_id: bytes = b"", opening: Sequence[Event] = ()
     ) -> None:
         self._hub = hub
         self._tagged = tagged
@@ -192,15 +191,15 @@ class Subscriber(asyncio.Queue[Event | None]):
         self.closed_reason = ""
         self.when_closed: Callable[[], object] | None = None
         self.sink: Sink | None = None
-        self._prime = prime  # the opening id line, until it is written
+        self._first_id = first_id  # the id line that a stream begins with, until it is written
         self._conflated = 0
-        # A stream either waits (this is the stall watch) or is idle (the next comment).
+        # For a stream that waits: the next check of its socket. Else: the next keep-alive comment.
         self._timer: Timer | None = None
-        self._seen = 0  # sink.buffered at the last look of the stall watch
-        self._still = 0  # looks since anything moved
+        self._seen = 0  # sink.buffered at the last check
+        self._still = 0  # checks since the socket took anything
         self._excess = 0  # bytes of an oversized event that the transport may still hold
         super().__init__()
-        # Past the bounds: a replay is half of them, and an open request must be seen.
+        # Not checked: a replay has half the bounds, and open requests must be shown.
         for event in opening:
             self._queue.add(event)
 
@@ -220,20 +219,20 @@ class Subscriber(asyncio.Queue[Event | None]):
         if item is None:
             backlog.ended = True
             return
-        if self.closed_reason:  # ended by the event before, of the same batch
+        if self.closed_reason:  # closed by an earlier event of the same batch
             return
         if backlog.add(item):
             self._conflated += 1
             self._hub.conflated += 1
         if len(backlog.entries) > 1 and self._is_over(item):
-            # Taken back for a consumer that will still read what it has: never past the bound.
+            # Removed again: a consumer in this process may still read its queue up to the bound.
             backlog.pop(last=True)
             self._close_slow()
 
     def _get(self) -> Event | None:
         if self._queue.entries:
             return self._queue.pop()
-        # The end stays, and putting it again wakes the next of several waiting getters.
+        # Put again, it wakes the next of several waiting getters.
         self.put_nowait(None)
         return None
 
@@ -247,7 +246,7 @@ class Subscriber(asyncio.Queue[Event | None]):
     def _buffered(self) -> int:
         return 0 if self.sink is None else self.sink.buffered
 
-    # In-process consumers, and the owner of a stream.
+    # For consumers in this process, and for the owner of a stream.
 
     def __aiter__(self) -> Self:
         return self
@@ -259,7 +258,7 @@ class Subscriber(asyncio.Queue[Event | None]):
         return event
 
     def close(self) -> None:
-        """End the stream after what has been published so far."""
+        """End the stream after the events that were published so far."""
         self._hub.flush()
         self.end("closed")
 
@@ -269,13 +268,12 @@ class Subscriber(asyncio.Queue[Event | None]):
             bytes=self._queue.bytes,
             buffered=self._buffered,
             conflated=self._conflated,
-            closed_reason=self.closed_reason,
         )
 
-    # What the connection of a stream reports.
+    # Called by the connection of a stream.
 
     def opened(self, sink: Sink) -> None:
-        """The response head is out: from here on the sink takes the stream."""
+        """The response head was written: the sink takes events from now on."""
         self._hub.flush()
         self.sink = sink
         self._drain(sink)
@@ -289,28 +287,30 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._drain(self.sink)
 
     def closed(self) -> None:
-        """The connection is gone, whoever ended it."""
-        self._release()
+        """The connection has ended, by either side."""
+        self._detach()
         self._queue.clear()
         self.end("peer")
 
     # Called by the hub.
 
-    def hold(self, events: list[Event]) -> None:
-        """Leave the group that is written to directly: the sink has paused before it got these."""
+    def start_waiting(self, events: list[Event]) -> None:
+        """Leave the group that is written to directly, and queue the events that the sink, being
+        paused, did not get."""
         self._direct.pop(self, None)
         self._hub.waiting[self] = None
         self._start_watch()
         for event in events:
             self.put_nowait(event)
 
-    def spare(self, size: int) -> None:
-        """A write larger than the bound: it must not count against what comes after it."""
+    def exempt(self, size: int) -> None:
+        """Do not count a write that was larger than the bound while the transport holds it."""
         if self.sink is not None and not self.sink.writable:
             self._excess = size
 
     def end(self, reason: str) -> None:
-        """Take nothing more; a sink gets what is queued and is closed. Once."""
+        """Take no more events. A sink is closed after what is queued, except where the caller
+        aborts it. Does nothing the second time."""
         if not self.closed_reason:
             self.closed_reason = reason
             self._hub.forget(self)
@@ -320,26 +320,26 @@ class Subscriber(asyncio.Queue[Event | None]):
         self._notify()
 
     def fail(self, error: Exception) -> None:
-        """The sink raised. That is its own stream's end and nobody else's trouble."""
+        """End this stream, whose sink raised, and report the error to the event loop."""
         asyncio.get_running_loop().call_exception_handler(
             {"message": "the sink of an event stream failed", "exception": error}
         )
         self._hub.failed += 1
-        self._cut("failed")
+        self._abort("failed")
 
     # Inside.
 
     def _drain(self, sink: Sink) -> None:
-        """Write what is queued while the sink takes it, then enter the group that is right."""
+        """Write what is queued while the sink takes it, then enter the group that fits."""
         backlog, chunk = self._queue, self._hub.chunk
-        while (backlog.entries or self._prime) and sink.writable:
-            parts, size = [self._prime], 0
-            self._prime = b""
+        while (backlog.entries or self._first_id) and sink.writable:
+            parts, size = [self._first_id], 0
+            self._first_id = b""
             while backlog.entries and size < chunk:
                 event = backlog.pop()
                 parts += (event.id_line, event.frame) if self._tagged else (event.frame,)
                 size += event.size
-            # Joined, a large frame would be copied for every stream that lags.
+            # A large frame is not joined: it would be copied for every slow stream.
             large = parts.pop() if len(parts[-1]) > _CHUNK else b""
             self._send(sink, b"".join(parts))
             if large and self.sink is not None:
@@ -347,20 +347,20 @@ class Subscriber(asyncio.Queue[Event | None]):
             if self.sink is None:
                 return
             if size > backlog.limit:
-                self.spare(size)
+                self.exempt(size)
         self._regroup(sink)
 
     def _send(self, sink: Sink, data: bytes) -> None:
         try:
             sink.write(data)
-        except Exception as error:  # noqa: BLE001 - whatever it is, only this stream ends
+        except Exception as error:  # noqa: BLE001 - only this stream ends
             self.fail(error)
 
     def _regroup(self, sink: Sink) -> None:
-        if self._queue.entries or self._prime:
+        if self._queue.entries or self._first_id:
             self._start_watch()
         elif self.closed_reason:
-            self._release()
+            self._detach()
             sink.close()
         else:
             self._hub.waiting.pop(self, None)
@@ -368,11 +368,11 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._arm(self._hub.bounds.keepalive if self._tagged else None, self._comment)
 
     def _start_watch(self) -> None:
-        self._seen = self._buffered + 1  # coming here is progress
+        self._seen = self._buffered + 1  # so that the first check counts as progress
         self._watch()
 
     def _watch(self) -> None:
-        # While a sink is paused nothing is written to it: a smaller buffer means a reading peer.
+        # Nothing is written to a paused sink, so if its buffer got smaller, the peer reads.
         buffered = self._buffered
         self._still = 0 if buffered < self._seen else self._still + 1
         self._seen = buffered
@@ -382,7 +382,8 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._arm(self._hub.bounds.stall / _STALL_CHECKS, self._watch)
 
     def _comment(self) -> None:
-        """Tell an idle client (and whatever is in between) that the stream lives."""
+        """Write a comment if no event was published for a while, so that neither the client nor a
+        proxy takes the stream for dead."""
         keepalive = self._hub.bounds.keepalive
         silent = self._hub.clock.time() - self._hub.published_at
         if silent < keepalive - _EARLY:
@@ -399,17 +400,18 @@ class Subscriber(asyncio.Queue[Event | None]):
 
     def _close_slow(self) -> None:
         self._hub.closed_slow += 1
-        self._cut("slow")
+        self._abort("slow")
 
-    def _cut(self, reason: str) -> None:
-        """End at once: a sink is aborted, a consumer may still read what it has."""
+    def _abort(self, reason: str) -> None:
+        """End at once: a sink is aborted, a consumer may still read what is queued."""
         self.end(reason)
-        sink = self._release()
+        sink = self._detach()
         if sink is not None:
             self._queue.clear()
             sink.abort()
 
-    def _release(self) -> Sink | None:
+    def _detach(self) -> Sink | None:
+        """Cancel the timer, and forget and return the sink."""
         self._arm(None, self._watch)
         sink, self.sink = self.sink, None
         return sink
@@ -429,22 +431,21 @@ class Hub:
         self.clock = clock
         self.bounds = bounds
         self.epoch = secrets.token_hex(8) if epoch is None else epoch
-        self.current = 0  # the newest number,
-        self.published_at = clock.time()  # and when it was given out
-        self.floor = 0  # the newest number evicted for space: older ids cannot be resumed
+        self.current = 0  # the newest number
+        self.published_at = clock.time()  # when it was published
+        self.floor = 0  # the newest number that the ring dropped: older ids cannot be resumed
         self.closed = False
         # The groups, as ordered sets.
         self.base: dict[Subscriber, None] = {}
         self.tagged: dict[Subscriber, None] = {}
         self.waiting: dict[Subscriber, None] = {}
-        # The batch of this loop tick; `hot` from the first event until a tick brings none.
+        # The batch of this loop tick. `_batching` from an event until a tick without one.
         self.chunk = max(1, min(_CHUNK, bounds.bytes // 4))
         self._batch: list[Event] = []
         self._batch_bytes = 0
-        self._hot = False
+        self._batching = False
         self._ring = _Backlog(bounds.bytes)
-        # Counters: the first is ours, the others are written by the subscribers.
-        self._encoded_bytes = 0
+        # Counted by the subscribers.
         self.conflated = 0
         self.closed_slow = 0
         self.failed = 0
@@ -452,26 +453,25 @@ class Hub:
     # Publishing.
 
     def publish(self, action: str, payload: object, *, growth: bool = False) -> int:
-        """Send an event to everyone; return its number, or 0 when the hub is closed.
+        """Send an event to every subscriber; return its number, or 0 if the hub is closed.
 
         `growth` marks an update of a message in which text or reasoning got longer and nothing
-        else; output of a running tool always is, and goes to streams with ids only. Raises only for
-        a payload that is no event: never because of a subscriber.
+        else. Output of a running tool is always growth, and goes to streams with ids only. Raises
+        only for a payload that is no event, never because of a subscriber.
         """
         if self.closed:
             return 0
         event = self._event(action, payload, self.current + 1, growth=growth)
         self.current = event.seq
         self.published_at = self.clock.time()
-        self._encoded_bytes += len(event.frame)
         self._remember(event)
         for subscriber in tuple(self.waiting):
             subscriber.put_nowait(event)
         if self.base or self.tagged:
             self._batch.append(event)
             self._batch_bytes += event.size
-            if not self._hot:
-                self._hot = True
+            if not self._batching:
+                self._batching = True
                 asyncio.get_running_loop().call_soon(self._end_tick)
                 self.flush()
             elif self._batch_bytes >= self.chunk:
@@ -494,7 +494,7 @@ class Hub:
         frame = b"data: " + dumps(body) + b"\n\n"
         id_line = b"" if seq is None else self._id_line(seq)
         if isinstance(payload, ToolOutput):
-            # Beyond the base protocol: streams that did not ask for more get nothing of it.
+            # Not in the base protocol: for streams that asked for ids.
             id_line, frame = id_line + frame, b""
         size = len(id_line) + len(frame)
         kind = body["type"]
@@ -518,10 +518,10 @@ class Hub:
             self.flush()
             asyncio.get_running_loop().call_soon(self._end_tick)
         else:
-            self._hot = False
+            self._batching = False
 
     def flush(self) -> None:
-        """Write the open batch. Everything that moves a subscriber between groups does so first."""
+        """Write the open batch. To be called before a subscriber changes groups."""
         if self._batch:
             events, self._batch, self._batch_bytes = self._batch, [], 0
             if self.base:
@@ -532,18 +532,18 @@ class Hub:
     def _fan_out(self, group: dict[Subscriber, None], data: bytes, events: list[Event]) -> None:
         for subscriber in tuple(group):
             sink = subscriber.sink
-            if sink is None:  # ended by something this loop did
+            if sink is None:  # closed by an earlier step of this loop
                 continue
             if sink.writable:
                 try:
                     sink.write(data)
-                except Exception as error:  # noqa: BLE001 - whatever it is, only this stream ends
+                except Exception as error:  # noqa: BLE001 - only this stream ends
                     subscriber.fail(error)
             else:
-                subscriber.hold(events)
+                subscriber.start_waiting(events)
         if len(data) > self.bounds.bytes:
             for subscriber in tuple(group):
-                subscriber.spare(len(data))
+                subscriber.exempt(len(data))
 
     # Subscribing.
 
@@ -554,11 +554,11 @@ class Hub:
         last_id: str | None = None,
         pending: Callable[[], list[object]] | None = None,
     ) -> Subscriber:
-        """A new reader of everything from now on.
+        """A new reader of all events from now on.
 
-        With `resume` its stream carries ids and comments; with `last_id` as well, and it begins
-        with what came after that id or, if that is not known, with a resync. `pending` gives the
-        open requests: those the replay did not hold are shown again, as they were created.
+        With `resume` its stream has ids and comments. With `last_id` it has them too, and begins
+        with the events after that id or, if the ring does not hold them all, with a resync.
+        `pending` gives the open requests: those that are not in the replay are sent again.
         """
         self.flush()
         tagged = resume or last_id is not None
@@ -571,17 +571,17 @@ class Hub:
             event = self._event("created", request, None)
             if not any(e.kind == event.kind and e.frame == event.frame for e in opening):
                 opening.append(event)
-        prime = b"" if start is None or not tagged else self._id_line(start) + b"\n"
-        subscriber = Subscriber(self, tagged=tagged, prime=prime, opening=opening)
+        first_id = b"" if start is None or not tagged else self._id_line(start) + b"\n"
+        subscriber = Subscriber(self, tagged=tagged, first_id=first_id, opening=opening)
         self.waiting[subscriber] = None
         return subscriber
 
     def _since(self, last_id: str | None) -> tuple[int | None, list[Event]]:
-        """Where a stream begins, and the replay or the resync it begins with.
+        """The number that a stream begins at, and the replay or the resync that it begins with.
 
-        A resync gives no place to begin with: it brings the current id itself. A client that got
+        With a resync the number is None: the resync itself has the current id. A client that got
         that id alone, and lost the connection before the resync, would resume there and never
-        learn what it has missed.
+        learn that it has missed events.
         """
         if last_id is None:
             return self.current, []
@@ -604,7 +604,7 @@ class Hub:
             group.pop(subscriber, None)
 
     def close(self) -> None:
-        """End every stream after what is queued for it. Later subscribers get a closed one."""
+        """End every stream after what is queued for it. Later `subscribe` returns a closed one."""
         self.flush()
         self.closed = True
         for subscriber in self._subscribers():
@@ -618,7 +618,6 @@ class Hub:
         each = [subscriber.statistics() for subscriber in subscribers]
         return HubStatistics(
             published=self.current,
-            encoded_bytes=self._encoded_bytes,
             subscribers=len(subscribers),
             waiting=len(self.waiting),
             queued_bytes=sum(one.bytes + one.buffered for one in each),

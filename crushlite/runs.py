@@ -21,8 +21,8 @@ covers every prompt accepted before it, and cannot touch one accepted after it.
 
     durable    its row is committed, so the client may be answered 202. Only a durable run starts
                or ends. One that is first in line but not durable holds the line.
-    doom       CANCELED or CLEARED once somebody asked for it; the first mark stays. A doomed active
-               run stays ACTIVE until its turn has unwound; a doomed run that waits never starts.
+    doom       CANCELED or CLEARED once a request asked for it; the first mark stays. A doomed
+               active run stays ACTIVE until its turn has unwound; one that waits never starts.
     outcome    how it ends: set when it becomes ENDING.
 
 Derived, never stored: *live* is ACCEPTED, ACTIVE, FOLDED or ENDING; *busy* is any live run in the
@@ -36,8 +36,8 @@ the exception: they leave no messages, so their endings are recorded out of line
 
 Who may call what: `accept`, `durable`, `withdraw` by the acceptance of a prompt; `cancel`,
 `cancel_run`, `clear`, `remove` by requests; `drop` by the deletion of a session, and `readmit` when
-that is over; `fold` and `finish` by the turn of the active run; `recorded` and `unsaved` by whoever
-performs a `Record`; `close` by the teardown of the workspace.
+that is over; `fold` and `finish` by the turn of the active run; `recorded` and `unsaved` by the
+performer of a `Record`; `close` by the teardown of the workspace.
 
 Invariants, explored exhaustively in tests/machines/test_runs.py
 ---------------------------------------------------------------
@@ -219,7 +219,7 @@ class Runs:
 
     def describe(self, run: Run) -> str:
         """The state's name for clients: accepted, queued, active, folded or ended. Until its ending
-        is published, a run is told as what it was before."""
+        is published, a run is described as what it was before."""
         if run.state is RunState.ENDING:
             if run.carrier is not None:
                 return "folded"

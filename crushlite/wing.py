@@ -25,7 +25,7 @@ What the core asks of a wing, and when:
     open       for each workspace, when it opens: a Part, or None
 
 A Part hears of what runs do in its workspace (commands, changes of files) and is closed with it.
-Whoever wants to see the events of a workspace subscribes to its hub.
+A part that wants to see the events of its workspace subscribes to the hub.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ WINGS = (
     (".coder.wing", "CoderWing"),
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
+    (".reports.wing", "ReportsWing"),
 )
 
 

@@ -1,6 +1,6 @@
 """The HTTP interface: a route table as data, and one short function per route.
 
 A function here reads a request, calls one thing of the backend and writes the answer. It holds no
-rule about runs, claims or permissions: those are decided where they live, and refusals arrive as
-errors that carry their own status.
+rule about runs, claims or permissions: runs.py, claims.py and hosting/ decide on those, and their
+refusals are errors that carry a status.
 """

@@ -33,7 +33,8 @@ async def info(context: Context, request: Request) -> Response:
 
 
 async def prompt(context: Context, request: Request) -> Response:
-    """Nothing is awaited before the prompt stands in line: the order of arrival is its order."""
+    """Accept a prompt. Nothing is awaited before it is in line: prompts of a session start in the
+    order in which they arrived."""
     workspace = context.workspace(request)
     state = await workspace.runs.prompt(body(Prompt, request))
     location = f"/v1/workspaces/{workspace.id}/runs/{quote(state.run_id, safe='')}"
@@ -42,8 +43,8 @@ async def prompt(context: Context, request: Request) -> Response:
 
 
 async def init(context: Context, request: Request) -> Response:
-    """Optional and idempotent: the agent is there since create, and running turns are not
-    disturbed. What it records is whether a person sits at that client."""
+    """Record whether a person sits at a client. Optional and idempotent: a workspace has its agent
+    since it was created, and running turns are not disturbed."""
     workspace = context.workspace(request)
     wanted = optional_body(AgentInit, request)
     client = optional_client(request)
@@ -52,7 +53,7 @@ async def init(context: Context, request: Request) -> Response:
 
 
 async def update(context: Context, request: Request) -> Response:
-    """Without configuration files there is nothing to read again."""
+    """Do nothing: without configuration files there is nothing to read again."""
     context.workspace(request)
     return EMPTY
 
@@ -63,6 +64,7 @@ async def default_small_model(context: Context, request: Request) -> Response:
 
 
 def required_provider(request: Request) -> str:
+    """The provider that the query names. Raises BadRequest if it names none."""
     provider = request.query_one("provider_id")
     if not provider:
         raise BadRequest("provider_id is required")
@@ -70,7 +72,8 @@ def required_provider(request: Request) -> str:
 
 
 def own_small_model(workspace: Workspace, provider: str) -> SelectedModel:
-    """The model of an agent that needs no provider, if that is what is asked for."""
+    """The model of an agent that needs no configured provider. Raises NotFound if the agent is not
+    the provider that is asked for."""
     own = agent_info(workspace).model_cfg
     if own.provider != provider:
         raise NotFound(f"provider not found: {provider!r} is not configured")
@@ -97,7 +100,8 @@ async def cancel_run(context: Context, request: Request) -> Response:
 async def _receipt(
     clock: Clock, request: Request, receipt: CancelReceipt, endings: list[asyncio.Future[None]]
 ) -> Response:
-    """It is carried out whatever else is wrong with the request: a cancel is never lost."""
+    """Wait for the endings as long as the request wants, and answer with the receipt. The cancel
+    has been carried out before: a bad `wait` cannot prevent it."""
     try:
         wait = seconds(request)
     except BadRequest as error:
@@ -107,7 +111,7 @@ async def _receipt(
 
 
 async def summarize(context: Context, request: Request) -> Response:
-    """Answered when the summary is done; it goes on if whoever asked has left."""
+    """Summarize a session. Answered when the summary is done; it goes on if the client leaves."""
     await context.workspace(request).runs.summarize(request.params["sid"])
     return EMPTY
 

@@ -1,8 +1,8 @@
 """Who may talk to the daemon: checked on every request, before routing.
 
-A unix socket's door is the peer's uid, checked when it connects; on TCP it is a token, and the
-Host header must name the listener itself, so that a page which rebinds its DNS name to loopback is
-refused. A browser says on whose behalf it asks: an Origin other than the daemon's own is refused
+On a unix socket the peer's uid decides, which is checked when it connects. On TCP a token does, and
+the Host header must name the listener itself, so that a page that rebinds its DNS name to loopback
+is refused. Browsers say for which site they ask: an Origin other than the daemon's own is refused
 everywhere, and no CORS header is ever sent.
 """
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from ..http.messages import RequestHead
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-OWN_SITES = frozenset({"same-origin", "none"})  # our own page; typed by a person
+OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an address that was typed
 
 
 @dataclass
 class Guard:
-    """`tokens` holds, by listening port, the digest of its token, or None where none is asked.
-    `is_public` says which requests need none: those that a page makes before it has one."""
+    """Called with each request. `tokens` holds the digest of the token of each listening port, None
+    where no token is required. `is_public` says which requests need none: those that a page makes
+    before it has one."""
 
     tokens: dict[int, bytes | None] = field(default_factory=dict)
     allowed_hosts: frozenset[str] = frozenset()  # NAME:PORT, for a proxy in front
@@ -59,19 +60,19 @@ class Guard:
         own = f"http://{head.headers.get('Host')}"
         if origins and (head.peer.kind != "tcp" or origins != [own]):
             raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
-        # Browsers leave Origin out of many GETs; where they say who asks, listen. A person who
-        # follows a link from elsewhere is fine, a page that embeds us is not.
+        # Browsers leave Origin out of many GETs, but most send Sec-Fetch-Site. A person may follow
+        # a link from another site; a page of another site may not embed ours.
         sites = head.headers.get_all("Sec-Fetch-Site")
         if not OWN_SITES.issuperset(sites) and not _follows_link(head):
             raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
 
     def _check_token(self, head: RequestHead) -> None:
-        # A listener nobody registered asks for a token nobody has.
+        # The digest of a token is never empty: a port that was not added lets no request pass.
         wanted = self.tokens.get(head.peer.port or 0, b"")
         if wanted is None:
             return
         given = head.headers.get_all("Authorization")
-        # Two would let whoever stands in front of us check one and us the other.
+        # Of two headers a proxy in front of the daemon might check one and the daemon the other.
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         # Digests, so that the comparison takes the same time for tokens of any length.
         if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), wanted):
@@ -84,6 +85,7 @@ class Guard:
 
 
 def _follows_link(head: RequestHead) -> bool:
+    """Whether a browser opens a page because a person followed a link."""
     return (
         head.method in ("GET", "HEAD")
         and head.headers.get("Sec-Fetch-Mode") == "navigate"

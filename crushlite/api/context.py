@@ -1,4 +1,4 @@
-"""What every route function shares: the backend, and the small readers of requests."""
+"""What route functions share: the backend, readers of requests, writers of answers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which m
 
 @dataclass(frozen=True, slots=True)
 class Context:
+    """Every route function is called with it."""
+
     backend: Backend
     vitals: Vitals
-    table: tuple[Entry, ...]  # every route, for the one that describes them all
+    table: tuple[Entry, ...]  # every route, for a route that describes them
 
     def hosted(self, request: Request) -> Hosted:
         return self.backend.hosted(request.params["id"])
@@ -44,7 +46,7 @@ def answer(value: object, status: int = 200, headers: tuple[tuple[str, str], ...
 
 
 def answer_list(pieces: list[bytes]) -> Response:
-    """An array of which the elements are JSON already, one or more in a piece."""
+    """A response with an array. `pieces` are JSON already, each with one element or more."""
     if sum(map(len, pieces)) < ONE_PIECE:
         return Response(200, b"[%b]\n" % b",".join(pieces))
     first, *others = pieces
@@ -52,7 +54,8 @@ def answer_list(pieces: list[bytes]) -> Response:
 
 
 def body(cls: type[T], request: Request) -> T:
-    """The JSON body, whatever its content type says: the Crush client sends some as text/plain."""
+    """The JSON body, whatever its content type says: the Crush client sends some as text/plain.
+    Raises BadRequest."""
     value = loads(request.body)
     if not isinstance(value, dict):
         raise BadRequest("failed to decode request: an object is required")
@@ -63,11 +66,12 @@ def body(cls: type[T], request: Request) -> T:
 
 
 def optional_body(cls: type[T], request: Request) -> T:
+    """As `body`; an empty one means all defaults."""
     return body(cls, request) if request.body.strip() else cls()
 
 
 def client_of(request: Request) -> str:
-    """The client id of the query, required."""
+    """The client id of the query. Raises BadRequest if there is none."""
     value = request.query_one("client_id")
     if not value:
         raise BadRequest("client_id is required")
@@ -80,6 +84,7 @@ def optional_client(request: Request) -> str | None:
 
 
 def canonical_client(value: str, refusal: str = "client_id is not a valid UUID") -> str:
+    """A client id in the one spelling that the daemon uses. Raises BadRequest."""
     try:
         return str(uuid.UUID(value))
     except ValueError:
@@ -87,7 +92,7 @@ def canonical_client(value: str, refusal: str = "client_id is not a valid UUID")
 
 
 def seconds(request: Request, name: str = "wait") -> float:
-    """A duration in the query: 0 if absent; whoever wants more than ten minutes gets ten."""
+    """A duration in the query: 0 if absent, and never more than MAX_WAIT. Raises BadRequest."""
     text = request.query_one(name)
     if text is None:
         return 0.0
@@ -101,7 +106,7 @@ def seconds(request: Request, name: str = "wait") -> float:
 
 
 def translate(error: Exception) -> HTTPError | None:
-    """Errors that were raised on purpose carry their own status."""
+    """The answer to an error that was raised on purpose; None for any other error."""
     if not isinstance(error, CrushliteError):
         return None
     headers = (("Retry-After", "1"),) if error.status == 503 else ()

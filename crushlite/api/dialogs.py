@@ -1,4 +1,4 @@
-"""What waits for a person: permissions and questions."""
+"""Requests for a person: permissions and questions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ async def list_permissions(context: Context, request: Request) -> Response:
 
 
 async def grant(context: Context, request: Request) -> Response:
-    """The base route: of the request that the client sends back only the id is read."""
+    """Answer a permission request as the base protocol does it: the client sends the whole request
+    back, of which only the id is read."""
     workspace = context.workspace(request)
     wanted = body(Grant, request)
     request_id = wanted.permission.get("id")

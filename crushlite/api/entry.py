@@ -1,7 +1,7 @@
-"""A row of the route table: what the router needs, and what the description of the API says.
+"""A row of the route table: what the router needs, and what a description of the API says.
 
-Everything a client must know of a route is here as data, so that the OpenAPI document is read off
-the table. What a row says is checked against what the route really takes and gives.
+Everything a client must know of a route is here as data, so that the OpenAPI document is made from
+the table. Tests check what a row says against what its function reads and answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ W = "/v1/workspaces/{id}"
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter that is not in the path."""
+    """A parameter in the query or in a header."""
 
     name: str
     about: str
@@ -40,11 +40,12 @@ class Entry:
     method: str
     pattern: str
     function: Function
-    takes: Any = None  # what the body is read as; `X | None`: it may be empty; None: not looked at
-    gives: Any = None  # what a good answer holds; `X | None`: it may be empty; None: it is
+    takes: Any = None  # what the body is read as; `X | None`: it may be empty; None: it is not read
+    gives: Any = None  # what a good answer holds; `X | None`: it may be empty; None: it is empty
     params: tuple[Param, ...] = ()
     status: int = 200
     media: str = "application/json"  # of the answer
     body_limit: int = MIB
     urgent: bool = False  # served even when all ordinary connections are taken
-    public: bool = False  # no token asked: only what a page needs before it has one
+    public: bool = False  # no token is required: only for what a page needs before it has one
+    refusals: tuple[tuple[int, str], ...] = ()  # status and code of those that no other route has

@@ -1,8 +1,8 @@
 """Features of the base protocol that the core does not have: truthful answers, most of them empty.
 A wing that has the feature replaces its routes.
 
-The Crush UI asks for language servers, tool servers and skills when it starts and whenever it is
-looked at. "None" is a good answer; "not found" would be shown as a broken server.
+The Crush UI asks for language servers, tool servers and skills when it starts, and again while it
+is used. An empty answer is fine; "not found" would be shown as a broken server.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ async def read_skill(context: Context, request: Request) -> Response:
 
 
 async def needs_init(context: Context, request: Request) -> Response:
-    """Never: a question at the first start is in the way of whoever wanted to ask something."""
+    """Always false: a question at the first start would be in the way of the user's own."""
     context.workspace(request)
     return answer({"needs_init": False})
 
 
 async def init_project(context: Context, request: Request) -> Response:
-    """There is no mark to set, but every client looks at the configuration again."""
+    """Store nothing, but publish the event on which every client reads the configuration again."""
     workspace = context.workspace(request)
     workspace.hub.publish("updated", ConfigChanged(workspace.id))
     return EMPTY
@@ -102,8 +102,8 @@ async def change_config(context: Context, request: Request) -> Response:
 
 
 async def choose_model(context: Context, request: Request) -> Response:
-    """An agent that needs no provider stands in the list as one of its own: choosing it changes
-    nothing and is no mistake."""
+    """Accept the model of an agent that needs no configured provider: it is listed as a provider
+    of its own, and choosing it changes nothing. Refuse any other."""
     chosen = body(ModelChoice, request).model
     if chosen_is_own(context.workspace(request), chosen):
         return EMPTY
@@ -111,12 +111,13 @@ async def choose_model(context: Context, request: Request) -> Response:
 
 
 def chosen_is_own(workspace: Workspace, chosen: SelectedModel) -> bool:
+    """Whether a chosen model is the agent's own."""
     own = agent_info(workspace).model_cfg
     return (chosen.provider, chosen.model) == (own.provider, own.model)
 
 
 async def import_copilot(context: Context, request: Request) -> Response:
-    """There is no token to import."""
+    """Always without success: there is no token to import."""
     context.workspace(request)
     return answer({"token": None, "success": False})
 
@@ -141,6 +142,7 @@ async def mcp_address(context: Context, request: Request) -> Response:
 
 
 def _server(context: Context, request: Request) -> str:
+    """The name of a tool server in the body. Raises BadRequest if it is empty."""
     context.workspace(request)
     name = body(NamedServer, request).name
     if not name:
@@ -149,7 +151,7 @@ def _server(context: Context, request: Request) -> str:
 
 
 async def mcp_absent(context: Context, request: Request) -> Response:
-    """What only a running tool server could answer."""
+    """Refuse what only a running tool server could answer."""
     raise NotFound(f"MCP server not found: {_server(context, request)}: none runs here")
 
 

@@ -1,4 +1,4 @@
-"""Files of a session: the versions its turns stored, and what was read."""
+"""Files of a session: the versions that its turns stored, and which files were read."""
 
 from __future__ import annotations
 

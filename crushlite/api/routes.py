@@ -1,5 +1,5 @@
 """The route table. Every route of the core is here. Wings add theirs, and replace those of features
-that the core does not have. The docs are checked against the whole table.
+that the core does not have. A test checks docs/protocol.md against the whole table.
 """
 
 from __future__ import annotations
@@ -42,9 +42,15 @@ from ..protocol.sessions import (
     ShellAnswer,
     ShellCommand,
 )
-from ..protocol.space import Space
-from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, WireConfig, Workspace
-from . import agent, dialogs, features, files, metrics, openapi, sessions, system, workspaces
+from ..protocol.workspaces import (
+    Control,
+    CreateWorkspace,
+    Space,
+    VersionInfo,
+    WireConfig,
+    Workspace,
+)
+from . import agent, dialogs, features, files, sessions, system, workspaces
 from .context import MAX_WAIT
 from .entry import MIB, Entry, Param, W
 
@@ -59,16 +65,15 @@ if TYPE_CHECKING:
 S = W + "/sessions/{sid}"
 A = W + "/agent/sessions/{sid}"
 
-# What answers are that are not JSON.
 EVENT_STREAM = "text/event-stream"
 
-# What is asked in the query.
+# Parameters.
 CLIENT = Param("client_id", "The UUID of the client.", required=True)
-BY = Param("client_id", "The UUID of the client; whose doing it was is told to the others.")
-VERBOSE = Param("verbose", "1: tell how the daemon is, and try whether its stores can write.")
+BY = Param("client_id", "The UUID of the client; other clients see who it was.")
+VERBOSE = Param("verbose", "1: report the daemon's state, and test whether its stores can write.")
 RESUME = Param("resume", "1: events with ids, comments that keep the stream alive, tool output.")
 LAST_ID = Param(
-    "Last-Event-ID", "The last id that was seen: what followed comes first.", place="header"
+    "Last-Event-ID", "The last id that was received: what followed comes first.", place="header"
 )
 WAIT = Param("wait", f"Seconds to wait for the end, at most {MAX_WAIT:.0f}.", float)
 IN_SESSION = Param("session_id", "Only those of this session.")
@@ -81,8 +86,6 @@ TABLE: tuple[Entry, ...] = (
     # The daemon itself.
     Entry("GET", "/v1/health", system.health, gives=Health | None, params=(VERBOSE,), urgent=True),
     Entry("GET", "/v1/version", system.version, gives=VersionInfo),
-    Entry("GET", "/v1/openapi.json", openapi.openapi, gives=dict[str, Any]),
-    Entry("GET", "/v1/metrics", metrics.metrics, gives=str, media=metrics.TEXT_FORMAT),
     Entry("POST", "/v1/control", system.control, takes=Control),
     Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
     # Workspaces. A create carries a whole environment.
@@ -178,7 +181,7 @@ TABLE: tuple[Entry, ...] = (
         params=(WAIT,),
         urgent=True,
     ),
-    # What waits for a person.
+    # Requests for a person.
     Entry("GET", W + "/permissions", dialogs.list_permissions, gives=list[PermissionRequest]),
     Entry("GET", W + "/permissions/skip", dialogs.get_skip, gives=PermissionSkip),
     Entry("POST", W + "/permissions/skip", dialogs.set_skip, takes=PermissionSkip),
@@ -227,7 +230,7 @@ TABLE: tuple[Entry, ...] = (
         params=(BY,),
         urgent=True,
     ),
-    # What the Crush UI asks for and there is none of.
+    # Features that the Crush UI asks for and the core does not have.
     Entry("GET", W + "/project/needs-init", features.needs_init, gives=dict[str, bool]),
     Entry("POST", W + "/project/init", features.init_project),
     Entry("GET", W + "/project/init-prompt", features.init_prompt, gives=dict[str, str]),
@@ -255,7 +258,8 @@ TABLE: tuple[Entry, ...] = (
 
 
 def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
-    """The table of the core with the routes of wings: in place of the core's own, or after them."""
+    """The table of the core with the routes of wings. One with the method and pattern of a core
+    route takes its place; others come after them."""
     rows = {(entry.method, entry.pattern): entry for entry in TABLE}
     rows |= {(entry.method, entry.pattern): entry for wing in wings for entry in wing.routes()}
     return tuple(rows.values())
@@ -278,6 +282,7 @@ def build_router(context: Context, guard: Guard) -> Router:
 
 
 async def _unreachable(request: Request) -> Response:
+    """For a router that is only asked whether it has a route."""
     raise NotImplementedError
 
 

@@ -23,7 +23,7 @@ async def list_sessions(context: Context, request: Request) -> Response:
 
 
 async def create(context: Context, request: Request) -> Response:
-    """Only the title of the object that clients send means anything: the rest is the server's."""
+    """Create a session. Of the object that clients send only the title is read."""
     workspace = context.workspace(request)
     return answer(await workspace.create_session(body(Session, request).title))
 
@@ -34,8 +34,8 @@ async def get(context: Context, request: Request) -> Response:
 
 
 async def rename(context: Context, request: Request) -> Response:
-    """Clients send a whole session whose counters may be stale: only the title is taken, and an
-    empty one changes nothing."""
+    """Rename a session. Clients send a whole session, whose counters may be out of date: only the
+    title is read, and an empty one changes nothing."""
     workspace, session_id = context.workspace(request), request.params["sid"]
     title = body(Session, request).title
     renamed = (
@@ -50,7 +50,8 @@ async def delete(context: Context, request: Request) -> Response:
 
 
 async def messages(context: Context, request: Request) -> Response:
-    """An unknown session has no messages: the Crush UI asks for child sessions before they are."""
+    """The messages of a session. An unknown one has none: the Crush UI asks for child sessions
+    before they exist."""
     transcript = context.workspace(request).transcript
     return answer_list(await transcript.messages_json(request.params["sid"]))
 

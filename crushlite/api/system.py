@@ -22,58 +22,60 @@ if TYPE_CHECKING:
     from ..store import Store
     from .context import Context
 
-STORE_SECONDS = 1.0  # a store may take so long to show that it can write
-LAG_SECONDS = 1.0  # the event loop may be so late: what the watchdog calls blocked
-FILES_SHARE = 0.9  # of the file descriptors may be in use
+STORE_SECONDS = 1.0  # a store that needs longer to write something is reported
+LAG_SECONDS = 1.0  # an event loop that is later is reported; the watchdog calls it blocked then
+FILES_SHARE = 0.9  # of all file descriptors: if more are in use, that is reported
 
 
 async def health(context: Context, request: Request) -> Response:
-    """Empty, and quick whatever happens: clients ask it before they do anything else. More is
-    told to those who ask for it, and only then the stores are tried out."""
+    """Empty and quick by default: clients ask it before they do anything else. With `verbose` it
+    is a report, for which every store is asked to write something."""
     if request.query_one("verbose") not in ("1", "true"):
         return EMPTY
     backend, vitals = context.backend, context.vitals
     workspaces = [hosted.workspace for hosted in backend.everything()]
     stores = {str(each.store.store.data_dir): each.store.store for each in workspaces}
-    tried = await asyncio.gather(*(_tried(store, vitals.clock) for store in stores.values()))
-    told = dict(zip(stores, tried, strict=True))
+    found = await asyncio.gather(*(_trouble(store, vitals.clock) for store in stores.values()))
+    troubles = dict(zip(stores, found, strict=True))
     clients, streams = backend.claims.census()
-    checks = _checks(context, told)
+    checks = _checks(context, troubles)
     return answer(
         Health(
             status="ok" if all(check.ok for check in checks) else "degraded",
             version=WIRE_VERSION,
             pid=os.getpid(),
             uptime_seconds=vitals.uptime,
-            loop_lag_seconds=vitals.heartbeat.lag,
+            loop_lag_seconds=vitals.loop.lag,
             workspaces=len(workspaces),
             clients=clients,
             streams=streams,
             busy_sessions=len(
                 {session for each in workspaces for session, _ in each.runs.states()}
             ),
-            store=told,
+            store={path: trouble or "ok" for path, trouble in troubles.items()},
             checks=checks,
         )
     )
 
 
-async def _tried(store: Store, clock: Clock) -> str:
-    """Whether it can write, found out by writing: a full disk is known to nobody before that."""
+async def _trouble(store: Store, clock: Clock) -> str:
+    """Why a store cannot write, found out by writing: only that shows a full disk. Empty if it
+    can."""
     probe = asyncio.create_task(store.probe())
     if not await wait_at_most(clock, probe, STORE_SECONDS):
         probe.cancel()
         return f"no answer within {STORE_SECONDS:.0f} s"
-    return "ok" if probe.result() else store.trouble or "closed"
+    return "" if probe.result() else store.trouble or "closed"
 
 
 def _checks(context: Context, stores: dict[str, str]) -> list[Check]:
-    process, lag = Process.now(), context.vitals.heartbeat.lag
+    """What can be wrong with a daemon, and whether it is. `stores` holds the trouble of each."""
+    process, lag = Process.now(), context.vitals.loop.lag
     most, used = process.most_files, process.open_files
     crowded = most is not None and used is not None and used > most * FILES_SHARE
     unsaved, leaving = context.backend.unsaved, context.backend.leaving.is_set()
     trouble = {
-        "store": "; ".join(f"{path}: {state}" for path, state in stores.items() if state != "ok"),
+        "store": "; ".join(f"{path}: {why}" for path, why in stores.items() if why),
         "endings": f"{unsaved} ended runs are not saved yet" if unsaved else "",
         "event_loop": f"late by {lag:.1f} s" if lag >= LAG_SECONDS else "",
         "open_files": f"{used} of {most}" if crowded else "",
@@ -96,8 +98,8 @@ async def version(context: Context, request: Request) -> Response:
 
 
 async def control(context: Context, request: Request) -> Response:
-    """Leave if idle. On a unix socket only our own clients may ask: the Crush client asks every
-    server of another build to leave before it uses it, and would start its own."""
+    """End the daemon if it is idle. On a unix socket only crushlite's own clients may ask: the
+    Crush client asks every server of another build to leave, and would then start its own."""
     wanted = body(Control, request)
     if wanted.command not in ("shutdown", "shutdown_if_idle"):
         raise BadRequest(f"unknown command {wanted.command!r}: use shutdown_if_idle or shutdown")

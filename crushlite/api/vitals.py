@@ -1,5 +1,5 @@
-"""What the daemon can say about itself as a process: time, the event loop, connections, and what
-the operating system counts. Everything is read when somebody asks; nothing is sampled."""
+"""The daemon as a process, for health and metrics: time, the event loop, connections, and what the
+operating system counts. Everything is read when it is asked for; nothing is sampled."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 PROC = Path("/proc/self")
 
 
-class Heartbeat(Protocol):
-    """What the watchdog of the event loop knows."""
+class LoopWatch(Protocol):
+    """What the watchdog knows about the event loop."""
 
-    stalls: int  # how often the loop stood still since the start
+    stalls: int  # how often the loop was blocked since the start
     worst: float  # seconds it was late, at most
 
     @property
@@ -32,7 +32,7 @@ class Heartbeat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """As the operating system counts. None is what this one does not say."""
+    """The process as the operating system counts it; None where this system does not say."""
 
     cpu_seconds: float
     resident_bytes: int | None
@@ -52,11 +52,11 @@ class Process:
 
 @dataclass(slots=True)
 class Vitals:
-    """Made with the daemon; `begin` is for its start."""
+    """Made with the daemon; `begin` is called when it starts."""
 
     clock: Clock
     http: Callable[[], Statistics]
-    heartbeat: Heartbeat
+    loop: LoopWatch
     started: float = 0.0
 
     def begin(self) -> None:

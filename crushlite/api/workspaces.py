@@ -1,4 +1,4 @@
-"""Workspaces: create, look, leave, and the event stream."""
+"""Workspaces: creating, reading and releasing one, and its event stream."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from ..errors import BadRequest
 from ..http.messages import Stream
 from ..protocol.ids import check_id
 from ..protocol.sessions import CurrentSession
-from ..protocol.space import Space
-from ..protocol.workspaces import CreateWorkspace
+from ..protocol.workspaces import CreateWorkspace, Space
 from ..version import WIRE_VERSION, __version__
 from .context import EMPTY, answer, body, canonical_client, client_of
 from .views import describe
@@ -43,13 +42,15 @@ async def get(context: Context, request: Request) -> Response:
 
 
 async def release(context: Context, request: Request) -> Response:
-    """Give the workspace back. Unknown workspaces are fine: a goodbye is never too late."""
+    """End the claim of a client on a workspace. An unknown workspace is no error: it may have
+    closed already."""
     context.backend.release(request.params["id"], client_of(request))
     return EMPTY
 
 
 async def compact(context: Context, request: Request) -> Response:
-    """Answered when it is done: writes wait for it, so it is refused while something runs."""
+    """Return unused space of the workspace's store to the disk. Answered when that is done; refused
+    while something runs in the store, whose writes would have to wait."""
     return answer(Space(*await context.backend.compact(context.hosted(request))))
 
 
@@ -72,7 +73,7 @@ async def events(context: Context, request: Request) -> Stream:
 
 
 class _EventStream(Stream):
-    """A subscriber as an HTTP answer: the two were made for each other, hence no logic here."""
+    """A subscriber of the hub as an HTTP answer."""
 
     headers: Pairs = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache"))
 

@@ -19,7 +19,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed, Lost, Recovered
-from ..client.wire import passes
+from ..client.wire import is_temporary
 from ..errors import CrushliteError, NotFound
 from ..launch import ensure_daemon, ready_seconds
 from ..protocol.events import Resync
@@ -210,7 +210,7 @@ class Chat:
             self.note("this session is gone; the next prompt begins another")
             self.forget()
         except CrushliteError as error:
-            if not passes(error) or self._events is None:
+            if not is_temporary(error) or self._events is None:
                 raise
             await self._events.reopen(error.message)  # brings another resync
         self.changed()

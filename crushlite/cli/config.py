@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         show_json([{"key": at, "value": value, "origin": file} for at, value, file in rows])
         return 0
     for warning in found.warnings:
-        say(warning)
+        say(str(warning))
     if rows:
         plain = [[at, _text(value), file] for at, value, file in rows]
         # A user who asks for one key wants all of its value, however narrow the terminal.
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         say("nothing is configured")
     if not key:
-        say(found.choice().reason)
+        say(str(found.choice()))
     return 0
 
 
@@ -205,4 +205,4 @@ async def _through_daemon(
 
 def _warn(options: argparse.Namespace) -> None:
     for warning in config_files(options).load().warnings:
-        say(warning)
+        say(str(warning))

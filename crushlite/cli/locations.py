@@ -13,19 +13,18 @@ from .common import say_nothing, wanted
 if TYPE_CHECKING:
     import argparse
 
-    from ..config.profile import FileLocations
+    from ..config import ConfigFiles
 
 DATABASE = "crushlite.db"  # in a data directory
 
 
-def config_files(options: argparse.Namespace) -> FileLocations:
+def config_files(options: argparse.Namespace) -> ConfigFiles:
     """The configuration files of the current directory. Only for callers that know that the wing
     `config` is there."""
-    from ..config import Roots
-    from ..config.profile import FileLocations
+    from ..config import ConfigFiles, Roots
 
     workspace, data_dir = _places(options)
-    return FileLocations.find(workspace, os.environ, Roots(), data_dir=data_dir)
+    return ConfigFiles.find(workspace, os.environ, Roots(), data_dir=data_dir)
 
 
 def data_directory(options: argparse.Namespace) -> Path:

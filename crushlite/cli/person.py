@@ -62,7 +62,7 @@ async def _line() -> str:
 
 async def warn_of_yolo(workspace: RemoteWorkspace, options: argparse.Namespace) -> None:
     """Say so if --yolo took effect; with --quiet too, because it must not happen unseen."""
-    if options.yolo and await workspace.asks_nobody():
+    if options.yolo and await workspace.skips_permissions():
         say("--yolo: every permission is granted, nobody is asked")
 
 

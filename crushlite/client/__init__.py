@@ -1,4 +1,4 @@
-"""The asyncio client: typed requests, typed refusals, and an event stream that comes back.
+"""The asyncio client: typed requests, typed errors, and event streams that reconnect.
 
     async with Client("unix:///path/to.sock") as client:
         workspace = await client.create("/path/to/project")
@@ -15,21 +15,21 @@
 
 `crushlite.launch.open_workspace` does the same with a daemon that is found or started.
 
-What can go wrong, by what the caller can do about it: a refusal by the daemon is the class of
-`crushlite.errors` that belongs to its code; ConnectionFailed says whether anything was sent; a
-socket of another user is WrongPeer, and nothing was sent to it. What becomes of a run is no
-exception: its failure and its cancellation are told by its `run_complete`.
+What a request raises: the class of `crushlite.errors` that belongs to the code of the daemon's
+answer; ConnectionFailed, which says whether anything was sent; WrongPeer for a socket of another
+user, to which nothing was sent. How a run ends raises nothing: its failure and its cancellation are
+fields of its `run_complete`.
 
-Streams resume by themselves. Where one cannot know that nothing was missed, it yields an event of
-kind `resync`: whoever shows state must then read it afresh. See `stream` and `following`.
+Streams resume by themselves. Where events may have been missed, a stream yields an event of kind
+`resync`: a client that shows state must then read it again. See `stream` and `following`.
 """
 
 from ..protocol.events import Envelope, Resync
-from .connection import Client
+from .client import Client, RemoteWorkspace
 from .following import Follower, RunStream
+from .requests import SessionExport
 from .stream import EventStream, Lost, Recovered
 from .wire import ConnectionFailed
-from .workspace import RemoteWorkspace, SessionExport
 
 __all__ = [
     "Client",

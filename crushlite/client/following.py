@@ -1,11 +1,10 @@
-"""One run among all that happens in a workspace: its events from its beginning to its end.
+"""The events of one run, picked from all events of its workspace.
 
 Message events do not say which run they belong to, but a session has one run at a time, in the
-order in which they were accepted. So our messages are those between the end of the last run ahead
-of ours and our own `run_complete`. Where that was not seen, after a gap in the stream or because
-the run began long ago, the transcript is read instead, with the same rule: what comes after the
-last message of the runs ahead, up to the last message of ours. Another run's text is never taken
-for ours.
+order in which they were accepted. So the messages of a run are those between the end of the last
+run ahead of it and its own `run_complete`. Where the stream did not show that, after a gap or
+because the run began before it was followed, the transcript is read instead, with the same rule:
+what comes after the last message of the runs ahead, up to the last message of this one.
 """
 
 from __future__ import annotations
@@ -21,41 +20,40 @@ from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import Session
-from .stream import Lost, Recovered
-from .wire import ConnectionFailed, passes
+from .stream import EventStream, Lost, Recovered
+from .wire import ConnectionFailed, is_temporary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..protocol.runs import Accepted, RunInfo
-    from .stream import EventStream
-    from .workspace import RemoteWorkspace
+    from .requests import WorkspaceRequests
 
-POSTS = 3  # attempts to post a prompt: under one run_id it is the same prompt each time
+POSTS = 3  # attempts to post a prompt: with the same run_id each time, so it runs once
 TITLE_CHARS = 60
 
 
 class Follower:
-    """Tells the events of one run from all others. Pure: it only looks at what it is given."""
+    """Decides which events of a workspace are about one run. Pure: it makes no requests."""
 
     def __init__(self, run_id: str, session_id: str) -> None:
         self.ahead: set[str] = set()  # runs that must end before ours begins
-        self.begun = False  # a message of ours was seen
+        self.begun = False  # a message of our run was seen
         self._run_id = run_id
         self._session_id = session_id
-        self._family = {session_id}  # our session, and those of agents that work for it
+        self._family = {session_id}  # our session, and those of its sub-agents
         self._messages: set[str] = set()
         self._foreign: set[str] = set()  # messages of runs ahead, as far as they are known
         self._calls: set[str] = set()
         self._batches: set[str] = set()
 
-    def place(self, runs: Iterable[RunInfo], over: Iterable[str]) -> None:
-        """Where ours stands in line. `over` ended before we listened; one that ended since is
-        still ahead of us: its last events are to be read."""
+    def set_ahead(self, runs: Iterable[RunInfo], over: Iterable[str]) -> None:
+        """Set `ahead` from the session's runs. `over` are those that had ended before the stream
+        was opened; the last events of one that has ended since are still to come on it."""
         self.ahead = {run.run_id for run in self._before(runs)} - set(over)
 
     def take(self, event: Envelope) -> bool:
-        """Whether an event is about our run. To be asked about every event, in order."""
+        """Return whether an event is about our run. To be called with every event, in order."""
         payload = event.payload
         if isinstance(payload, RunComplete):
             self.ahead.discard(payload.run_id)
@@ -75,14 +73,14 @@ class Follower:
         return True
 
     def restore(self, messages: list[Message], runs: list[RunInfo]) -> list[Message]:
-        """Our messages in a transcript that was read before the list of runs."""
+        """The messages of our run in a transcript that was read before the list of runs."""
         found = {run.run_id: run for run in runs}
         ours = found[self._run_id]
         shown = found.get(ours.folded_into, ours)  # a prompt that was folded has no turn of its own
         ids = {message.id: index for index, message in enumerate(messages)}
         ahead = self._before(runs, shown.run_id)
         ends = [ids[run.message_id] + 1 for run in ahead if run.message_id in ids]
-        # One that ended after the transcript was read still has events on the stream.
+        # Events of a run that ended after the transcript was read are still to come on the stream.
         self.ahead = {
             run.run_id
             for run in ahead
@@ -91,7 +89,7 @@ class Follower:
         start, stop = max(ends, default=0), len(messages)
         self._foreign = {message.id for message in messages[:start]}
         while start < stop and messages[start].role != "user":
-            start += 1  # the results of tools that a run ahead did not live to see
+            start += 1  # tool results that were added after a run ahead had ended
         if shown.state == "ended":
             stop = ids[shown.message_id] + 1 if shown.message_id in ids else start
             while stop < len(messages) and messages[stop].role == "tool":
@@ -102,11 +100,12 @@ class Follower:
         return restored
 
     def _before(self, runs: Iterable[RunInfo], run_id: str = "") -> list[RunInfo]:
+        """The prompts ahead of a run, ours unless another is named."""
         before = []
         for run in runs:
             if run.run_id == (run_id or self._run_id):
                 break
-            if run.kind == "prompt":  # nothing else has a run_complete
+            if run.kind == "prompt":  # runs of other kinds have no run_complete
                 before.append(run)
         return before
 
@@ -135,16 +134,16 @@ class Follower:
 
 
 class RunStream:
-    """The events of one run, in order, the last one its `run_complete`; then it stops.
+    """The events of one run, in order, up to and with its `run_complete`.
 
-    To be used in `async with`. It comes back after a lost connection and fills in what was missed:
-    then messages are yielded once more, as they are now. `lost` and `recovered` are yielded too,
-    so that a caller who does not want to wait can leave.
+    To be used in `async with`. After a lost connection it reconnects and yields the messages of the
+    run once more, as they are then. `lost` and `recovered` are yielded too, so that a caller who
+    does not want to wait can leave.
     """
 
     def __init__(
         self,
-        workspace: RemoteWorkspace,
+        workspace: WorkspaceRequests,
         *,
         run_id: str = "",
         session_id: str = "",
@@ -161,15 +160,16 @@ class RunStream:
         self._events: EventStream | None = None
         self._follower = Follower(run_id, session_id)
         self._pending: deque[Envelope] = deque()
-        self._gap = False  # the transcript is to be read
+        self._gap = False  # events may be missing: the transcript must be read
 
     @property
     def ahead(self) -> int:
-        """How many runs of the session must end before ours begins."""
+        """How many runs of the session must end before this one begins."""
         return len(self._follower.ahead)
 
     async def __aenter__(self) -> RunStream:
-        """Returns when the run is promised, or found."""
+        """Post the prompt, or find the run that is to be followed. Returns when the daemon has
+        accepted the prompt; raises if it was refused or the run is unknown."""
         try:
             if self._prompt is None:
                 await self._find()
@@ -205,7 +205,7 @@ class RunStream:
                 self._look_at(await self._events.__anext__())
 
     async def end(self) -> RunComplete:
-        """Read on to the end of the run."""
+        """Read to the end of the run. Raises ConnectionFailed if the stream was closed before."""
         async for _ in self:
             pass
         if self.ending is None:
@@ -213,15 +213,16 @@ class RunStream:
         return self.ending
 
     async def cancel(self) -> None:
-        """Cancel the run and no other of its session; its end comes as an event. A prompt that
-        still waits in line is taken back."""
+        """Cancel this run and no other of its session, also one that is still queued. Its
+        `run_complete` comes as an event. One that was folded into another run's turn cancels that
+        run; one whose session was deleted is ignored."""
         try:
             await self.workspace.cancel_run(self.run_id)
-        except NotQueued:  # it was folded into the turn of another
+        except NotQueued:  # it was folded into the turn of another run
             carrier = (await self.workspace.run(self.run_id)).folded_into
             await self.workspace.cancel_run(carrier)
         except NotFound:
-            pass  # gone, with its session
+            pass  # deleted with its session
 
     # Beginning.
 
@@ -233,17 +234,18 @@ class RunStream:
         else:
             title = " ".join(prompt.split())[:TITLE_CHARS]
             self.session_id = (await self.workspace.create_session(title)).id
-        self._events = self.workspace.events()
-        await self._events.__aenter__()
-        self.accepted = await self._promise(prompt)
+        self._events = await EventStream(self.workspace).__aenter__()
+        self.accepted = await self._send(prompt)
         self.run_id = self.accepted.run_id
         self._follower = Follower(self.run_id, self.session_id)
         try:
-            self._follower.place(await self.workspace.runs(self.session_id), over)
+            self._follower.set_ahead(await self.workspace.runs(self.session_id), over)
         except ConnectionFailed as error:
-            await self._events.reopen(error.message)  # promised is promised: found again later
+            # The prompt is accepted, so its run is followed: the resync leads to the transcript.
+            await self._events.reopen(error.message)
 
-    async def _promise(self, prompt: str) -> Accepted:
+    async def _send(self, prompt: str) -> Accepted:
+        """Post the prompt, again after a lost connection."""
         self._options["run_id"] = self._options.get("run_id") or str(uuid.uuid4())
         for _ in range(POSTS - 1):
             try:
@@ -258,8 +260,7 @@ class RunStream:
         self._follower = Follower(self.run_id, self.session_id)
         self._gap = True
         if info.state != "ended":
-            self._events = self.workspace.events()
-            await self._events.__aenter__()
+            self._events = await EventStream(self.workspace).__aenter__()
 
     # Following.
 
@@ -271,13 +272,13 @@ class RunStream:
         elif self._follower.take(event):
             complete = isinstance(event.payload, RunComplete)
             if complete and event.payload.message_id and not self._follower.begun:
-                self._gap = True  # we did not see it begin; the end is found along with the rest
+                self._gap = True  # its beginning was missed: the transcript has it, and the end
             else:
                 self._pending.append(event)
 
     async def _catch_up(self) -> None:
-        """Read what events would have told. First the messages: of a run that goes on after that,
-        all are its own."""
+        """Read the transcript in place of the events that were missed. The messages first: if our
+        run is still active in the list of runs, no later run has messages in the transcript."""
         try:
             messages = await self.workspace.messages(self.session_id)
             runs = await self.workspace.runs(self.session_id)
@@ -286,12 +287,12 @@ class RunStream:
                 # It began and ended between the two: now the transcript has all of it.
                 messages = await self.workspace.messages(self.session_id)
         except CrushliteError as error:
-            if self._events is None or not passes(error):
+            if self._events is None or not is_temporary(error):
                 raise
             self._gap = False
             return await self._events.reopen(error.message)  # brings a resync
         if ours is None:
-            raise RunNotFound(f"what became of run {self.run_id} is unknown: it is not there")
+            raise RunNotFound(f"run {self.run_id} is gone: its session may have been deleted")
         self._gap = False
         restored = self._follower.restore(messages, runs)
         self._pending.extend(Envelope("message", "updated", message) for message in restored)
@@ -305,7 +306,7 @@ def _is_missing(run: RunInfo, messages: list[Message]) -> bool:
 
 
 def _ending(info: RunInfo) -> RunComplete:
-    """The event that was missed."""
+    """The `run_complete` of a run that has ended, for a stream that missed it."""
     canceled = info.outcome in ("canceled", "cleared")
     error = info.error or ("" if canceled or info.outcome == "completed" else "the run failed")
     return RunComplete(

@@ -1,13 +1,13 @@
-"""The event stream of a workspace: in order, across lost connections, and honest about gaps.
+"""The event stream of a workspace: every event in order, across lost connections, with gaps marked.
 
 Besides the daemon's own events the stream yields three that are about itself, in the same shape:
 
-    lost       Lost        the connection is gone; the stream tries to come back by itself
-    recovered  Recovered   it is back; without a `resync` after it nothing was missed
-    resync     Resync      events may be missing: whoever shows state must read it afresh
+    lost       Lost        the connection is gone; the stream reconnects by itself
+    recovered  Recovered   it has reconnected; without a `resync` after it nothing was missed
+    resync     Resync      events may be missing: a client that shows state must read it again
 
-`recovered` comes before `resync`, and both before any newer event, so what is read on `resync`
-cannot miss a later change.
+`recovered` comes before `resync`, and both before any newer event, so what a client reads on
+`resync` includes every change that the stream will not report.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ..http import client as http
 from ..http.sse import SSEEvent, SSEParser, SSETooLong
 from ..protocol.codec import loads
 from ..protocol.events import Envelope, Resync, parse
-from .wire import ANSWER, passes, refusal
+from .wire import ANSWER, is_temporary, refusal
 
 if TYPE_CHECKING:
-    from .workspace import RemoteWorkspace
+    from .requests import WorkspaceRequests
 
 log = logging.getLogger(__name__)
 
-# Before the first attempt to come back, doubled after each failed one.
+# Seconds before the first attempt to reconnect, doubled after each failed one.
 BACKOFF_MIN, BACKOFF_MAX = 0.25, 10.0
-STUBBORN = 20  # failed attempts after which a loss is announced again, as a serious one
+REPEAT_LOST = 20  # failed attempts after which `lost` is yielded once more
 
 
 @dataclass(slots=True)
 class Lost:
-    """The connection is gone. `attempts` have failed since: 0 at first, then 20, 40, ..."""
+    """The connection is gone. `attempts` to reconnect have failed since: 0, then 20, 40, ..."""
 
     reason: str
     attempts: int = 0
@@ -46,7 +46,7 @@ class Lost:
 
 @dataclass(slots=True)
 class Recovered:
-    """The connection is back, perhaps to a workspace that had to be created again."""
+    """The stream has reconnected, perhaps to a workspace that had to be created again."""
 
     workspace_id: str
 
@@ -54,57 +54,62 @@ class Recovered:
 class EventStream:
     """The events of a workspace, in order, across lost connections.
 
-    For one reader at a time. No task of its own: it connects, waits and parses inside the
-    reader's `anext`, so a reader that stops reading holds the daemon back, not this process's
-    memory. Cancelling an `anext` (a time limit around it, say) loses no event.
+    To be used in `async with`, by one reader at a time. It has no task of its own: it connects,
+    waits and parses inside the reader's `anext`, so a reader that stops reading makes the daemon
+    hold the events, not this process. Cancelling an `anext` (by a time limit, say) loses no event.
     """
 
     def __init__(
-        self, workspace: RemoteWorkspace, *, resume: bool, reconnect: bool, last_id: str | None
+        self,
+        workspace: WorkspaceRequests,
+        *,
+        resume: bool = True,
+        reconnect: bool = True,
+        last_id: str | None = None,
     ) -> None:
         self.last_id = last_id  # of the newest event that was yielded: `events(last_id=...)`
         self._workspace = workspace
-        self._clock = workspace._wire.clock
-        self._resume, self._reconnect = resume, reconnect
+        self._wire = workspace.wire
+        self._clock = workspace.wire.clock
+        self._resume, self._reconnects = resume, reconnect
         self._entered = self._closed = False
         # The connection, if there is one.
         self._connection: contextlib.AsyncExitStack | None = None
         self._response: http.StreamResponse | None = None
         self._parser = SSEParser()
         self._ready: deque[tuple[str | None, Envelope]] = deque()
-        # The way back, if there is none.
-        self._gap = ""  # why events may have been missed; said as soon as the stream is back
+        # Reconnecting.
+        self._gap = ""  # why events may have been missed: yielded as a resync once reconnected
         self._delay = BACKOFF_MIN
         self._failures = 0
         self._retry_at = 0.0
-        self._stranger = False  # back, but not introduced yet
+        self._must_introduce = False  # reconnected, `introduce` has not returned yet
         # Around the reader while it waits; `close` ends the wait through it.
         self._waiting: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> EventStream:
-        """Returns when the daemon has answered: from then on no event is missed. Raises if nobody
-        is there: only a stream that was there once is worth waiting for."""
+        """Subscribe. From the return on no event is missed. A daemon that cannot be reached raises:
+        the stream reconnects only after it was connected once."""
         if self._entered:
             raise RuntimeError("a stream is entered once: ask for a new one")
         self._entered = True
         await self._connect()
-        self._announce_gap()
-        self._workspace.client._streams.add(self)
+        self._add_resync()
+        self._wire.streams.add(self)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; a reader that waits comes to its end, and nothing is yielded
-        any more."""
+        """Close the connection. A waiting `anext` raises StopAsyncIteration, as do later ones."""
         if not self._closed and self._waiting is not None:
             self._waiting.reschedule(0.0)  # long past: at once
         await self._end()
 
     async def reopen(self, reason: str) -> None:
-        """Drop the connection and come back with a `resync`: for a reader that could not make
-        sense of what it has, or could not read what a `resync` asks for."""
+        """Drop the connection and reconnect, with a `resync`: for a reader that could not read the
+        state that belongs to the events it has."""
         self._gap = reason
         await self._lost(reason)
 
@@ -127,14 +132,14 @@ class EventStream:
         finally:
             self._waiting = None
             if self._closed:
-                await self._hang_up()  # a connection that came about while `close` ran
+                await self._disconnect()  # a connection that came about while `close` ran
         raise StopAsyncIteration
 
     async def _advance(self) -> None:
-        """One step towards the next event."""
+        """Reconnect, or introduce the client, or read: one step towards the next event."""
         if self._response is None:
-            return await self._come_back()
-        if self._stranger:
+            return await self._reconnect()
+        if self._must_introduce:
             return await self._introduce()
         try:
             self._feed(await self._response.__anext__())
@@ -143,7 +148,7 @@ class EventStream:
         except http.ClientError as error:
             await self._lost(str(error))
         except SSETooLong as error:
-            # It would come again after every return.
+            # After a reconnect the daemon would send the same line again.
             await self._end()
             raise CrushliteError(f"the event stream cannot be read on: {error}") from None
 
@@ -153,103 +158,104 @@ class EventStream:
             if envelope is not None:
                 self._ready.append((event.id, envelope))
         if not self._ready:
-            # An id without an event, or with one that was skipped, has been dealt with.
+            # The id of an event that was skipped, or an id without an event, counts as read.
             self.last_id = self._parser.last_id or self.last_id
 
-    # Losing the connection and coming back.
+    # Losing the connection and reconnecting.
 
     async def _lost(self, reason: str) -> None:
-        await self._hang_up()
-        if not self._reconnect or self._workspace._left:
+        await self._disconnect()
+        if not self._reconnects or self._workspace.left:
             return await self._end()
         log.info("event stream of workspace %s lost: %s", self._workspace.id, reason)
         if self.last_id is None and not self._gap:
             self._gap = "the stream was interrupted and had no position to continue from"
         self._retry_at = self._clock.time() + self._delay
-        self._notice(Lost(reason))
+        self._add(Lost(reason))
 
-    async def _come_back(self) -> None:
+    async def _reconnect(self) -> None:
+        """Wait until `_retry_at` and try once."""
         await self._clock.sleep(max(0.0, self._retry_at - self._clock.time()))
-        if self._workspace._left:
+        if self._workspace.left:
             return await self._end()
         try:
             await self._connect()
         except CrushliteError as error:
-            if self._workspace._left:
-                return await self._end()  # a refusal of whoever has said goodbye is no news
-            if not passes(error):
+            if self._workspace.left:
+                return await self._end()  # the daemon refuses a client that has left: no error
+            if not is_temporary(error):
                 await self._end()
                 raise
             self._failures += 1
             self._delay = min(self._delay * 2, BACKOFF_MAX)
             self._retry_at = self._clock.time() + self._delay
             log.info("event stream: %s; trying again in %g s", error, self._delay)
-            if self._failures % STUBBORN == 0:
-                self._notice(Lost(error.message, self._failures))
+            if self._failures % REPEAT_LOST == 0:
+                self._add(Lost(error.message, self._failures))
         else:
-            if self._workspace._left:
+            if self._workspace.left:
                 return await self._end()
             self._delay, self._failures = BACKOFF_MIN, 0
-            self._notice(Recovered(self._workspace.id))
-            self._announce_gap()
-            self._stranger = True
+            self._add(Recovered(self._workspace.id))
+            self._add_resync()
+            self._must_introduce = True
             await self._introduce()
 
     async def _introduce(self) -> None:
-        """Again if it is cancelled: the daemon must hear it once."""
-        await self._workspace._reintroduce()
-        self._stranger = False
+        """Introduce the client; the next `anext` repeats it if this one is cancelled."""
+        await self._workspace.introduce()
+        self._must_introduce = False
 
     async def _connect(self) -> None:
-        """Subscribe. A workspace that is gone is created again, once; its events are others, so
-        the old position means nothing to it."""
+        """Subscribe. A workspace that is gone is created again, once; its events are numbered
+        anew, so the old position is dropped."""
         wanted = self._workspace.id
         try:
             await self._subscribe()
         except NotFound:
-            if not self._reconnect or self._workspace._left:
+            if not self._reconnects or self._workspace.left:
                 raise
-            await self._workspace._create_again(wanted)
+            await self._workspace.create_again(wanted)
             self.last_id, self._gap = None, "the workspace was created again"
             await self._subscribe()
 
-    def _announce_gap(self) -> None:
-        """Only when subscribed: what is read after that cannot miss a later event."""
+    def _add_resync(self) -> None:
+        """Yield the resync that is due. Only once subscribed: state that the client reads then
+        cannot be older than the first event to come."""
         if self._gap:
-            self._notice(Resync(self._gap))
+            self._add(Resync(self._gap))
             self._gap = ""
 
-    def _notice(self, about: Lost | Recovered | Resync) -> None:
+    def _add(self, about: Lost | Recovered | Resync) -> None:
         self._ready.append((None, Envelope(type(about).__name__.lower(), "", about)))
 
     async def _subscribe(self) -> None:
-        """Open the connection, up to the head of the answer."""
-        workspace, wire = self._workspace, self._workspace._wire
-        me, resume = workspace.client.client_id, int(self._resume)
-        target = workspace._at("events", client_id=me, resume=resume)
+        """Open the connection and read the head of the answer. Raises the refusal if it is one."""
+        client_id, resume = self._wire.client_id, int(self._resume)
+        target = self._workspace.at("events", client_id=client_id, resume=resume)
         headers = [("Last-Event-ID", self.last_id)] if self.last_id else []
         async with contextlib.AsyncExitStack() as stack:
-            with wire.translated():
-                opening = wire.http.stream("GET", target, headers=headers, timeout=ANSWER)
+            with self._wire.translated():
+                opening = self._wire.http.stream("GET", target, headers=headers, timeout=ANSWER)
                 response = await stack.enter_async_context(opening)
                 if response.status != 200:
                     raise refusal(f"GET {target}", response.status, await response.read())
             self._response, self._parser = response, SSEParser()
             self._connection = stack.pop_all()
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         connection, self._connection, self._response = self._connection, None, None
         if connection is not None:
             await connection.aclose()
 
     async def _end(self) -> None:
         self._closed = True
-        self._workspace.client._streams.discard(self)
-        await self._hang_up()
+        self._wire.streams.discard(self)
+        await self._disconnect()
 
 
 def _envelope(event: SSEEvent) -> Envelope | None:
-    """The event, or None if it makes no sense: a newer daemon's, and no reason to stop."""
+    """The event; None if it cannot be read: a newer daemon may send such ones."""
     try:
         return parse(loads(event.data.encode()))
     except BadRequest as error:

@@ -1,23 +1,26 @@
-"""Requests to one daemon: dataclasses in, dataclasses or errors of our own tree out."""
+"""The requests of one client to one daemon: dataclasses out and back, and every failure an error of
+`crushlite.errors` or a ConnectionFailed."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 from .. import errors
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..http import client as http
-from ..protocol.codec import decode, dumps, encode, loads
+from ..protocol.codec import NotJSON, decode, dumps, encode, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..clock import Clock
+    from ..protocol.workspaces import Workspace
 
 T = TypeVar("T")
 
@@ -27,7 +30,7 @@ ANSWER = 30.0
 
 
 class ConnectionFailed(CrushliteError):
-    """No answer came. `reached` is False if nobody listened, so nothing can have been sent."""
+    """No answer came. `reached` is False if no process listened: then nothing was sent."""
 
     code = "connection_failed"
 
@@ -40,51 +43,71 @@ class ConnectionFailed(CrushliteError):
 
 _BY_CODE: dict[str, type[CrushliteError]] = {cls.code: cls for cls in errors.every_error()}
 _BY_STATUS = {400: BadRequest, 404: NotFound, 409: errors.Conflict, 503: errors.Unavailable}
-# What a stream waits out although the status says that the request itself was at fault: a daemon
-# that leaves, and one that starts while its predecessor still holds the database.
-_PASSING = (errors.WorkspaceNotFound, errors.WorkspaceClosing, errors.DataDirectoryInUse)
+# Temporary although their status blames the request: a daemon that is leaving, and one that starts
+# while its predecessor still holds the database.
+_TEMPORARY = (errors.WorkspaceNotFound, errors.WorkspaceClosing, errors.DataDirectoryInUse)
 
 
 @dataclass(slots=True)
-class _Refused:
+class _ErrorBody:
     message: str = ""
     code: str = ""
 
 
 def refusal(what: str, status: int, body: bytes) -> CrushliteError:
-    """The error of an answer: by its code, else by its status."""
+    """The error that an answer stands for: the class of its code, else of its status."""
     try:
-        told = decode(_Refused, loads(body))
+        given = decode(_ErrorBody, loads(body))
     except BadRequest:
-        told = _Refused()  # not from the daemon, or cut off: the status is all there is
-    cls = _BY_CODE.get(told.code) or _BY_STATUS.get(status, CrushliteError)
-    error = cls(told.message or f"{what} was answered {status}")
-    error.status, error.code = status, told.code or cls.code
+        given = _ErrorBody()  # not from the daemon, or cut off: the status is all there is
+    cls = _BY_CODE.get(given.code) or _BY_STATUS.get(status, CrushliteError)
+    error = cls(given.message or f"{what} was answered {status}")
+    error.status, error.code = status, given.code or cls.code
     return error
 
 
-def passes(error: CrushliteError) -> bool:
-    """Whether to try again later: not where the same request would get the same answer."""
+def is_temporary(error: CrushliteError) -> bool:
+    """Whether the same request may succeed later."""
     failing = error.status >= 500 and not isinstance(error, errors.WrongPeer)
-    return failing or isinstance(error, _PASSING)
+    return failing or isinstance(error, _TEMPORARY)
 
 
 # Requests -------------------------------------------------------------------------------------
 
 
-class Wire:
-    """The connections to one address."""
+class _Stream(Protocol):
+    async def close(self) -> None: ...
 
-    def __init__(self, address: str, token: str, clock: Clock) -> None:
+
+class Wire:
+    """One client's connections to one address, and what must end when the client is closed."""
+
+    def __init__(self, address: str, token: str, client_id: str, clock: Clock) -> None:
         connector, host = _connector(address)
         headers = (("Authorization", f"Bearer {token.strip()}"),) if token else ()
         self.address = address
+        self.client_id = client_id
         self.clock = clock
-        self.closed = False
+        self.retired = False  # the client has ended all its claims: streams do not reconnect
+        self.streams: set[_Stream] = set()  # the open ones
+        self.creates: set[asyncio.Task[Workspace]] = set()  # workspaces being created again
         self.http = http.HTTPClient(connector, host_header=host, headers=headers, clock=clock)
+        self._closed = False
+
+    async def aclose(self) -> None:
+        """Close every stream and every connection. Later requests raise ConnectionFailed."""
+        self._closed = True
+        for stream in tuple(self.streams):
+            await stream.close()
+        for create in self.creates:
+            create.cancel()
+        if self.creates:
+            await asyncio.wait(self.creates)
+        await self.http.aclose()
 
     async def send(self, method: str, target: str, body: object = None, wait: float = 0) -> bytes:
-        """The body of a good answer. `wait` is how long the request asks the daemon to wait."""
+        """The body of a 2xx answer; any other status raises its `refusal`.
+        `wait` is how many seconds the request itself asks the daemon to wait."""
         content = b"" if body is None else dumps(encode(body))
         with self.translated():
             answer = await self.http.request(method, target, body=content, timeout=wait + ANSWER)
@@ -95,20 +118,19 @@ class Wire:
     async def ask(
         self, cls: type[T], method: str, target: str, body: object = None, *, wait: float = 0.0
     ) -> T:
+        """The answer as an object of a class."""
         answer = await self.send(method, target, body, wait)
         with _readable(method, target):
             return decode(cls, loads(answer))
 
     async def ask_all(self, cls: type[T], target: str) -> list[T]:
-        answer = await self.send("GET", target)
+        """The answer to a GET as a list of objects of a class."""
+        items = await self.ask_plain(list, target)
         with _readable("GET", target):
-            value = loads(answer)
-            if not isinstance(value, list):
-                raise BadRequest("body must be an array")
-            return [decode(cls, item, f"body[{index}]") for index, item in enumerate(value)]
+            return [decode(cls, item, f"body[{index}]") for index, item in enumerate(items)]
 
     async def ask_plain(self, cls: type[T], target: str) -> T:
-        """An object or an array that has no class of its own."""
+        """The answer to a GET as plain JSON: a dict or a list."""
         answer = await self.send("GET", target)
         with _readable("GET", target):
             value = loads(answer)
@@ -118,8 +140,8 @@ class Wire:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Failures of the connection as errors that say where, and what to do."""
-        if self.closed:
+        """Turn errors of the HTTP client into WrongPeer or ConnectionFailed with advice."""
+        if self._closed:
             raise ConnectionFailed(f"{self.address}: this client is closed", reached=False)
         try:
             yield
@@ -135,11 +157,11 @@ class Wire:
 
 @contextlib.contextmanager
 def _readable(method: str, target: str) -> Iterator[None]:
-    """A BadRequest raised in here is about the daemon's answer, not about anybody's request."""
+    """Turn a BadRequest of the decoder into an error that is about the daemon's answer."""
     try:
         yield
     except BadRequest as error:
-        reason = error.message.removeprefix("failed to decode request: ")
+        reason = error.reason if isinstance(error, NotJSON) else error.message
         raise CrushliteError(f"{method} {target}: the answer is unreadable: {reason}") from None
 
 
@@ -148,26 +170,26 @@ _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})/?")
 
 
 def _connector(address: str) -> tuple[http.Connector, str]:
-    """How to reach an address, and the Host header to send there."""
+    """What connects to an address, and the Host header to send there. Raises UsageError."""
     scheme, _, rest = address.partition("://")
     if scheme == "unix" and rest:
-        # Nobody checks Host on a unix socket; the uid of whoever listens is checked instead.
+        # The daemon does not check Host on a unix socket; the uid of its process is checked here.
         return http.UnixConnector(rest, expect_uid=os.geteuid()), "localhost"
     match = _TCP.fullmatch(address)
     if match is None or int(match[2]) not in range(1, 1 << 16):
         raise errors.UsageError(f"{address!r}: use unix:///path/to.sock or tcp://127.0.0.1:PORT")
     host, port = match[1], int(match[2])
     if host not in LOOPBACK:
-        # What is sent includes the environment and a token, and nothing of it is encrypted.
+        # Requests hold the environment and a token, and are not encrypted.
         raise errors.UsageError(
-            f"{address!r}: only this machine is spoken to; reach another one with an ssh tunnel"
+            f"{address!r}: not an address of this machine; reach another one with an ssh tunnel"
         )
     return http.TCPConnector(host.strip("[]"), port), f"{host}:{port}"
 
 
 def route(*segments: str, **query: str | float | None) -> str:
-    """A target of the API. Segments may hold anything: `/` and `$$` are legal in ids, and what is
-    not legal is the daemon's to refuse."""
+    """A request target of the API. Empty query values are left out. Segments may hold any text:
+    `/` and `$$` are legal in ids, and the daemon refuses what is not."""
     quoted = (quote(segment, safe="", errors="surrogatepass") for segment in segments)
     given = {name: value for name, value in query.items() if value}
     return "/".join(("/v1", *quoted)) + (f"?{urlencode(given)}" if given else "")

@@ -1,4 +1,5 @@
-"""The configuration of a workspace: `crush.json` files, merged, expanded, and kept in their place.
+"""The configuration of a workspace: `crush.json` files, merged, expanded, and limited in what they
+may say.
 
 Files, each stronger than the one before (missing and empty ones are skipped, a broken one is a
 `ConfigError` that names file and place):
@@ -13,43 +14,46 @@ Files, each stronger than the one before (missing and empty ones are skipped, a 
 
 1 to 3 are the *machine's* files and are trusted. 4 and 5 may have come with a repository: they can
 tighten what the machine's files allow, and bring providers of their own, but can neither allow more
-nor lead a key or a variable with a secret to a server of their choice. The rules are in `project`
+nor send a key or a variable with a secret to a server of their choice. The rules are in `project`
 (what is merged) and `expand` (which variables, and no commands).
 
-    files      finding and reading            merge      types, merging, who wrote what
+    files      finding and reading            merge      types, merging, which file says what
     project    what a project may say         expand     $V, ${V:-x}, $(command)
     catalogue  providers that need only a key providers  usable providers, large and small model
     secrets    redaction, child environment   view       Config, and what clients see of it
-    loading    load                           writing    changing one file
+    loading    ConfigFiles: all of the above  writing    changing one file
+    profile    what is in force, and changes  warnings   what has no effect, and why
+    options    the table of options
+    wing, part, routes: how it plugs into the daemon
 
-Synchronous: call it in a thread.
+All but the last line is synchronous and reads files: call it in a thread.
 """
 
 from __future__ import annotations
 
-from .files import Roots, global_file
-from .loading import data_directory, load
+from .files import Roots
+from .loading import ConfigFiles, data_directory
+from .options import CONTEXT_FILES, ConfigOptions
 from .providers import Provider, Selected
 from .secrets import redact, scrubbed_environment
-from .view import CONTEXT_FILES, AgentChoice, Config, ConfigOptions
-from .writing import change, put, remove_value, set_value, take
+from .view import AgentChoice, Config
+from .warnings import ConfigWarning, Reason
+from .writing import remove_value, set_value
 
 __all__ = [
     "CONTEXT_FILES",
     "AgentChoice",
     "Config",
+    "ConfigFiles",
     "ConfigOptions",
+    "ConfigWarning",
     "Provider",
+    "Reason",
     "Roots",
     "Selected",
-    "change",
     "data_directory",
-    "global_file",
-    "load",
-    "put",
     "redact",
     "remove_value",
     "scrubbed_environment",
     "set_value",
-    "take",
 ]

@@ -1,6 +1,6 @@
-"""Which `crush.json` files speak for a workspace, and how one is read.
+"""Which `crush.json` files configure a workspace, and how one is read.
 
-Reading is guarded: the files of a project come from whoever wrote the repository. Only regular
+Reading is guarded, because the author of a repository wrote the files of the project. Only regular
 files of a bounded size are read (a pipe with the right name would hold a thread for ever), the
 owner is taken from the opened file, and the JSON reader is the strict one of the wire.
 
@@ -11,24 +11,30 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import BadRequest, ConfigError
-from ..protocol.codec import loads
+from ..errors import ConfigError
+from ..protocol.codec import NotJSON, loads
 from ..version import NAME as OWN_NAME
+from .warnings import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
+
+    from .warnings import Warn
 
 NAME = "crush.json"
 MAX_FILE = 1024 * 1024  # bytes; the longest honest file (a full model list) is a tenth of it
+# The variables that say where the machine's files are.
+VARIABLES = (
+    *("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    *("CRUSH_GLOBAL_CONFIG", "CRUSH_GLOBAL_DATA"),
+)
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_DIGITS = re.compile(r"the integer \S+ does")
 
 Kind = Literal["machine", "project", "data"]
 
@@ -48,78 +54,83 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where the machine's files are. Without a home, the HOME of the environment at hand. Relative
-    values of variables are ignored: they could mean a file of a project."""
+    """The folders of the machine's files. Variables of the environment move them; relative values
+    are ignored, because they could mean a file of a project."""
 
     etc: Path = Path("/etc/crush")
-    home: Path | None = None
-
-    def config(self, env: Mapping[str, str]) -> Path:
-        """The folder of the user's own file."""
-        if (named := env.get("CRUSH_GLOBAL_CONFIG", "")).startswith("/"):
-            return Path(named)
-        return self._base(env, "XDG_CONFIG_HOME", ".config") / "crush"
-
-    def crush_data(self, env: Mapping[str, str]) -> Path:
-        """The folder where Crush keeps its machine state: read here, never written."""
-        if (named := env.get("CRUSH_GLOBAL_DATA", "")).startswith("/"):
-            return Path(named)
-        return self._base(env, "XDG_DATA_HOME", ".local/share") / "crush"
-
-    def own_data(self, env: Mapping[str, str]) -> Path:
-        return self._base(env, "XDG_DATA_HOME", ".local/share") / OWN_NAME
+    home: Path | None = None  # None: the HOME of the environment
+    fixed: bool = False  # True: no variable counts
 
     @classmethod
     def below(cls, folder: Path) -> Roots:
-        """Everything below one folder, whatever variables say."""
-        return _FixedRoots(etc=folder / "etc", home=folder)
+        """All of them below one folder, whatever variables say."""
+        return cls(folder / "etc", folder, fixed=True)
 
-    def _base(self, env: Mapping[str, str], variable: str, below_home: str) -> Path:
-        if (named := env.get(variable, "")).startswith("/"):
-            return Path(named)
-        named = env.get("HOME", "")
-        home = self.home or Path(named if named.startswith("/") else os.path.expanduser("~"))
-        return home / below_home
-
-
-class _FixedRoots(Roots):
     def config(self, env: Mapping[str, str]) -> Path:
-        return super().config({})
+        """The folder of the file that the user writes by hand."""
+        named = self._named(env, "CRUSH_GLOBAL_CONFIG")
+        return named or self._base(env, "XDG_CONFIG_HOME", ".config") / "crush"
 
     def crush_data(self, env: Mapping[str, str]) -> Path:
-        return super().crush_data({})
+        """The folder where Crush keeps its machine state: read here, never written."""
+        named = self._named(env, "CRUSH_GLOBAL_DATA")
+        return named or self._base(env, "XDG_DATA_HOME", ".local/share") / "crush"
 
     def own_data(self, env: Mapping[str, str]) -> Path:
-        return super().own_data({})
+        """The folder of the user's file that changes of scope 0 write."""
+        return self._base(env, "XDG_DATA_HOME", ".local/share") / OWN_NAME
+
+    def files(self, env: Mapping[str, str]) -> list[Path]:
+        """The user's files, in order of rising priority, whether they exist or not."""
+        folders = (self.config(env), self.crush_data(env), self.own_data(env))
+        return [folder / NAME for folder in folders]
+
+    def _base(self, env: Mapping[str, str], variable: str, below_home: str) -> Path:
+        if named := self._named(env, variable):
+            return named
+        home = self.home or self._named(env, "HOME") or Path(os.path.expanduser("~"))
+        return home / below_home
+
+    def _named(self, env: Mapping[str, str], variable: str) -> Path | None:
+        value = "" if self.fixed else env.get(variable, "")
+        return Path(value) if value.startswith("/") else None
 
 
-def global_file(env: Mapping[str, str], roots: Roots | None = None) -> Path:
-    """The file that mutations of scope 0 write."""
-    return (roots or Roots()).own_data(env) / NAME
+def environment(env: Mapping[str, str], roots: Roots) -> Mapping[str, str]:
+    """The environment for finding files and expanding variables: the client's, with the daemon's
+    own for what the client left out. The variables that say where the files are go together: they
+    are the client's if it named any, unless there is no file at its places and one at the daemon's,
+    whose user is the same."""
+    both = {**os.environ, **env}
+    rest = {name: value for name, value in both.items() if name not in VARIABLES}
+    theirs = rest | {name: env[name] for name in VARIABLES if name in env}
+    ours = rest | {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if theirs != rest and (_any_file(theirs, roots) or not _any_file(ours, roots)):
+        return theirs
+    return ours
 
 
-def find(
-    workspace: Path, env: Mapping[str, str], *, data_dir: Path | None, roots: Roots
-) -> tuple[list[Source], list[str]]:
-    """The files in order of rising priority, whether they exist or not, and warnings."""
-    folders = [roots.etc, roots.config(env), roots.crush_data(env), roots.own_data(env)]
-    sources = [Source(folder / NAME, "machine") for folder in folders]
+def _any_file(env: Mapping[str, str], roots: Roots) -> bool:
+    return any(file.exists() for file in roots.files(env))
+
+
+def find(workspace: Path, env: Mapping[str, str], roots: Roots, warn: Warn) -> list[Source]:
+    """The files of the machine and of the project, in order of rising priority, whether they exist
+    or not. Warns of scripts that Crush would run."""
+    sources = [Source(file, "machine") for file in (roots.etc / NAME, *roots.files(env))]
     scripts = [roots.config(env) / "crushrc"]
     for folder in _project_folders(workspace):
         sources += [Source(folder / name, "project") for name in (NAME, f".{NAME}")]
         scripts += [folder / "crushrc", folder / ".crushrc"]
-    if data_dir is not None:
-        sources.append(Source(data_dir / NAME, "data"))
-    warnings = [
-        f"{script}: ignored: crushrc scripts are not supported, use {NAME}"
-        for script in scripts
-        if os.path.lexists(script)
-    ]
-    return sources, warnings
+    for script in filter(os.path.lexists, scripts):
+        text = f"ignored: crushrc scripts are not supported, use {NAME}"
+        warn(Reason.FILE_SKIPPED, script, "", text)
+    return sources
 
 
 def _project_folders(workspace: Path) -> list[Path]:
-    """From the root of the git work tree down to the workspace; alone without one."""
+    """The folders from the root of the git work tree down to the workspace; outside of a work tree
+    the workspace alone."""
     upwards = [workspace, *workspace.parents]
     for count, folder in enumerate(upwards, 1):
         if os.path.lexists(folder / ".git"):  # a file, in a linked work tree
@@ -130,27 +141,25 @@ def _project_folders(workspace: Path) -> list[Path]:
 # Reading ----------------------------------------------------------------------------------------
 
 
-def read(
-    source: Source, workspace: Path, warn: Callable[[str], None] | None = None
-) -> dict[str, Any] | None:
-    """The object in a file; None if it is missing, empty, or not to be trusted."""
-    content = _content(source, workspace, warn or (lambda _: None))
+def read(source: Source, workspace: Path, warn: Warn) -> dict[str, Any] | None:
+    """The object in a file; None if the file is missing, empty, or another user's. Raises
+    ConfigError if it cannot be read or holds anything else."""
+    content = _content(source, workspace, warn)
     return parse(source.path, content) if content is not None and content.strip() else None
 
 
 def parse(path: Path, content: bytes) -> dict[str, Any]:
+    """The object in the content of a file. Raises ConfigError."""
     try:
         document = loads(content)
-    except BadRequest as error:
-        reason = str(error).removeprefix("failed to decode request: ")
-        # A key that someone forgot to quote is a number too long: it is not to be repeated.
-        raise ConfigError(f"{path}: {_DIGITS.sub('an integer does', reason)}") from None
+    except NotJSON as error:
+        raise ConfigError(f"{path}: {error.reason}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: line 1 column 1: an object was expected")
     return document
 
 
-def _content(source: Source, workspace: Path, warn: Callable[[str], None]) -> bytes | None:
+def _content(source: Source, workspace: Path, warn: Warn) -> bytes | None:
     path = source.path
     try:
         descriptor = os.open(path, _FLAGS)
@@ -163,7 +172,8 @@ def _content(source: Source, workspace: Path, warn: Callable[[str], None]) -> by
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: cannot be read: not a regular file")
         if not source.trusted and not _owned(path, status, source.kind, workspace):
-            warn(f"{path}: ignored: it belongs to another user than the workspace")
+            text = "ignored: it belongs to another user than the workspace"
+            warn(Reason.FILE_SKIPPED, path, "", text)
             return None
         if status.st_size > MAX_FILE:
             raise ConfigError(f"{path}: larger than {MAX_FILE} bytes")
@@ -183,8 +193,9 @@ def _all(descriptor: int) -> bytes:
 
 
 def _owned(path: Path, status: os.stat_result, kind: Kind, workspace: Path) -> bool:
-    """Whoever may put a file (or a link to one) above somebody's workspace is not thereby allowed
-    to configure it. A shared data directory is the daemon's own."""
+    """Whether a project's file, and the link to it if it is one, belong to the workspace's owner:
+    another user who can write to a folder above a workspace must not configure it. The file of a
+    data directory may also be the daemon's own."""
     owners = set(_owners(workspace))
     if kind == "data":
         owners.add(os.geteuid())
@@ -195,4 +206,4 @@ def _owners(path: Path) -> Iterator[int]:
     try:
         yield os.lstat(path).st_uid
     except OSError:
-        pass  # gone in the meantime: then nobody vouches for it
+        pass  # gone in the meantime: it has no owner

@@ -1,67 +1,106 @@
-"""From files and environment to a `Config`: the order of events, and nothing else."""
+"""The configuration files of a workspace, and the way from them to a `Config`."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadRequest
+from ..hosting.plain import own_data_dir
 from .catalogue import CATALOGUE
 from .expand import Expander, SecretGuard, variables
-from .files import Roots, find, read
+from .files import NAME, Source, environment, find, read
 from .merge import Merged, check
-from .project import Outside, allowed_tools
+from .project import ProjectRules, allowed_tools
 from .providers import Builder
-from .secrets import hidden_values, is_secret_name, looks_like_token
-from .view import Config
+from .secrets import is_secret_name, literals, looks_like_token
+from .view import Config, Loaded
+from .warnings import ConfigWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from .files import Source
+    from .files import Roots
+    from .warnings import Reason, Warn
 
-Layer = tuple["Source", dict[str, Any]]
-
-
-def load(
-    workspace: Path,
-    env: Mapping[str, str],
-    *,
-    data_dir: Path | None,
-    allow_commands: bool = False,
-    roots: Roots | None = None,
-    instead: Mapping[Path, dict[str, Any]] | None = None,
-) -> Config:
-    """Read the configuration of a workspace. `env` is its client's environment, `data_dir` the
-    folder of its scope 1 file, `instead` holds documents that are about to be written, by file.
-    Raise ConfigError if a file that exists cannot be used."""
-    sources, warnings = find(workspace, env, data_dir=data_dir, roots=roots or Roots())
-    warn = warnings.append
-    layers = list(_layers(sources, workspace, warn, instead or {}))
-    outside, merged = _merged(layers, workspace, warn)
-    expander = Expander(
-        env,
-        warn,
-        allow_commands=allow_commands,
-        guard=_guard(outside),
-    )
-    providers = Builder(merged, expander, warn).providers()
-    return Config(
-        merged,
-        providers,
-        allowed_tools=allowed_tools(layers, warn),
-        secrets={*expander.secrets, *_tokens(env)},
-        notes=(warnings, [source.path for source, _ in layers]),
-    )
+Layer = tuple[Source, dict[str, Any]]  # a file that exists, and what it holds
 
 
-def data_directory(
-    workspace: Path, env: Mapping[str, str], roots: Roots | None = None
-) -> Path | None:
+@dataclass(frozen=True, slots=True)
+class ConfigFiles:
+    """Where the files of one workspace are. Reads and writes files: call it in a thread."""
+
+    workspace: Path
+    env: Mapping[str, str]  # files are found and variables expanded with it
+    roots: Roots
+    data_dir: Path
+    allow_commands: bool = False
+
+    @classmethod
+    def find(
+        cls,
+        workspace: Path,
+        env: Mapping[str, str],
+        roots: Roots,
+        *,
+        data_dir: Path | None = None,
+        allow_commands: bool = False,
+    ) -> ConfigFiles:
+        """The files of a workspace for a client with this environment. Without `data_dir` the files
+        decide on it. Raises ConfigError if one of them cannot be used."""
+        env = environment(env, roots)
+        wanted = data_dir or data_directory(workspace, env, roots) or own_data_dir(workspace)
+        return cls(workspace, env, roots, Path(os.path.realpath(wanted)), allow_commands)
+
+    def file(self, scope: int) -> Path:
+        """The file that changes write: of the user (scope 0) or of the workspace (scope 1)."""
+        if scope not in (0, 1):
+            raise BadRequest(f"scope {scope}: use 0 for the user's file or 1 for the workspace's")
+        return (self._folder if scope else self.roots.own_data(self.env)) / NAME
+
+    @property
+    def _folder(self) -> Path:
+        """The folder of the workspace's own file. A data directory inside the project moves with
+        it; in a shared one the folder is named after the workspace."""
+        if self.data_dir.parent == self.workspace:
+            return self.data_dir
+        return self.data_dir / hashlib.sha256(os.fsencode(self.workspace)).hexdigest()[:16]
+
+    def load(self, pending: Mapping[Path, dict[str, Any]] | None = None) -> Config:
+        """Read the configuration. A document in `pending` counts instead of what its file holds.
+        Raises ConfigError if a file that exists cannot be used."""
+        warnings: dict[ConfigWarning, None] = {}  # each once, in order
+
+        def warn(reason: Reason, file: Path, key: str, text: str) -> None:
+            warnings[ConfigWarning(reason, file, key, text)] = None
+
+        sources = find(self.workspace, self.env, self.roots, warn)
+        sources.append(Source(self.file(1), "data"))
+        layers = list(_layers(sources, self.workspace, warn, pending or {}))
+        machine, merged = _merged(layers, self.workspace, warn)
+        expander = Expander(
+            self.env, warn, allow_commands=self.allow_commands, guard=_guard(machine)
+        )
+        providers = Builder(merged, expander, warn).providers()
+        allowed = allowed_tools(layers, warn)
+        loaded = Loaded(
+            merged,
+            allowed_tools=allowed,
+            secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
+            warnings=tuple(warnings),
+            files=tuple(source.path for source, _ in layers),
+        )
+        return Config(loaded, providers)
+
+
+def data_directory(workspace: Path, env: Mapping[str, str], roots: Roots) -> Path | None:
     """Where `options.data_directory` wants the database; None if no file says. It cannot wait for
     `load`, which needs the answer to find the last file."""
-    sources, warnings = find(workspace, env, data_dir=None, roots=roots or Roots())
-    layers = list(_layers(sources, workspace, warnings.append, {}))
-    _, merged = _merged(layers, workspace, warnings.append)
+    sources = find(workspace, env, roots, _drop)
+    _, merged = _merged(list(_layers(sources, workspace, _drop, {})), workspace, _drop)
     wanted = merged.get("options", "data_directory")
     if not wanted:
         return None
@@ -70,55 +109,55 @@ def data_directory(
     return Path(home or "", tail) if below_home else workspace / wanted
 
 
+def _drop(*warning: object) -> None:
+    """Do nothing about a warning: `load` gives it again."""
+
+
 def _layers(
-    sources: list[Source],
-    workspace: Path,
-    warn: Callable[[str], None],
-    instead: Mapping[Path, dict[str, Any]],
+    sources: list[Source], workspace: Path, warn: Warn, pending: Mapping[Path, dict[str, Any]]
 ) -> Iterator[Layer]:
     for source in sources:
-        pending = instead.get(source.path)
-        document = pending if pending is not None else read(source, workspace, warn)
+        document = pending.get(source.path)
+        if document is None:
+            document = read(source, workspace, warn)
         if document is not None:
             check(document, source.path)
             yield source, document
 
 
-def _merged(
-    layers: list[Layer], workspace: Path, warn: Callable[[str], None]
-) -> tuple[Merged, Merged]:
-    """What the machine's files say alone, and what all say together."""
-    alone, merged = Merged(), Merged()
+def _merged(layers: list[Layer], workspace: Path, warn: Warn) -> tuple[Merged, Merged]:
+    """What the machine's files say alone, and what all files say together."""
+    machine, merged = Merged(), Merged()
     for source, document in layers:
         if source.trusted:
-            alone.add(document, source)
+            machine.add(document, source)
             merged.add(document, source)
-    outside = Outside(merged, workspace, warn)
+    rules = ProjectRules(merged, workspace, warn)
     for source, document in layers:
         if not source.trusted:
-            merged.add(outside.admit(document, source), source)
-    return alone, merged
+            merged.add(rules.admit(document, source), source)
+    return machine, merged
 
 
-def _guard(outside: Merged) -> SecretGuard:
+def _guard(machine: Merged) -> SecretGuard:
     """What is a credential because the machine's files use it as one."""
     used: list[Any] = []
-    for provider in (outside.get("providers") or {}).values():
+    for provider in (machine.get("providers") or {}).values():
         used += [provider.get(key) for key in ("api_key", "extra_headers", "oauth")]
-    for server in (outside.get("mcp") or {}).values():
+    for server in (machine.get("mcp") or {}).values():
         used += [server.get(key) for key in ("env", "headers")]
-    names = set[str]().union(*map(variables, [*used, outside.get("mcp")]))
-    literals = {text for value in used for text in hidden_values(value, below=True)}
     return SecretGuard(
-        names=frozenset(names | {known.key for known in CATALOGUE.values()}),
-        values=frozenset(text for text in literals if "$" not in text),
-        shared=frozenset(outside.get("permissions", "project_variables") or ()),
+        names=frozenset(
+            variables([*used, machine.get("mcp")]) | {known.key for known in CATALOGUE.values()}
+        ),
+        values=frozenset(literals(used, secret=True)),
+        shared=frozenset(machine.get("permissions", "project_variables") or ()),
     )
 
 
 def _tokens(env: Mapping[str, str]) -> Iterator[str]:
-    """Values that are secrets by name and by shape. By name alone is not enough to hide a text
-    everywhere: a password of `postgres` is a common word."""
+    """Values of the environment that are secrets by name and by shape. The name alone is not enough
+    to hide a text everywhere: a password of `postgres` is a common word."""
     for name, value in env.items():
         if is_secret_name(name) and looks_like_token(value):
             yield value

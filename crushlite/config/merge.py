@@ -1,8 +1,8 @@
 """What a `crush.json` may hold, and how several become one.
 
 Objects merge key by key, later scalars win, arrays are concatenated, null changes nothing, and a
-value of another type than the one before it is an error. Every value remembers its file, because
-the rules for keys and expansion depend on who wrote what.
+value of another type than the one before it is an error. The file of every value is kept, because
+the rules for keys and expansion depend on it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from .options import OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MAX_ITEMS = 1000  # entries of one array or object
 MAX_TEXT = 32 * 1024  # characters of one string
 MAX_COUNT = 100_000_000  # tokens, items, levels
-_SHOWN = 60
+_SHOWN = 60  # characters of a key in a message
 
 _TEXTS = [str]
 _MODEL = {
@@ -55,19 +56,10 @@ _SERVER = {
     "timeout": int,
     "disabled": bool,
 }
-_OPTIONS = {
-    **dict.fromkeys(("data_directory", "initialize_as"), str),
-    **dict.fromkeys(("context_paths", "global_context_paths", "skills_paths"), _TEXTS),
-    **dict.fromkeys(("disabled_tools", "disabled_skills"), _TEXTS),
-    **dict.fromkeys(("debug", "debug_lsp", "auto_lsp", "disable_auto_summarize"), bool),
-    **dict.fromkeys(("disable_metrics", "disable_default_providers"), bool),
-    **dict.fromkeys(("disable_provider_auto_update", "progress"), bool),
-    **{key: {} for key in ("tui", "attribution")},
-}
 # The types of the keys that are used or passed on. `{}` is an object with anything in it, "*" any
 # key. Keys that are not named here are kept as they are.
 SCHEMA: dict[str, Any] = {
-    "options": _OPTIONS,
+    "options": {name: option.kind for name, option in OPTIONS.items()},
     "providers": {"*": _PROVIDER},
     "models": {"*": _SELECTED},
     "permissions": {"allowed_tools": _TEXTS, "project_variables": _TEXTS},
@@ -79,7 +71,7 @@ SCHEMA: dict[str, Any] = {
     "hooks": {},
 }
 
-# Lists that are kept by a program, not written by hand: the latest file has all of it.
+# Sections that a program keeps: their lists are not concatenated, the last file has all entries.
 _REPLACED = frozenset({"recent_models"})
 _WORDS = {str: "a string", bool: "true or false", int: "an integer", float: "a number"}
 
@@ -113,7 +105,7 @@ def _check(value: Any, schema: Any, path: tuple[str, ...], file: Path) -> None:
 
 
 def _expected(value: Any, schema: Any) -> str:
-    """What the schema wants instead of this value, in words; empty if it is content."""
+    """What the schema wants instead of this value, in words; empty if the value fits."""
     if schema is None:
         return ""
     if isinstance(schema, dict):
@@ -129,6 +121,7 @@ def _expected(value: Any, schema: Any) -> str:
 
 
 def _excess(value: Any, schema: Any) -> str:
+    """In what way a value is too large, in words; empty if it is not."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"is longer than {MAX_TEXT} characters"
     if isinstance(value, dict | list) and len(value) > MAX_ITEMS:
@@ -141,6 +134,7 @@ def _excess(value: Any, schema: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
+    """The JSON type of a value, in words."""
     kinds = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
     return "null" if value is None else kinds.get(type(value), "a number")
 
@@ -149,7 +143,8 @@ def kind_of(value: Any) -> str:
 
 
 def split_key(dotted: str) -> tuple[str, ...]:
-    r"""The steps of a dotted key. `\.` is a dot inside a step: model and host names have some."""
+    r"""The steps of a dotted key. `\.` is a dot inside a step: model and host names have some.
+    Raises ConfigError if a step is empty."""
     steps = tuple(step.replace(r"\.", ".") for step in re.split(r"(?<!\\)\.", dotted))
     if not all(steps):
         raise ConfigError(f"the key {_brief(dotted)} has an empty step")
@@ -157,11 +152,12 @@ def split_key(dotted: str) -> tuple[str, ...]:
 
 
 def spell(path: tuple[str, ...]) -> str:
+    """A path of keys as one dotted key, short enough to be shown."""
     return ".".join(_brief(step.replace(".", r"\.")) for step in path)
 
 
 def _brief(text: str) -> str:
-    # Keys come from files: no line breaks into a log, and no megabyte.
+    # Keys come from files: they must not bring line breaks or a megabyte into a log.
     shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
     return shown if shown.isprintable() and shown.isascii() else ascii(shown)[1:-1]
 
@@ -174,25 +170,29 @@ class Merged:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        # Every object, array, array entry (by its index) and scalar: who wrote it last.
+        # The last file that wrote each object, array, array entry (by its index) and scalar.
         self._sources: dict[tuple[str, ...], Source] = {}
 
     def __repr__(self) -> str:
         return f"<Merged keys={sorted(self.values)}>"
 
     def add(self, document: dict[str, Any], source: Source) -> None:
+        """Merge a document over those before it. Raises ConfigError if types clash."""
         self._merge(self.values, document, (), source)
 
     def get(self, *path: str) -> Any:
+        """The value at a path of keys; None if there is none."""
         value: Any = self.values
         for step in path:
             value = value.get(step) if isinstance(value, dict) else None
         return value
 
     def source(self, *path: str) -> Source | None:
+        """The file that the value at a path is from; None if there is no value."""
         return self._sources.get(path)
 
     def drop(self, *path: str) -> None:
+        """Forget the value at a path, as if no file had it."""
         parent = self.get(*path[:-1])
         if isinstance(parent, dict):
             parent.pop(path[-1], None)
@@ -229,7 +229,8 @@ class Merged:
 
 
 def _names_other(choice: dict[str, Any], old: dict[str, Any] | None) -> bool:
-    """Limits and temperatures were chosen for one model; the next one does not inherit them."""
+    """Whether a choice names another model or provider than the one before. Limits and temperatures
+    were chosen for that one, and are not inherited."""
     return any(
         choice.get(key, was) != was
         for key in ("provider", "model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..agent.base import FollowsConfig
 from ..errors import ConfigError
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 async def completed(
     agents: AgentFactory, env: Mapping[str, str], config: Config, *, again: bool = False
 ) -> Config:
-    """The configuration with what is not in the files, such as the models that a server offers."""
+    """The configuration with what is not in the files, such as the models that a server offers.
+    `again`: an earlier answer of a server does not count."""
     if not isinstance(agents, FollowsConfig):
         return config
     found: Config = await agents.complete(env, config, again)
@@ -33,35 +34,40 @@ async def completed(
 
 
 class ConfigPart(WorkspacePart):
-    """The configuration of one open workspace; `everyone` are those of all of them."""
+    """The configuration of one open workspace. `all_parts` holds the part of each open workspace,
+    this one included while it is open."""
 
     def __init__(
-        self, workspace: OpenWorkspace, profile: FileProfile, everyone: list[ConfigPart]
+        self, workspace: OpenWorkspace, profile: FileProfile, all_parts: list[ConfigPart]
     ) -> None:
         self.profile = profile
         self._workspace = workspace
-        self._everyone = everyone
-        self._reading = asyncio.Lock()  # an older reading never wins
-        everyone.append(self)
+        self._all_parts = all_parts
+        self._reading = asyncio.Lock()  # an older reading never replaces a newer one
+        all_parts.append(self)
 
     async def close(self) -> None:
-        self._everyone.remove(self)
+        self._all_parts.remove(self)
 
-    async def change(self, change: Callable[[], bool]) -> None:
-        """Let one of the profile's changes write its file, then let every workspace that uses that
-        file follow. No event if nothing was changed: each client answers one with a request."""
-        if not await asyncio.to_thread(change):
+    async def change(self, change: Callable[..., bool], *arguments: Any) -> None:
+        """Call one of the profile's changes in a thread. If it changed a file, read the files of
+        all open workspaces again. Without a change no event is published: each client answers one
+        with a request. Raises what the change raises."""
+        if not await asyncio.to_thread(change, *arguments):
             return
         await self.reread(changed=True)
-        for other in list(self._everyone):
+        for other in list(self._all_parts):
             if other is not self:
-                await other._reread_quietly()
+                await other._reread_or_keep()
 
     async def reread(self, *, changed: bool = False, again: bool = False) -> None:
-        """Follow the files, which people edit by hand too. `again`: and look for models anew."""
+        """Read the files, which people edit by hand too. If they say something else than before, or
+        with `changed`, publish an event; agents that follow the configuration are made anew.
+        `again`: ask servers for their models again. Raises ConfigError if a file cannot be used;
+        then the configuration stays."""
         workspace, profile = self._workspace, self.profile
         async with self._reading:
-            config = await asyncio.to_thread(profile.locations.load)
+            config = await asyncio.to_thread(profile.files.load)
             config = await completed(profile.agents, workspace.env, config, again=again)
             if not config.same_as(profile.config):
                 changed = True
@@ -74,7 +80,7 @@ class ConfigPart(WorkspacePart):
         if changed and not workspace.closing:
             workspace.hub.publish("updated", ConfigChanged(workspace.id))
 
-    async def _reread_quietly(self) -> None:
+    async def _reread_or_keep(self) -> None:
         try:
             await self.reread()
         except ConfigError as error:

@@ -1,14 +1,14 @@
 """What the files of a project may say: they can tighten what the user allows, never widen it.
 
-A repository brings its own `crush.json`, and opening it must not be an act of trust. So a document
-from a project, or from the data directory inside it, goes through `Outside.admit` before it is
-merged. It works by a list of what is let through; anything new is out until someone thought of it.
+A repository brings its own `crush.json`, and opening it must not need trust. So a document from a
+project, or from the data directory inside it, goes through `ProjectRules.admit` before it is
+merged. Only what is listed here is let through: a key that crushlite does not know is ignored.
 
   permissions   `allowed_tools` of a project only removes: `"-bash"` or `"!bash"` takes back a tool
                 with all its actions, `"-bash:execute"` one action (and `bash` as a whole, if that
                 is what was allowed: less than a whole cannot be written down), `"-*"` everything.
-  options       switches only in the safe direction, paths only inside the workspace, the rest of
-                a list of harmless ones.
+  options       by the rules in `options`: switches only to their safe side, paths only inside the
+                workspace, harmless ones as they like, others not at all.
   models        which model; but no `provider_options`: some gateways let a request name the
                 server that it, and the key with it, is passed on to.
   providers     a new one, wholly. Of one that the user or the catalogue has: more models, a key
@@ -21,47 +21,35 @@ merged. It works by a list of what is let through; anything new is out until som
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 from .catalogue import CATALOGUE
+from .expand import only_variable
 from .merge import spell
+from .options import OPTIONS, UNKNOWN, Rule
+from .warnings import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .files import Source
     from .merge import Merged
+    from .warnings import Warn
 
 _PASSED = frozenset({"$schema", "tools", "recent_models"})
-_PASSED_OPTIONS = frozenset(
-    {
-        *("attribution", "debug", "debug_lsp", "disable_auto_summarize", "disabled_skills"),
-        *("disabled_tools", "notifications", "progress", "tui"),
-    }
-)
-# The one value of a switch that a project may choose.
-_SAFE_SIDE = {
-    "auto_lsp": False,
-    "disable_default_providers": True,
-    "disable_metrics": True,
-    "disable_provider_auto_update": True,
-}
-_PATHS = frozenset({"context_paths", "skills_paths"})
 # Of a provider that is not the project's own.
 _ADDITIONS = frozenset({"id", "name", "models", "system_prompt_prefix"})
 # What goes to the server with a request, or leads it elsewhere.
 _SENT = ("api_key", "extra_headers", "extra_body", "provider_options", "oauth")
 _NO_SAY = "project files have no say in this"
 _OUT = "it leads out of the workspace"
-_REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
+_SAFE_SIDE = "project files only set it to the safe side"
 
 
-def allowed_tools(
-    layers: Iterable[tuple[Source, dict[str, Any]]], warn: Callable[[str], None]
-) -> tuple[str, ...]:
-    """The tools that run unasked. Only the machine's files add to them, any file removes."""
+def allowed_tools(layers: Iterable[tuple[Source, dict[str, Any]]], warn: Warn) -> tuple[str, ...]:
+    """The tools that run without asking. Only the machine's files add to them, any file removes."""
+    key = "permissions.allowed_tools"
     allowed: dict[str, None] = {}
     for source, document in layers:
         entries = (document.get("permissions") or {}).get("allowed_tools") or []
@@ -71,7 +59,8 @@ def allowed_tools(
             elif source.trusted:
                 allowed[entry] = None
             elif entry not in allowed and entry.partition(":")[0] not in allowed:
-                warn(f"{source.path}: permissions.allowed_tools: project files only remove entries")
+                text = f"{key}: project files only remove entries"
+                warn(Reason.TOOLS_NOT_ADDED, source.path, key, text)
     return tuple(allowed)
 
 
@@ -83,20 +72,21 @@ def _remove(allowed: dict[str, None], entry: str) -> None:
             del allowed[known]
 
 
-class Outside:
-    """The machine's files as they stand before a project has spoken."""
+class ProjectRules:
+    """Decides what is merged of a project's documents. `merged` holds the machine's files, and what
+    was admitted so far."""
 
-    def __init__(self, merged: Merged, workspace: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, merged: Merged, workspace: Path, warn: Warn) -> None:
         self._merged = merged
         self._workspace = workspace
         self._warn = warn
         self._known = {} if merged.get("options", "disable_default_providers") else CATALOGUE
-        self._ids = {*(merged.get("providers") or {}), *self._known}
-        self._moved: set[str] = set()  # of these, what a project made its own
+        self._ids = {*(merged.get("providers") or {}), *self._known}  # not the project's own
+        self._moved: set[str] = set()  # of these, those to which a project gave another address
 
     def admit(self, document: dict[str, Any], source: Source) -> dict[str, Any]:
-        """What may be merged of a project's document. A provider that it moves elsewhere loses
-        what the user's files would have sent there."""
+        """What may be merged of a project's document. From a provider to which it gives another
+        address, what the user's files would have sent there is dropped."""
         answer: dict[str, Any] = {}
         for key, value in document.items():
             if key in _PASSED:
@@ -114,37 +104,36 @@ class Outside:
         return answer
 
     def _ignored(self, source: Source, path: tuple[str, ...], reason: str) -> None:
-        self._warn(f"{source.path}: {spell(path)} is ignored: {reason}")
+        key = spell(path)
+        self._warn(Reason.NOT_FOR_PROJECTS, source.path, key, f"{key} is ignored: {reason}")
 
     # Options and models --------------------------------------------------------------------------
 
     def _options(self, options: dict[str, Any], source: Source) -> dict[str, Any]:
         answer: dict[str, Any] = {}
         for key, value in options.items():
-            if value is None or key in _PASSED_OPTIONS:
-                answer[key] = value
-                continue
-            place = ("options", key)
-            if key in _SAFE_SIDE:
-                reason = self._switch(place, value, answer)
-            elif key in _PATHS:
-                answer[key] = [path for path in value if self._is_inside(path)]
-                reason = _OUT if len(answer[key]) < len(value) else ""
-            elif key == "initialize_as" or (key == "data_directory" and source.kind == "project"):
-                reason = "" if self._is_inside(value) else _OUT
-                answer |= {} if reason else {key: value}
-            else:
-                reason = _NO_SAY
+            answer[key], reason = self._option(key, value, source)
             if reason:
-                self._ignored(source, place, reason)
+                self._ignored(source, ("options", key), reason)
         return answer
 
-    def _switch(self, place: tuple[str, str], value: bool, answer: dict[str, Any]) -> str:
-        safe = _SAFE_SIDE[place[1]]
-        if value is safe:
-            answer[place[1]] = value
-        loses = value is not safe and self._merged.get(*place) is safe
-        return "project files only set it to the safe side" if loses else ""
+    def _option(self, key: str, value: Any, source: Source) -> tuple[Any, str]:
+        """What is merged of an option, None for nothing, and why the rest is not; that is empty if
+        it makes no difference."""
+        rule = OPTIONS.get(key, UNKNOWN).rule
+        if value is None or rule is Rule.ANYTHING:
+            return value, ""
+        if rule in (Rule.TRUE, Rule.FALSE):
+            safe = rule is Rule.TRUE
+            loses = value is not safe and self._merged.get("options", key) is safe
+            return safe if value is safe else None, _SAFE_SIDE if loses else ""
+        # A data directory cannot say where the data directory is.
+        if rule is Rule.NOTHING or (key == "data_directory" and source.kind == "data"):
+            return None, _NO_SAY
+        if isinstance(value, str):
+            return (value, "") if self._is_inside(value) else (None, _OUT)
+        inside = [path for path in value if self._is_inside(path)]
+        return inside, _OUT if len(inside) < len(value) else ""
 
     def _is_inside(self, path: str) -> bool:
         if path.startswith("~") or "\0" in path:
@@ -158,7 +147,7 @@ class Outside:
             answer[role] = dict(selected or {})
             provider = answer[role].get("provider")
             if provider not in (None, self._merged.get("models", role, "provider")):
-                # They were written for the provider before.
+                # The user wrote them for another provider.
                 self._merged.drop("models", role, "provider_options")
             if answer[role].pop("provider_options", None):
                 self._ignored(
@@ -198,10 +187,12 @@ class Outside:
             self._merged.drop("providers", ident, key)
         # An explicit empty key: without one, the catalogue's variable would be looked up.
         self._merged.add({"providers": {ident: {"api_key": ""}}}, source)
-        self._warn(
-            f"{source.path}: {spell(('providers', ident))} has another base_url than outside the "
-            "project: the key, headers and body fields from outside are not sent there"
+        key = spell(("providers", ident))
+        text = (
+            f"{key} has another base_url than outside the project: the key, headers and body "
+            "fields from outside are not sent there"
         )
+        self._warn(Reason.PROVIDER_MOVED, source.path, key, text)
 
     def _additions(self, ident: str, section: dict[str, Any], source: Source) -> dict[str, Any]:
         answer = {key: section[key] for key in section if key in _ADDITIONS}
@@ -230,19 +221,13 @@ class Outside:
         )
 
     def _is_own_key(self, ident: str, text: str | None) -> bool:
-        """None, or the reference that gives the provider its key anyway: many projects spell out
-        `$OPENAI_API_KEY`, and there it is no request for a secret."""
+        """Whether this changes nothing: no key, or the variable that gives the provider its key
+        anyway. Many projects write `$OPENAI_API_KEY`, which is no request for a secret there."""
         if not text or text == (outside := self._merged.get("providers", ident, "api_key")):
             return True
         known = self._known.get(ident)
         usual = {known.key, f"CRUSH_{known.key}"} if known else set()
-        return _reference(text) in usual | {_reference(outside or "")} - {""}
-
-
-def _reference(text: str) -> str:
-    """The variable of which a text is nothing but the value; empty if it is more, or less."""
-    found = _REFERENCE.fullmatch(text.strip())
-    return found[1] or found[2] if found else ""
+        return only_variable(text) in usual | {only_variable(outside or "")} - {""}
 
 
 def _same(url: str) -> str:

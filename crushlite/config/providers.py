@@ -1,8 +1,8 @@
 """Usable providers, and the two models a workspace works with.
 
 A provider of the catalogue needs only a key, and without one it is left out. Any other needs a
-`base_url`, and models: listed, or to be asked for (`discover`). Whatever cannot be used is left out
-with a warning, so that one bad entry does not take the good ones with it.
+`base_url`, and models: listed, or to be asked for (`discover`). One that cannot be used is left out
+with a warning, and the others count.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from .catalogue import CATALOGUE, SUPPORTED_TYPES
 from .expand import Refused
 from .merge import spell
 from .secrets import looks_secret
+from .warnings import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from .catalogue import Known
     from .expand import Expander
     from .files import Source
     from .merge import Merged
+    from .warnings import Warn
 
+ROLES = ("large", "small")  # of the two models
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-# The connection's own: a second one of these would break the framing or name another server.
+# The daemon sets these itself: a second one would break the framing or name another server.
 _FRAMING = frozenset({"connection", "content-length", "host", "transfer-encoding", "upgrade"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Provider:
+    """A provider that can be used: everything is expanded."""
+
     id: str
     name: str
     type: str
@@ -50,11 +55,12 @@ class Provider:
     discover: bool = False  # its models are still to be asked for
 
     def __repr__(self) -> str:
-        # Neither key nor headers nor address: a repr ends up in logs and tracebacks.
+        # Neither key nor headers nor address: logs and tracebacks hold it.
         return f"<Provider {self.id} type={self.type} models={len(self.models)}>"
 
     def model(self, ident: str) -> Model | None:
-        """The entry of a model; one made up if the list is still to be asked for."""
+        """The entry of a model; a bare one if the list is still to be asked for. None if the
+        provider does not have it."""
         for model in self.models:
             if model.id == ident:
                 return model
@@ -63,19 +69,20 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Selected:
+    """A model in use."""
+
     provider: Provider
-    model: Model  # what the provider's list says about it
-    choice: SelectedModel  # what the user says, completed with the model's defaults
+    model: Model  # its entry in the provider's list
+    choice: SelectedModel  # the user's settings, completed with the model's defaults
 
     def __repr__(self) -> str:
         return f"<Selected {self.provider.id}/{self.model.id}>"
 
 
 class Builder:
-    """Makes providers of the merged configuration. `secrets` collects what it gave them."""
+    """Makes providers of the merged configuration. Adds their keys to the expander's secrets."""
 
-    def __init__(self, merged: Merged, expander: Expander, warn: Callable[[str], None]) -> None:
-        self.secrets = expander.secrets
+    def __init__(self, merged: Merged, expander: Expander, warn: Warn) -> None:
         self._merged = merged
         self._expander = expander
         self._warn = warn
@@ -83,7 +90,8 @@ class Builder:
         self._known: dict[str, Known] = CATALOGUE if on else {}
 
     def providers(self) -> dict[str, Provider]:
-        """In the order in which a default is looked for: the catalogue's, then the others by id."""
+        """The usable ones by id, in the order in which a default is looked for: the catalogue's,
+        then the others by id."""
         sections = self._merged.get("providers") or {}
         custom = sorted(ident for ident in sections if ident not in self._known)
         found: dict[str, Provider] = {}
@@ -95,34 +103,37 @@ class Builder:
                 found[ident] = self._provider(ident, section or {})
             except Refused as reason:
                 if section is not None:
-                    self._leave_out(ident, str(reason))
+                    path = ("providers", ident)
+                    self._warn_of(Reason.PROVIDER_LEFT_OUT, path, f"is left out: {reason}")
         return found
 
-    def _leave_out(self, ident: str, reason: str) -> None:
-        source = self._merged.source("providers", ident)
-        assert source is not None
-        self._warn(f"{source.path}: {spell(('providers', ident))} is left out: {reason}")
+    def _warn_of(self, reason: Reason, path: tuple[str, ...], what: str) -> None:
+        key = spell(path)
+        self._warn(reason, self._source(*path).path, key, f"{key} {what}")
 
     def _provider(self, ident: str, section: dict[str, Any]) -> Provider:
+        """The provider of a section. Raises Refused if it cannot be used."""
         if not ident:
             raise Refused("its id is empty")
         known = self._known.get(ident)
         kind = section.get("type") or (known.type if known else "openai-compat")
         if kind not in SUPPORTED_TYPES:
-            raise Refused("its type is not supported")
+            raise Refused(
+                f"its type is not supported: use one of {', '.join(sorted(SUPPORTED_TYPES))}"
+            )
         models = self._models(ident, known, section.get("models") or [])
         discover = not models and section.get("discover_models") is not False
         if not models and not discover:
             raise Refused("it lists no models, and discover_models is false")
-        url = self._base_url(ident, known)
+        url = self._base_url(ident, known, section.get("base_url") or "")
         stays = is_local(url)
         return Provider(
             id=ident,
             name=section.get("name") or (known.name if known else ident),
             type=kind,
             base_url=url,
-            api_key=self._key(ident, known, stays),
-            extra_headers=self._headers(ident, section.get("extra_headers") or {}, stays),
+            api_key=self._key(ident, known, section.get("api_key"), stays=stays),
+            extra_headers=self._headers(ident, section.get("extra_headers") or {}, stays=stays),
             extra_body=section.get("extra_body") or {},
             provider_options=section.get("provider_options") or {},
             models=models,
@@ -144,9 +155,10 @@ class Builder:
         return tuple(dataclasses.replace(model) for model in models.values())
 
     def _expanded(self, text: str, *path: str, stays: bool = False) -> str:
+        """The text at a path, expanded. Raises Refused if HTTP cannot carry the result."""
         source = self._source(*path)
         value = self._expander.expand(text, source, spell(path), stays=stays).strip()
-        if not (value.isascii() and (value.isprintable() or not value)):
+        if not _fits_header(value):
             raise Refused(f"{path[-1]} holds a line break or another character not fit for HTTP")
         return value
 
@@ -155,8 +167,8 @@ class Builder:
         assert source is not None
         return source
 
-    def _base_url(self, ident: str, known: Known | None) -> str:
-        text = self._merged.get("providers", ident, "base_url") or ""
+    def _base_url(self, ident: str, known: Known | None, text: str) -> str:
+        """The address, expanded. Raises Refused if it is none, or holds credentials."""
         url = self._expanded(text, "providers", ident, "base_url") if text else ""
         url = url or (known.base_url if known else "")
         if not url:
@@ -172,31 +184,35 @@ class Builder:
             raise Refused("its base_url holds a user name; credentials belong in api_key")
         return url
 
-    def _key(self, ident: str, known: Known | None, stays: bool) -> str:
-        text = self._merged.get("providers", ident, "api_key")
+    def _key(self, ident: str, known: Known | None, text: str | None, *, stays: bool) -> str:
+        """The key, expanded; without a text the value of the catalogue's variable."""
         if text is not None:
             key = self._expanded(text, "providers", ident, "api_key", stays=stays) if text else ""
         else:
             key = self._expander.variable(known.key).strip() if known else ""
-            if not key.isascii() or (key and not key.isprintable()):
+            if not _fits_header(key):
                 raise Refused("its key is not fit for HTTP")
         if known and not key:
-            raise Refused("it has no key")
-        self.secrets.add(key)
+            raise Refused(f"it has no key: set api_key, or the variable {known.key}")
+        self._expander.secrets.add(key)
         return key
 
-    def _headers(self, ident: str, listed: dict[str, str], stays: bool) -> dict[str, str]:
+    def _headers(self, ident: str, listed: dict[str, str], *, stays: bool) -> dict[str, str]:
         headers: dict[str, str] = {}
         for name, text in listed.items():
             path = ("providers", ident, "extra_headers", name)
             if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
-                self._warn(f"{self._source(*path).path}: {spell(path)} is no header to set")
+                self._warn_of(Reason.HEADER_LEFT_OUT, path, "is no header to set")
                 continue
             if value := self._expanded(text, *path, stays=stays):
                 headers[name] = value
             if value and looks_secret(name, value):
-                self.secrets |= {value, value.rpartition(" ")[2]}
+                self._expander.secrets.update((value, value.rpartition(" ")[2]))
         return headers
+
+
+def _fits_header(value: str) -> bool:
+    return value.isascii() and value.isprintable()
 
 
 # Selecting --------------------------------------------------------------------------------------
@@ -205,9 +221,9 @@ class Builder:
 def select(
     providers: Mapping[str, Provider], wanted: Mapping[str, SelectedModel]
 ) -> tuple[Selected | None, Selected | None]:
-    """The large and the small model. What is wanted counts if it is known. Else the first
-    provider that has models gives its first one, and the large model's provider the small one:
-    a small model of the catalogue, or the large one again."""
+    """The large and the small model, by what was chosen for each role. A choice counts if a
+    provider has it. Else the large model is the first one of the first provider that has models,
+    and the small one is the catalogue's for the same provider, or the large one again."""
     large = _wanted(providers, wanted.get("large")) or _first(providers)
     if large is None:
         return None, None
@@ -228,11 +244,15 @@ def _first(providers: Mapping[str, Provider]) -> Selected | None:
 
 
 def _small(large: Selected) -> Selected:
-    known = CATALOGUE.get(large.provider.id)
-    for model in large.provider.models:
-        if known and model.id == known.small.id:
-            return _selected(large.provider, model, SelectedModel())
-    return large
+    model = catalogue_small(large.provider)
+    return _selected(large.provider, model, SelectedModel()) if model else large
+
+
+def catalogue_small(provider: Provider) -> Model | None:
+    """The small model that the catalogue names for a provider, if the provider has it."""
+    known = CATALOGUE.get(provider.id)
+    ids = {known.small.id} if known else set()
+    return next((model for model in provider.models if model.id in ids), None)
 
 
 def _selected(provider: Provider, model: Model, choice: SelectedModel) -> Selected:

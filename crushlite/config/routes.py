@@ -1,4 +1,4 @@
-"""How clients change the configuration of a workspace."""
+"""The routes by which clients change the configuration of a workspace."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _part(context: Context, request: Request) -> ConfigPart:
 
 async def set_value(context: Context, request: Request) -> Response:
     part, wanted = _part(context, request), body(SetValue, request)
-    await part.change(lambda: part.profile.set_value(wanted.scope, wanted.key, wanted.value))
+    await part.change(part.profile.set_value, wanted.scope, wanted.key, wanted.value)
     return EMPTY
 
 
 async def remove_value(context: Context, request: Request) -> Response:
     part, wanted = _part(context, request), body(RemoveValue, request)
-    await part.change(lambda: part.profile.remove_value(wanted.scope, wanted.key))
+    await part.change(part.profile.remove_value, wanted.scope, wanted.key)
     return EMPTY
 
 
@@ -35,26 +35,26 @@ async def choose_model(context: Context, request: Request) -> Response:
     part, wanted = _part(context, request), body(ModelChoice, request)
     configured = wanted.model.provider in part.profile.config.providers
     if configured or not chosen_is_own(context.workspace(request), wanted.model):
-        await part.change(lambda: part.profile.choose_model(wanted))
+        await part.change(part.profile.choose_model, wanted)
     return EMPTY
 
 
 async def set_compact(context: Context, request: Request) -> Response:
     part, wanted = _part(context, request), body(CompactMode, request)
     key = "options.tui.compact_mode"
-    await part.change(lambda: part.profile.set_value(wanted.scope, key, wanted.enabled))
+    await part.change(part.profile.set_value, wanted.scope, key, wanted.enabled)
     return EMPTY
 
 
 async def set_key(context: Context, request: Request) -> Response:
     part, wanted = _part(context, request), body(ProviderKey, request)
-    await part.change(lambda: part.profile.set_key(wanted))
+    await part.change(part.profile.set_key, wanted)
     return EMPTY
 
 
 async def update_agent(context: Context, request: Request) -> Response:
-    """Read the configuration again, and look for models again: somebody may have edited a file by
-    hand, or started a model server."""
+    """Read the configuration again, and look for models again: a file may have been edited by hand,
+    or a model server started."""
     await _part(context, request).reread(again=True)
     return EMPTY
 

@@ -1,6 +1,6 @@
 """What counts as a secret, and keeping it out of logs, answers and child processes.
 
-Names tell more than values: most secrets sit in variables called something like KEY or TOKEN. For
+Names say more than values: most secrets are in variables called something like KEY or TOKEN. For
 child commands that narrow rule decides, since a build needs its environment. Where a project asks
 for a variable the rule is wide and looks at the value too: there a mistake sends it to a stranger,
 and a refusal costs one line in the user's own file.
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from .view import Config
+    from collections.abc import Iterable, Iterator, Mapping, Set
 
 HIDDEN = "[redacted]"
 
@@ -26,15 +24,15 @@ _WIDE_NAME = re.compile(
     r"|(?:^|_)(?:PAT|JWT|DSN|PIN|PW|CERT)(?:_|$)",
     re.I,
 )
-# Names that the narrow rule would take although they hold a mere setting. (SSH_AUTH_SOCK is kept
-# anyway: git over ssh needs it, and the agent behind it never gives the key away.)
+# Names to which the narrow rule would apply although they hold a mere setting. (SSH_AUTH_SOCK is
+# kept anyway: git over ssh needs it, and the agent behind it never gives the key away.)
 _HARMLESS = frozenset({"KEYTIMEOUT", "TOKENIZERS_PARALLELISM"})
 # What people write when a local server wants no key. Hiding these words would garble every log.
 _PLACEHOLDERS = frozenset(
     {"dummy", "empty", "local", "lm-studio", "no-key", "none", "not-needed", "ollama", "sk-no-key"}
 )
-_SHORTEST = 6  # below this a text is everywhere by chance
-_CONTAINED = 12  # from this length on, a variable that only contains the secret goes too
+_SHORTEST = 6  # characters: a shorter text is found in others by chance
+_CONTAINED = 12  # characters from which on a variable that only contains the secret is removed too
 _MASK = "****"
 _TAIL_FROM = 24  # the last four of a shorter key would be too much of it
 _RUN = re.compile(r"[A-Za-z0-9_+=-]{20,}")
@@ -60,7 +58,7 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 def looks_like_token(text: str) -> bool:
-    """Holds a long run of letters and digits without a pause."""
+    """Whether a text holds a long run of letters and digits, as generated keys do."""
     return any(
         any(c.isdigit() for c in run) and any(c.isalpha() for c in run)
         for run in _RUN.findall(text)
@@ -68,29 +66,31 @@ def looks_like_token(text: str) -> bool:
 
 
 def worth_hiding(secret: str) -> bool:
+    """Whether a secret is long and rare enough to be replaced wherever it is found."""
     return len(secret) >= _SHORTEST and secret.lower() not in _PLACEHOLDERS
 
 
-def hidden_values(value: Any, *, below: bool = False) -> Iterator[str]:
-    """The texts under keys with secret names, anywhere in a document."""
+def literals(value: Any, *, secret: bool = False) -> Iterator[str]:
+    """The secrets that are spelled out in a document: the texts under keys with secret names, and
+    with `secret` all others too. References to variables are no secrets."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from hidden_values(item, below=below or is_secret_name(key))
+            yield from literals(item, secret=secret or is_secret_name(key))
     elif isinstance(value, list):
         for item in value:
-            yield from hidden_values(item, below=below)
-    elif below and isinstance(value, str):
+            yield from literals(item, secret=secret)
+    elif secret and isinstance(value, str) and "$" not in value:
         yield value
 
 
 def mask(secret: str) -> str:
-    """Shows that there is one, and of a long one enough to tell which."""
+    """What is shown in place of a secret: stars, and the end of a long one to recognise it by."""
     return _MASK + secret[-4:] if len(secret) >= _TAIL_FROM else _MASK
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """The text without the secrets, also where JSON or a URL spells them differently, and without
-    the credentials of HTTP headers that nobody announced."""
+    """The text without these secrets, also where JSON or a URL spells them differently, and without
+    anything that stands where HTTP headers have credentials."""
     for secret in sorted((s for s in secrets if s), key=len, reverse=True):
         for spelt in {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}:
             text = text.replace(spelt, HIDDEN)
@@ -98,10 +98,9 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     return _SCHEME.sub(rf"\1\2{HIDDEN}", text)
 
 
-def scrubbed_environment(env: Mapping[str, str], config: Config) -> dict[str, str]:
-    """The environment for child commands: without variables whose name speaks of a secret, and
-    without those that hold one of the configuration's under another name."""
-    secrets = config.secrets()
+def scrubbed_environment(env: Mapping[str, str], secrets: Set[str]) -> dict[str, str]:
+    """The environment for child commands: without variables whose name is that of a secret, and
+    without those that hold one of `secrets` under another name."""
     long = [secret for secret in secrets if len(secret) >= _CONTAINED]
     return {
         name: value

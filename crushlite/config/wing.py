@@ -21,8 +21,9 @@ from ..protocol.config import (
 from ..wing import Wing
 from . import routes
 from .files import Roots
+from .loading import ConfigFiles
 from .part import ConfigPart, completed
-from .profile import FileLocations, FileProfile
+from .profile import FileProfile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 
 class ConfigWing(Wing):
+    """Sets workspaces up from files, and answers the requests that change the files."""
+
     def __init__(self) -> None:
         self._open: list[ConfigPart] = []
 
@@ -76,21 +79,22 @@ class ConfigSetup:
         self._allow_commands = allow_commands
 
     async def profile(self, opening: Opening) -> FileProfile:
+        """Raises ConfigError if a file cannot be used."""
         try:
-            locations, config = await asyncio.to_thread(self._load, opening)
+            files, config = await asyncio.to_thread(self._load, opening)
         except ConfigError as error:
             raise ConfigError(f"failed to initialize config: {error.message}") from None
         config = await completed(self._agents, opening.env, config)
         for warning in config.warnings:
             log.warning("%s", warning)
-        return FileProfile(opening.path, locations, config, self._agents)
+        return FileProfile(files, config, self._agents)
 
-    def _load(self, opening: Opening) -> tuple[FileLocations, Config]:
-        locations = FileLocations.find(
+    def _load(self, opening: Opening) -> tuple[ConfigFiles, Config]:
+        files = ConfigFiles.find(
             opening.path,
             opening.env,
             self._roots,
             data_dir=opening.data_dir,
             allow_commands=self._allow_commands,
         )
-        return locations, locations.load()
+        return files, files.load()

@@ -1,9 +1,9 @@
 """The web console: its files, and the one-time codes that let a page in.
 
 A page has no token when it is loaded, so its files and the exchange of a code are the only routes
-that ask for none (`public` in the route table); Host and Origin are checked on them as everywhere.
-A code stands in the fragment of a URL, which a browser sends to nobody. It is good once, for a
-minute, and for the port it was made for; whoever has it gets that port's token.
+that require none (`public` in the route table); Host and Origin are checked on them as everywhere.
+A code is in the fragment of a URL, which a browser does not send. It is valid once, for a minute,
+and for the port it was made for, whose token the page gets for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ..wing import Ports
 
 CODE_SECONDS = 60.0
-CODES = 32  # outstanding at a time; the oldest gives way
+CODES = 32  # codes that are valid at a time; the oldest is dropped for the next
+BAD_CODE = (403, "bad_code")
 FOLDER = importlib.resources.files(__package__) / "page"
 HTML = "text/html; charset=utf-8"
 ANY = "*/*"
@@ -44,8 +45,8 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# What the page shows was written by models, tools and strangers. Text is only ever inserted as
-# text; should that fail once, nothing that slips in may load, run or send anything.
+# What the page shows was written by models, tools and strangers. It is only ever inserted as text;
+# should that fail once, these headers keep it from loading, running or sending anything.
 HEADERS = (
     (
         "Content-Security-Policy",
@@ -62,12 +63,13 @@ HEADERS = (
 
 
 class Codes:
-    """One-time codes. Kept as digests, and compared in constant time: no answer tells how much of
-    a guess was right."""
+    """One-time codes. They are kept as digests and compared in constant time, so that the time of
+    an answer does not say how much of a guess was right."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._open: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # port and deadline
+        # By digest: port and deadline.
+        self._open: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def issue(self, port: int) -> str:
         code = secrets.token_urlsafe(24)
@@ -77,7 +79,7 @@ class Codes:
         return code
 
     def redeem(self, code: str, port: int) -> bool:
-        """Whether the code is good here and now. It is not afterwards."""
+        """Use a code up. Returns whether it was valid, for this port and until now."""
         given = _digest(code)
         found = [known for known in self._open if hmac.compare_digest(known, given)]
         if not found:
@@ -113,18 +115,24 @@ class ConsoleWing(Wing):
             Entry("GET", "/console/{file}", self.file, gives=str, media=ANY, public=True),
             Entry("POST", "/v1/web", self.invite, takes=WebRequest | None, gives=WebAddress),
             Entry(
-                "POST", "/v1/web/token", self.exchange, takes=WebCode, gives=WebToken, public=True
+                "POST",
+                "/v1/web/token",
+                self.exchange,
+                takes=WebCode,
+                gives=WebToken,
+                public=True,
+                refusals=(BAD_CODE,),
             ),
         )
 
     def address(self, url: str, port: int) -> WebAddress:
-        """One that lets a browser in, once."""
+        """An address with a code in it, for one browser."""
         return WebAddress(f"{url}/#code={self._codes.issue(port)}", CODE_SECONDS)
 
     @cached_property
     def _files(self) -> dict[str, _File]:
-        """By name, and only what is there: no path of a request ever reaches the disk. Read once,
-        when the first page asks."""
+        """The files of the page by name, read when the first one is asked for. The path of a
+        request never reaches the disk."""
         found = {}
         for path in sorted(FOLDER.iterdir(), key=lambda path: path.name):
             kind = TYPES.get(os.path.splitext(path.name)[1])
@@ -141,7 +149,7 @@ class ConsoleWing(Wing):
         return self._serve(request, request.params["file"])
 
     def _serve(self, request: Request, name: str) -> Response:
-        # A unix socket has no browser behind it, and its clients look for routes of the API.
+        # No browser uses a unix socket, and clients of the API expect a 404 at these paths.
         found = self._files.get(name) if request.peer.kind == "tcp" else None
         if found is None:
             raise HTTPError(404, "route_not_found", "no such route")
@@ -151,7 +159,7 @@ class ConsoleWing(Wing):
         return Response(200, found.content, found.kind, headers)
 
     async def invite(self, context: Context, request: Request) -> Response:
-        """Make sure that a browser can reach us, and hand out an address that lets it in."""
+        """Open a TCP port if there is none, and answer with an address that lets a browser in."""
         wanted = optional_body(WebRequest, request)
         if wanted.port not in range(1 << 16):
             raise BadRequest(f"port {wanted.port}: use one from 1 to 65535, or 0 for any")
@@ -162,20 +170,17 @@ class ConsoleWing(Wing):
         return answer(self.address(url, port))
 
     async def exchange(self, context: Context, request: Request) -> Response:
-        """The token of this port for a one-time code."""
+        """Answer with the token of this port if the one-time code is valid."""
         given, port = body(WebCode, request), request.peer.port or 0
         if not self._codes.redeem(given.code, port):
-            raise HTTPError(
-                403,
-                "bad_code",
-                "this code is wrong, used or expired: run 'crushlite web' for a new one",
-            )
+            message = "this code is wrong, used or expired: run 'crushlite web' for a new one"
+            raise HTTPError(*BAD_CODE, message)
         token = self._ports.token_of(port)
         return answer(WebToken(token), headers=(("Cache-Control", "no-store"),))
 
 
 def _is_known(tag: str, lines: list[str]) -> bool:
-    """Whether If-None-Match names this version. A weak tag is as good as a strong one here; `*`
-    stands for whatever there is."""
+    """Whether If-None-Match names this version. Weak tags count as well as strong ones, and `*` is
+    any version."""
     listed = {each.strip() for line in lines for each in line.split(",")}
     return bool(listed & {tag, f"W/{tag}", "*"})

@@ -48,7 +48,7 @@ class Hosted:
     yolo: bool
     debug: bool
     channels: list[str]
-    envs: dict[str, list[str]] = field(default_factory=dict)  # by client: shown to nobody else
+    envs: dict[str, list[str]] = field(default_factory=dict)  # by client: shown to that client only
 
     @property
     def data_dir(self) -> Path:
@@ -316,7 +316,7 @@ class Backend:
             waiting = [*self._opening.values(), *itertools.chain(*self._closing.values())]
             if waiting:
                 await asyncio.wait(waiting)
-            await asyncio.sleep(0)  # whoever waited for the same goes first
+            await asyncio.sleep(0)  # let the other waiters of these tasks run first
 
     def _begin_teardown(self, hosted: Hosted) -> None:
         """From this very call on nothing new is accepted; the rest takes its time in a task."""
@@ -358,7 +358,7 @@ def _resolved(path: Path) -> Path:
 
 
 def _log_ignored(hosted: Hosted, path: Path, request: CreateWorkspace) -> None:
-    """The first create decided; somebody who wonders why a flag has no effect finds it here."""
+    """Log which flags of a later create have no effect, because the first create decided."""
     data_dir = _resolved(path / request.data_dir) if request.data_dir else hosted.data_dir
     wishes = {
         "yolo": request.yolo != hosted.yolo,

@@ -83,7 +83,7 @@ async def run_blocking(run: Callable[[Any], Any], turn: LiveTurn) -> None:
         try:
             loop.call_soon_threadsafe(settle, error)
         except RuntimeError:
-            pass  # the loop is closed: nobody is left to tell
+            pass  # the loop is closed, and with it the turn
 
     threading.Thread(target=work, name=f"agent-{turn.run_id}", daemon=True).start()
     try:

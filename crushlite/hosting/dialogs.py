@@ -9,7 +9,7 @@ winner's notification goes out before the waiting tool wakes.
 The answer of a client is bound to the request as it was stored here: nothing a client sends back
 except the id is believed. What is stored is a copy that has been through JSON once: it cannot
 change under the user's eyes, and a request that no client could read is refused to the agent that
-made it instead of failing in the middle of somebody else's answer.
+made it instead of failing while a client answers another one.
 
 The *stream* shows one permission request per workspace, the oldest open one, because the Crush UI
 has one dialog and a second request would replace it under the user's finger. Clients that can show
@@ -33,7 +33,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..errors import BadRequest, RequestNotFound
 from ..protocol.codec import decode, dumps, encode, loads
-from ..protocol.permissions import ACTIONS, PermissionNotification, PermissionRequest, Resolution
+from ..protocol.permissions import (
+    PERMISSION_ACTIONS,
+    PermissionNotification,
+    PermissionRequest,
+    Resolution,
+)
 from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
 
 if TYPE_CHECKING:
@@ -47,7 +52,9 @@ A = TypeVar("A")
 
 REMEMBERED = 1024  # closed ids kept, so that a late answer learns who was first
 LOOKS = 4  # at who is watching, per unattended period
-UNATTENDED = "unattended"  # `by` of a request that nobody was there to answer
+UNATTENDED = (
+    "unattended"  # `by` of a request that was closed because no interactive client was there
+)
 
 
 class _Entry(Generic[R, A]):
@@ -66,7 +73,8 @@ class _Entry(Generic[R, A]):
 
 @dataclass(frozen=True, slots=True)
 class _Attendance:
-    """Whether somebody is there to answer, and how long a request stands while nobody is."""
+    """Whether an interactive client is there to answer, and after how many seconds without one a
+    request is closed."""
 
     clock: Clock
     interactive: Callable[[], bool]
@@ -74,7 +82,8 @@ class _Attendance:
 
 
 class _Queues(Generic[R, A]):
-    """The machine: queues of entries, first close wins. `lapsed` answers what nobody attends to."""
+    """The machine: queues of entries, first close wins. `lapsed` is the answer of a
+    request that is closed because no interactive client was there."""
 
     def __init__(
         self,
@@ -167,7 +176,7 @@ class _Queues(Generic[R, A]):
             self._opening.discard(queue)
 
     def _watch(self, entry: _Entry[R, A], alone_since: float | None) -> None:
-        """Close an entry once nobody was there for the whole period.
+        """Close an entry once no interactive client was there for the whole period.
 
         Looked at a few times per period: a person who reconnects between two looks was never
         away, and one who leaves late leaves the others the full time to come.
@@ -238,7 +247,8 @@ class Permissions:
         self._granted: set[tuple[str, str, str, str]] = set()
 
     async def ask(self, request: PermissionRequest, run_id: str) -> Allowed | Denied:
-        """Decide a tool's request: by policy, by memory, or by whoever answers first."""
+        """Decide a tool's request: by policy, by a remembered grant, or by the first client that
+        answers."""
         if self.skip or self._policy(request.tool_name, request.action):
             return Allowed()
         stored = _sealed(replace(request, id=str(uuid.uuid4())))
@@ -255,9 +265,10 @@ class Permissions:
         return next((request for request in self.listed() if request.id == self._shown), None)
 
     def resolve(self, request_id: str, action: str, by: str = "", reason: str = "") -> Resolution:
-        """Answer a request. `resolved` is false when somebody was first or the id is unknown."""
-        if action not in ACTIONS:
-            raise BadRequest(f"invalid permission action {action!r}: use {', '.join(ACTIONS)}")
+        """Answer a request. `resolved` is false if it was answered before or its id is unknown."""
+        if action not in PERMISSION_ACTIONS:
+            known = ", ".join(PERMISSION_ACTIONS)
+            raise BadRequest(f"invalid permission action {action!r}: use {known}")
         entry = self._queues.answerable(self._queues.find(request_id))
         if entry is None:
             return Resolution(False, self._queues.winner(request_id) or "")

@@ -1,11 +1,11 @@
 """The endings of runs that a store could not write yet.
 
 A run has ended for its clients when its `run_complete` is out, and that must not wait for a disk
-that somebody has to make room on. So an ending that cannot be committed is published all the same,
+that the user has to make room on. So an ending that cannot be committed is published all the same,
 with the error `not saved: ...`, and waits here. While one waits, no workspace that shares the store
 accepts a prompt, because that promise could not be kept either. Reads, streams and cancel go on.
 
-What waits is tried again with growing pauses, and at once when a write of somebody else has worked.
+What waits is tried again with growing pauses, and at once when another write has worked.
 Endings of one session are written in their order, because messages are placed by the order of their
 insertion; sessions do not wait for each other.
 

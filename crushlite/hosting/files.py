@@ -28,7 +28,8 @@ class FileHistory:
         self._parts = parts
 
     async def record(self, session_id: str, changes: Sequence[Change]) -> None:
-        """Keep versions of files, and publish them. Parts are told first, in this very call."""
+        """Keep versions of files, and publish them. Before it awaits anything, it calls
+        `file_changed` of every part."""
         for change in changes:
             for part in self._parts:
                 part.file_changed(change)

@@ -15,10 +15,10 @@ class Registry(Protocol):
     """What claims decide about. Implemented by the Backend."""
 
     def tear_down(self, workspace_id: str) -> None:
-        """Nobody claims this workspace any more."""
+        """No client or run claims this workspace any more."""
 
     def leave(self) -> None:
-        """Nobody needs this server any more."""
+        """No workspace is left that needs this server."""
 
 
 class Lifetimes:

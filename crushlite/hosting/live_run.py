@@ -1,4 +1,4 @@
-"""What hosting keeps about one run beyond its state, and what clients are told about it."""
+"""What hosting keeps about one run beyond its state, and what clients see of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
+from ..clock import resolve_once
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
 from ..protocol.runs import RunComplete, RunInfo
@@ -46,7 +47,8 @@ class LiveRun:
         self.digest = digest_of(request) if kind == PROMPT else ""
         self.detach = detach
         self.accepted_at = now
-        self.inserted: asyncio.Future[RunRow | None] | None = None  # its row, if it has one
+        self._commit: bool | Exception | None = None  # what became of its row; None: not known yet
+        self._waiting: list[asyncio.Future[None]] = []  # for that
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None
@@ -64,6 +66,26 @@ class LiveRun:
         self.error = ""
         self.ended_at = 0.0
         self.ended: asyncio.Future[None] = loop.create_future()  # its ending is out, or withdrawn
+
+    async def promised(self) -> bool:
+        """Wait for the commit of its row. False: there was a row, it repeats a run that has ended.
+        Raises the error of the store if the row could not be written."""
+        if self._commit is None:
+            # A future for each caller: one that is cancelled must not cancel the others. And they
+            # wake before anything that is scheduled after `committed`.
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+        if isinstance(self._commit, Exception):
+            raise self._commit
+        return bool(self._commit)
+
+    def committed(self, result: bool | Exception) -> None:
+        """Let the callers of `promised` go on."""
+        self._commit = result
+        for waiter in self._waiting:
+            resolve_once(waiter)
+        self._waiting.clear()
 
     @property
     def denied(self) -> int:
@@ -137,7 +159,7 @@ class LiveRun:
         )
 
     def info(self, state: str) -> RunInfo:
-        """What clients are told. `state` is the machine's name for it."""
+        """What clients see. `state` is the machine's name for it."""
         info = RunInfo(
             run_id=self.run.run_id,
             session_id=self.run.session_id,
@@ -155,14 +177,14 @@ class LiveRun:
 
 
 def row_info(conn: Connection, scope: str, run_id: str) -> RunInfo:
-    """A run as its row tells it. Raises RunNotFound."""
+    """A run as its row says. Raises RunNotFound."""
     return _info(conn, scope, run_rows.get_run(conn, scope, run_id))
 
 
 def row_infos(
     conn: Connection, scope: str, session_id: str | None, state: str | None, unsure: list[str]
 ) -> list[RunInfo]:
-    """Runs as their rows tell them, oldest first. What has ended may be most of what was ever
+    """Runs as their rows say, oldest first. What has ended may be most of what was ever
     asked: it is read only if it is wanted, apart from the `unsure`, whose prompt is not promised
     yet and may repeat a run that has ended."""
     if state in (None, "ended"):
@@ -175,7 +197,7 @@ def row_infos(
 
 def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
     """With the text of its last message, if that is still there. A row without an outcome belongs
-    to a run that no LiveRun tells about yet."""
+    to a run that is not promised yet."""
     text = ""
     if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
         text = message_rows.get_message(conn, scope, row.message_id).text

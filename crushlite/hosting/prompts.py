@@ -32,7 +32,7 @@ class TurnRequest:
     attachments: tuple[Attachment, ...] = ()
     max_cost: float | None = None
     max_steps: int | None = None
-    auto_approve: bool = False  # nobody is asked for the permissions of this run
+    auto_approve: bool = False  # every permission of this run is granted without asking
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@
     Start     of the next run in line
 
 A turn has two tasks. The *agent task* runs the agent and nothing else, and is the only thing that a
-cancel touches. The *turn task*, which nobody cancels, waits until the agent has returned or the
+cancel touches. The *turn task*, which is never cancelled, waits until the agent has returned or the
 cancel grace is over, and records the ending. So an ending is never written by code that may be
 cancelled itself: a task that is cancelled before its first step runs neither its body nor its
 `finally`.
@@ -89,7 +89,7 @@ class Runner:
     def accept(self, prompt: Prompt) -> LiveRun:
         """Take a prompt into the line. Synchronous: the order of calls is the order of the line.
 
-        `prompt` waits for the commit behind it; the insert goes on whoever waits.
+        `prompt` waits for the commit; the insert goes on if that request is gone.
         """
         self.agents.require()
         request, when_busy = read_prompt(prompt)
@@ -105,9 +105,8 @@ class Runner:
         if live.detach:
             self._services.lifetime.run_began(run.run_id)
         store = self._services.store
-        live.inserted = store.promise(run_rows.insert_run, live.row(store.store.boot_id))
-        # The first callback: whoever waits for the same future goes on after it has run.
-        live.inserted.add_done_callback(lambda done: self._inserted(live, done))
+        inserted = store.promise(run_rows.insert_run, live.row(store.store.boot_id))
+        inserted.add_done_callback(lambda done: self._inserted(live, done))
         return live
 
     async def prompt(self, prompt: Prompt) -> RunInfo:
@@ -121,11 +120,7 @@ class Runner:
             if known is None:
                 raise
             return known
-        assert live.inserted is not None  # a summary has no row, but its digest is no prompt's
-        await asyncio.shield(live.inserted)
-        # Not promised: a repeat of a run that has ended. Or a repeat that came in the turn of the
-        # loop between the commit and `_inserted`. In both cases the row knows.
-        if not live.run.durable:
+        if not await live.promised():
             return await self.run_info(live.run.run_id)
         return self._info(live)
 
@@ -145,10 +140,13 @@ class Runner:
         error = done.exception()
         row = done.result() if error is None else None
         if error is None and (row is None or self._is_ownerless(row)):
-            self._perform(self._runs.durable(live.run))
+            # The 202 goes out first: its request wakes before what is scheduled here.
+            live.committed(True)
+            asyncio.get_running_loop().call_soon(self._durable, live)
             return
         # Not promised: the session is unknown, the store refused, or it is a repeat of a run that
-        # has ended. Whoever waits for this commit learns the same.
+        # has ended. All requests that wait for this commit get the same answer.
+        live.committed(error if isinstance(error, Exception) else False)
         del self._live[live.run.run_id]
         effects = self._runs.withdraw(live.run)
         if live.detach:
@@ -156,8 +154,11 @@ class Runner:
         resolve_once(live.ended)
         self._perform(effects)
 
+    def _durable(self, live: LiveRun) -> None:
+        self._perform(self._runs.durable(live.run))
+
     def _is_ownerless(self, row: RunRow) -> bool:
-        """Committed although its poster was told that it was not: nobody else will run it."""
+        """Whether a row belongs to no run: it was committed although its client got an error."""
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._services.store.store.boot_id
 
@@ -186,7 +187,7 @@ class Runner:
 
     def cancel(self, session_id: str) -> Hit:
         """Cancel all that a session has accepted so far. A run that an earlier cancel has hit is
-        listed again until its ending is out: whoever asks a second time waits for the same."""
+        listed again until its ending is out, so a second request waits for the same."""
         return self._canceled(self._runs.cancel(session_id))
 
     async def cancel_run(self, run_id: str) -> Hit:
@@ -358,7 +359,7 @@ class Runner:
         """Store the prompts that were typed to steer this turn, then hand them to the agent. If
         they cannot be stored the turn fails, and its ending stores what is missing."""
         if live.request.auto_approve:
-            return []  # whoever joins a turn must be asked as in one of their own
+            return []  # the permissions of a folded prompt must be asked for
         riders = [self._live[run.run_id] for run in self._runs.fold(live.run)]
         for rider in riders:
             rider.carrier = live
@@ -508,7 +509,7 @@ class Runner:
 
     async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
         """Runs, oldest first. The live ones are collected before the read, as in the transcript:
-        one that ends meanwhile is told by its object, not by a row that was not written yet."""
+        of one that ends meanwhile the object is shown, not a row that was not written yet."""
         known = dict(self._live)
         unsure = [key for key, live in known.items() if not live.run.durable]
         infos = []

@@ -92,7 +92,7 @@ class Shells:
         except asyncio.CancelledError:
             started.kill()
             raise
-        await watched.told
+        await watched.reported
         answer = ShellAnswer(started.output.text(OUTPUT_CHARS), end.code)
         await self._record(shell.session_id, command, answer)
         return answer

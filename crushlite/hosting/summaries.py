@@ -36,7 +36,7 @@ async def write_summary(services: Services, request: TurnRequest, agent: Agent) 
         writing.cancel()
         await asyncio.wait([writing])
         if not writing.cancelled():
-            writing.exception()  # fetched, or asyncio would complain that nobody did
+            writing.exception()  # else asyncio logs that it was never retrieved
         raise
     except Exception as error:
         turn.close(Outcome.FAILED, Failure("The summary failed", str(error)))

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits: held until they are done, because the event loop only borrows them."""
+"""Background tasks: kept until they are done, because the event loop holds only weak references."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OwnedTasks:
         return task
 
     def cancel(self) -> None:
-        """Cancel what is left. An agent may ignore that; nobody waits for it."""
+        """Cancel what is left. It is not waited for: an agent may ignore its cancellation."""
         for task in self._tasks:
             task.cancel()
 
@@ -51,5 +51,5 @@ async def run_to_the_end(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # fetched, or asyncio would complain that nobody did
+            task.exception()  # else asyncio logs that it was never retrieved
         raise

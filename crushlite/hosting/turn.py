@@ -87,7 +87,7 @@ class LiveTurn:
         self._summarize = summarize
         self._is_summary = is_summary
         self._commands: set[Command] = set()  # those that die with the run
-        self._watched: dict[Command, WatchedCommand] = {}  # until their watches are told
+        self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
@@ -136,8 +136,8 @@ class LiveTurn:
                 [command.done for command in self._commands], timeout=COMMAND_SECONDS
             )
         if self._watched:
-            told = [watched.told for watched in self._watched.values()]
-            await asyncio.wait(told, timeout=COMMAND_SECONDS)
+            reported = [watched.reported for watched in self._watched.values()]
+            await asyncio.wait(reported, timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -236,7 +236,7 @@ class LiveTurn:
         mime_type: str = "",
     ) -> None:
         self._check()
-        await self._watches_told()
+        await self._watches_ended()
         call = self._calls.get(self._recorded(clean(id)))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
@@ -341,7 +341,7 @@ class LiveTurn:
         read_only: bool = False,
     ) -> Command:
         self._check()
-        await self._watches_told()
+        await self._watches_ended()
         watched = await start_command(
             self._services,
             command,
@@ -354,7 +354,7 @@ class LiveTurn:
         started = watched.command
         self._commands.add(started)
         self._watched[started] = watched
-        watched.told.add_done_callback(lambda _: self._watched.pop(started, None))
+        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
         if self._over:
             started.kill()
             self._check()
@@ -422,7 +422,7 @@ class LiveTurn:
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
-        await self._watches_told()
+        await self._watches_ended()
         mode = await asyncio.to_thread(_mode_of, path) if after is not None else None
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
@@ -444,10 +444,10 @@ class LiveTurn:
         if self._out_of_steps:
             raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
 
-    async def _watches_told(self) -> None:
-        """Wait until the watches of commands that have ended are told: what comes next must not be
+    async def _watches_ended(self) -> None:
+        """Wait until the watches of commands that have ended are done: what comes next must not be
         taken for the doing of those commands."""
-        due = [watched.told for watched in self._watched.values() if watched.due]
+        due = [watched.reported for watched in self._watched.values() if watched.due]
         if due:
             await asyncio.wait(due)
             self._check()
@@ -530,8 +530,8 @@ class LiveTurn:
     async def _yield(self) -> None:
         """Suspend at least once per coalescing window.
 
-        An agent that streams without ever waiting would otherwise hold the event loop: nobody
-        could cancel it. The count bounds that also where time stands still, as in tests.
+        An agent that streams without ever waiting would otherwise hold the event loop, and
+        could not be cancelled. The count bounds that also where time stands still, as in tests.
         """
         self._said += 1
         now = self._services.clock.time()

@@ -1,8 +1,8 @@
 """Starting commands in a workspace, and telling its parts about them.
 
-Before a command that may change files starts, every part is asked for a CommandWatch; after it has
-ended, or goes on as a job of its session, each watch is told. A command that only reads starts
-without that.
+Before a command that may change files starts, every part is asked for a CommandWatch. When the
+command has ended, or goes on as a job of its session, `ended` of each watch is awaited. A command
+that only reads starts without that.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ class WatchedCommand:
         self.command = command
         self._watches = watches
         self._kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Done when every watch has been told.
-        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Done when every watch has ended.
+        self.reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if watches:
-            self.told = asyncio.create_task(self._tell())
+            self.reported = asyncio.create_task(self._report())
         else:
-            self.told.set_result(None)
+            self.reported.set_result(None)
 
     @property
     def due(self) -> bool:
-        """Whether the watches are being told, or have been."""
+        """Whether the command has ended or was kept: then its watches are ending, or have ended."""
         return self.command.done.done() or self._kept.done()
 
     def keep(self) -> None:
         """The command goes on, but what it changes from now on belongs to no run."""
         resolve_once(self._kept)
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         ends: list[asyncio.Future[Any]] = [self.command.done, self._kept]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for watch in self._watches:

@@ -5,9 +5,9 @@ for as many times as its backlog has places, and each time it reports the failur
 that starts it all again. That is tens of thousands of log lines in a few seconds, from a loop that
 has no time left to close what would free a descriptor.
 
-Here, at that limit, an idle connection is closed for each new one. If there is none, a descriptor
-that is kept for this case is closed for a moment, so that the newcomer can be told and does not
-wait for nothing. If even that fails, accepting pauses.
+Here, at that limit, an idle connection is closed for each new one. If there is none, a spare
+descriptor that is kept open for this case is closed for a moment, so that the new connection can be
+accepted and answered with 503. If even that fails, accepting pauses.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
     from ..clock import Clock, Timer
 
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
-_BATCH = 16  # per tick of the loop: what makes room for them happens between the ticks
+_BATCH = 16  # per tick of the loop: a closed connection frees its descriptor between the ticks
 _PAUSE = 0.5  # seconds
-_SILENCE = 10.0  # seconds between two log lines about the same trouble
+_LOG_PAUSE = 10.0  # seconds between two log lines
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 
 log = logging.getLogger(__name__)
 
 
-class House(Protocol):
-    """Where the connections are."""
+class _Server(Protocol):
+    """What an acceptor needs of the server."""
 
-    def make_room(self) -> bool:
+    def close_idle(self) -> bool:
         """Close an idle connection; False if there is none. Its descriptor is free by the next
         tick of the loop."""
 
-    def turn_away(self, sock: socket.socket) -> None:
-        """Tell a peer, without waiting, that there is no room for it."""
+    def refuse(self, sock: socket.socket) -> None:
+        """Answer 503 on an accepted socket, without waiting."""
 
 
 class Acceptor:
-    """Accepts on one bound socket, from its making to `close`, which closes the socket."""
+    """Accepts on one bound socket until `close`, which closes the socket."""
 
     def __init__(
         self,
         sock: socket.socket,
         factory: Callable[[], asyncio.Protocol],
-        house: House,
+        server: _Server,
         clock: Clock,
     ) -> None:
         self._sock = sock
         self._factory = factory
-        self._house = house
+        self._server = server
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[object]] = set()  # accepted, not yet connected
         self._spare: int | None = None
         self._timer: Timer | None = None
-        self._told = -math.inf
+        self._logged_at = -math.inf
         sock.setblocking(False)
         sock.listen(_BACKLOG)
         self._start()
@@ -73,11 +73,11 @@ class Acceptor:
             self._timer.cancel()
         self._loop.remove_reader(self._sock)
         self._sock.close()
-        self._give_spare()
+        self._close_spare()
 
     def _start(self) -> None:
         self._timer = None
-        self._take_spare()
+        self._open_spare()
         self._loop.add_reader(self._sock, self._ready)
 
     def _pause(self) -> None:
@@ -91,34 +91,35 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._tell(error)
+                self._log(error)
                 out_of_files = error.errno in _OUT_OF_FILES
-                if not out_of_files or not (self._house.make_room() or self._use_spare()):
+                if not out_of_files or not (self._server.close_idle() or self._use_spare()):
                     self._pause()
                 return
-            self._welcome(sock)
+            self._connect(sock)
 
-    def _welcome(self, sock: socket.socket) -> None:
-        arrival = self._loop.connect_accepted_socket(self._factory, sock)
-        task = self._loop.create_task(arrival)
+    def _connect(self, sock: socket.socket) -> None:
+        connecting = self._loop.connect_accepted_socket(self._factory, sock)
+        task = self._loop.create_task(connecting)
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
 
     def _use_spare(self) -> bool:
-        """Accept one, only to send it away; False if the spare descriptor was or is gone."""
+        """Accept one connection with the spare descriptor and refuse it. False if there was no
+        spare, or if it could not be opened again."""
         if self._spare is None:
             return False
-        self._give_spare()
+        self._close_spare()
         try:
             sock, _ = self._sock.accept()
         except OSError:
-            pass  # it has left, or another thread was faster: then there is no spare now
+            pass  # the peer has left, or another thread took the descriptor
         else:
             with sock:
-                self._house.turn_away(sock)
-        return self._take_spare()
+                self._server.refuse(sock)
+        return self._open_spare()
 
-    def _take_spare(self) -> bool:
+    def _open_spare(self) -> bool:
         if self._spare is None:
             try:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -126,15 +127,15 @@ class Acceptor:
                 return False
         return True
 
-    def _give_spare(self) -> None:
+    def _close_spare(self) -> None:
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
 
-    def _tell(self, error: OSError) -> None:
+    def _log(self, error: OSError) -> None:
         now = self._clock.time()
-        if now - self._told >= _SILENCE:
-            self._told = now
+        if now - self._logged_at >= _LOG_PAUSE:
+            self._logged_at = now
             log.error(
                 "cannot accept connections: %s. Idle ones are closed and new ones refused; "
                 "if this lasts, raise the limit of open files (ulimit -n)",

@@ -1,5 +1,4 @@
-"""Whether an address is this machine: a secret sent there, or a request without a proxy, leaves
-nothing behind elsewhere."""
+"""Whether an address is this machine: then a secret may be sent to it, and no proxy is used."""
 
 from __future__ import annotations
 
@@ -8,15 +7,15 @@ from urllib.parse import urlsplit
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL leads to this machine, whoever answers for names: of these only `localhost`
-    itself stands in a file of the machine."""
+    """Whether a URL leads to this machine, even if a name server lies: of the names that mean it,
+    only `localhost` itself is resolved by a file of the machine."""
     host = urlsplit(url).hostname or ""
     address = ip_address(host)
     return host == "localhost" or (address is not None and "%" not in host and is_loopback(host))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, as it is written, is this machine."""
+    """Whether a host name or address means this machine."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -26,6 +25,7 @@ def is_loopback(host: str) -> bool:
 
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is, with or without brackets; None for a name."""
     try:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:

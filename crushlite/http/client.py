@@ -1,64 +1,62 @@
-"""The one HTTP client of the package: keep-alive, streaming, explicit failures.
+"""The HTTP client of the package, with keep-alive and streaming.
 
 A request runs as an *exchange* on a connection; the connection goes back to the pool only if the
-exchange ended exactly where HTTP says it ends. Failures are told apart because callers act on
-them differently:
+exchange ended exactly where HTTP says it ends. Failures have different classes because callers act
+on them differently:
 
     ClientError
-    ├── ConnectFailed     nobody listens there (the OSError is the cause)
+    ├── ConnectFailed     no process listens there (the OSError is the cause)
     ├── PeerMismatch      the socket belongs to another user; nothing was sent
     ├── ConnectionLost    it broke before the answer was complete; the request may have run
     ├── ResponseTimeout   the time given was not enough; the request may have run
-    └── ProtocolError     what came back is not HTTP, or more than was asked for
+    └── ProtocolError     the answer is not HTTP, or longer than the limit
 
 A request that fails on a REUSED connection before a byte of the answer came is sent again, once,
 on a fresh one, but only if running it twice is harmless: the server may have closed the idle
-connection at the very moment it was chosen, and nobody can tell that from a crash after the work.
+connection at the very moment it was chosen, which looks the same as a crash after the work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import h11
 
-from ..clock import resolve_once
+from ..clock import resolve_once, time_limit
 from .messages import Headers, Pairs
 from .peercred import peer_uid
 
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import AsyncIterator, Callable, Iterable
-    from types import TracebackType
 
     from ..clock import Clock, Timer
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
-# Reading stops above this and goes on below half of it: a slow consumer costs its own stream.
+# Reading stops above so many unread bytes and goes on when they are read: then the server waits.
 _UNREAD_LIMIT = 1 << 20
 _BODY_LIMIT = 64 << 20
 _HEAD_LIMIT = 64 * 1024
 _IDLE_CONNECTIONS = 4
-# Below the server's own idle limit, so that the client is the one who closes.
+# Below the server's own idle limit, so that the client closes first.
 _IDLE_SECONDS = 60.0
 
 
 class ClientError(Exception):
-    """Base of everything this module raises about the other end."""
+    """Base of the failures of a connection or an answer."""
 
 
 class ConnectFailed(ClientError):
-    """No connection came about; the cause is the OSError."""
+    """No connection could be made; the cause is the OSError."""
 
 
 class PeerMismatch(ClientError):
-    """The server's process belongs to another user. Not one byte was sent to it."""
+    """The server's process belongs to another user. Nothing was sent to it."""
 
 
 class ConnectionLost(ClientError):
@@ -70,20 +68,23 @@ class ResponseTimeout(ClientError):
 
 
 class ProtocolError(ClientError):
-    """The answer breaks HTTP, or a limit of ours."""
+    """The answer is not HTTP, or longer than the limit."""
 
 
 class Connector(Protocol):
-    """How a connection comes about; tests use one that makes memory transports."""
+    """Makes connections; tests use one that makes memory transports."""
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        """Raises ConnectFailed or PeerMismatch."""
+        """Connect a protocol of this factory. Raises ConnectFailed or PeerMismatch."""
 
 
 class UnixConnector:
+    """Connects to a unix socket. Raises PeerMismatch unless its process has the uid `expect_uid`;
+    None accepts any."""
+
     def __init__(self, path: str, *, expect_uid: int | None) -> None:
         self.path = path
-        self.expect_uid = expect_uid  # None: whoever listens there
+        self.expect_uid = expect_uid
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
@@ -100,6 +101,8 @@ class UnixConnector:
 
 
 class TCPConnector:
+    """Connects to a host and port, with TLS if a context is given."""
+
     def __init__(
         self,
         host: str,
@@ -132,13 +135,13 @@ class ClientResponse:
 
 
 class _Exchange:
-    """One request's answer, as far as it has come. Written by the connection, read by one task."""
+    """The answer to one request, as far as it has come. Fed by the connection, read by one task."""
 
     def __init__(self, parser: h11.Connection, transport: asyncio.Transport) -> None:
         self._parser = parser
         self._transport = transport
         self.head: h11.Response | None = None
-        self.received = 0  # bytes of any kind: zero means that a retry cannot show twice
+        self.received = 0  # bytes of any kind
         self.complete = False
         self._chunks: list[bytes] = []
         self._unread = 0
@@ -146,10 +149,10 @@ class _Exchange:
         self._error: ClientError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    # The connection's side.
+    # Called by the connection.
 
     def feed(self, data: bytes) -> None:
-        """Bytes from the server; empty means EOF, which ends a close-delimited body."""
+        """Parse bytes from the server; empty means EOF, which ends a close-delimited body."""
         self.received += len(data)
         if self.complete or self._error is not None:
             return
@@ -183,16 +186,16 @@ class _Exchange:
             self._transport.pause_reading()
 
     def fail(self, error: ClientError) -> None:
-        """The first failure counts; one after the end is none."""
+        """Make the reader raise an error, unless the answer is complete or has failed before."""
         if not self.complete and self._error is None:
             self._error = error
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            resolve_once(self._waiter)
 
-    # The reader's side.
+    # Called by the reader.
 
     async def wait_head(self) -> h11.Response:
         while self.head is None:
@@ -200,14 +203,14 @@ class _Exchange:
         return self.head
 
     async def next_chunk(self) -> bytes:
-        """All bytes of the body that are here; empty at its end. What came before a failure comes
-        first."""
+        """The bytes of the body that have arrived; empty at its end. After a failure, first those
+        that came before it, then the error is raised."""
         while not self._chunks:
             if self.complete:
                 return b""
             await self._more()
-        # Together: a server that streams sends each word as a chunk of its own, and whoever lags
-        # would pay for every one of them.
+        # Joined: a server that streams sends each word as a chunk of its own, and a slow reader
+        # would need a step for each.
         chunk = b"".join(self._chunks)
         self._chunks.clear()
         self._unread = 0
@@ -219,7 +222,7 @@ class _Exchange:
 
     async def _more(self) -> None:
         if self._error is not None:
-            # Raised afresh: two readers of one exception object would share its traceback.
+            # A copy: an exception that is kept here would keep the frames of its traceback alive.
             raise type(self._error)(*self._error.args)
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -229,7 +232,8 @@ class _Exchange:
 
     @property
     def reusable(self) -> bool:
-        """Whether the next request can follow: both sides at the end, and nothing beyond it."""
+        """Whether another request can follow: request and answer are complete, and no bytes came
+        after the answer."""
         parser = self._parser
         return (
             self.complete
@@ -241,10 +245,10 @@ class _Exchange:
         )
 
 
-class _Connection(asyncio.Protocol):
-    """A connection of the pool: at most one exchange at a time."""
+class _PooledConnection(asyncio.Protocol):
+    """A connection to the server, with at most one exchange at a time."""
 
-    def __init__(self, forget: Callable[[_Connection], None]) -> None:
+    def __init__(self, forget: Callable[[_PooledConnection], None]) -> None:
         self._forget = forget
         self._transport: asyncio.Transport | None = None
         self._exchange: _Exchange | None = None
@@ -260,7 +264,7 @@ class _Connection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.feed(data)
         else:
-            self.abort()  # bytes nobody asked for: whose answer would they be?
+            self.abort()  # bytes without a request
 
     def eof_received(self) -> bool:
         if self._exchange is not None:
@@ -290,7 +294,7 @@ class _Connection(asyncio.Protocol):
         return exchange
 
     def finish(self, exchange: _Exchange) -> bool:
-        """Detach the exchange; whether the connection can serve another."""
+        """Detach the exchange and return whether the connection can serve another."""
         reusable = self.alive and exchange.reusable
         self._exchange = None
         return reusable
@@ -321,14 +325,14 @@ class StreamResponse:
         return self
 
     async def __anext__(self) -> bytes:
-        async with _Deadline(self._clock, self._idle_timeout):
+        async with _answer_within(self._clock, self._idle_timeout):
             chunk = await self._exchange.next_chunk()
         if not chunk:
             raise StopAsyncIteration
         return chunk
 
     async def read(self, limit: int = _BODY_LIMIT) -> bytes:
-        """The rest of the body. More than `limit` bytes are a ProtocolError, never a cut."""
+        """The rest of the body. Raises ProtocolError if it is longer than `limit` bytes."""
         body = bytearray()
         async for chunk in self:
             body += chunk
@@ -355,8 +359,8 @@ class HTTPClient:
         self._clock = clock
         self._idle_connections = idle_connections
         self._idle_seconds = idle_seconds
-        self._idle: list[_Connection] = []  # the most recently used last, and taken first
-        self._all: set[_Connection] = set()
+        self._idle: list[_PooledConnection] = []  # the most recently used last, and taken first
+        self._all: set[_PooledConnection] = set()
         self._closed = False
 
     async def request(
@@ -369,9 +373,10 @@ class HTTPClient:
         timeout: float | None = 30.0,
         limit: int = _BODY_LIMIT,
     ) -> ClientResponse:
-        """The whole exchange within `timeout` seconds."""
+        """Send a request and read the whole answer, within `timeout` seconds in all. Raises
+        ClientError, and ValueError for what cannot be sent."""
         async with (
-            _Deadline(self._clock, timeout),
+            _answer_within(self._clock, timeout),
             self.stream(method, target, body=body, headers=headers, timeout=None) as response,
         ):
             content = await response.read(limit)
@@ -388,10 +393,11 @@ class HTTPClient:
         timeout: float | None = 30.0,
         idle_timeout: float | None = None,
     ) -> AsyncIterator[StreamResponse]:
-        """An answer as it comes. `timeout` bounds the time to its head, `idle_timeout` the silence
-        before each piece of the body. Leaving the block early closes the connection at once."""
+        """Send a request and read the answer as it comes. `timeout` bounds the time to its head,
+        `idle_timeout` the time before each piece of the body. Leaving the block early closes the
+        connection at once."""
         parts = (method, target, body, (*self._headers, *headers))
-        async with _Deadline(self._clock, timeout):
+        async with _answer_within(self._clock, timeout):
             connection, exchange = await self._open(*parts)
         try:
             assert exchange.head is not None
@@ -417,19 +423,14 @@ class HTTPClient:
     async def __aenter__(self) -> HTTPClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
     # Exchanges.
 
     async def _open(
         self, method: str, target: str, body: bytes, headers: Pairs
-    ) -> tuple[_Connection, _Exchange]:
+    ) -> tuple[_PooledConnection, _Exchange]:
         """Send a request and wait for the head of its answer."""
         connection = await self._acquire(method)
         while True:
@@ -449,10 +450,10 @@ class HTTPClient:
                 return connection, exchange
             connection = await self._connect()
 
-    async def _acquire(self, method: str) -> _Connection:
+    async def _acquire(self, method: str) -> _PooledConnection:
         if self._idle and method not in _IDEMPOTENT:
-            # Such a request cannot be retried once sent, so let the loop deliver first the FIN of
-            # connections that the server has closed already: one turn to see it, one to act.
+            # Such a request cannot be sent again, so give the loop time to notice connections that
+            # the server has closed already: one tick to read the FIN, one to close.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         while self._idle:
@@ -463,13 +464,13 @@ class HTTPClient:
                 return connection
         return await self._connect()
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _PooledConnection:
         if self._closed:
             raise ClientError("the client is closed")
-        made: list[_Connection] = []
+        made: list[_PooledConnection] = []
 
-        def factory() -> _Connection:
-            connection = _Connection(self._forget)
+        def factory() -> _PooledConnection:
+            connection = _PooledConnection(self._forget)
             made.append(connection)
             self._all.add(connection)
             return connection
@@ -479,27 +480,27 @@ class HTTPClient:
         except BaseException:
             for connection in made:
                 connection.abort()
-                # One that never got a transport will never be told that it is lost.
+                # Without a transport `connection_lost` will not be called.
                 if not connection.connected:
                     self._all.discard(connection)
             raise
         return made[-1]
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: _PooledConnection) -> None:
         if self._closed or len(self._idle) >= self._idle_connections:
             connection.abort()
             return
         connection.idle_timer = self._clock.call_later(self._idle_seconds, connection.abort)
         self._idle.append(connection)
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: _PooledConnection) -> None:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
 
 def _framed(parser: h11.Connection, method: str, target: str, body: bytes, headers: Pairs) -> bytes:
-    """The request as bytes. What h11 refuses here is the caller's mistake."""
+    """The request as bytes. Raises ValueError if h11 refuses it."""
     if body or method in _WITH_BODY:
         headers = (*headers, ("Content-Length", str(len(body))))
     encoded = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
@@ -512,34 +513,11 @@ def _framed(parser: h11.Connection, method: str, target: str, body: bytes, heade
     return head + (content or b"")
 
 
-class _Deadline:
-    """`asyncio.timeout` driven by a Clock, raising ResponseTimeout. None means no limit."""
-
-    __slots__ = ("_clock", "_scope", "_seconds", "_timer")
-
-    def __init__(self, clock: Clock, seconds: float | None) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._scope = asyncio.timeout(None)
-        self._timer: Timer | None = None
-
-    async def __aenter__(self) -> None:
-        await self._scope.__aenter__()
-        if self._seconds is not None:
-            self._timer = self._clock.call_later(self._seconds, self._expire)
-
-    def _expire(self) -> None:
-        self._scope.reschedule(-math.inf)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        try:
-            await self._scope.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            raise ResponseTimeout(f"no answer within {self._seconds:g} s") from None
+@contextlib.asynccontextmanager
+async def _answer_within(clock: Clock, seconds: float | None) -> AsyncIterator[None]:
+    """Raise ResponseTimeout after `seconds`; None means no limit."""
+    try:
+        async with time_limit(clock, seconds):
+            yield
+    except TimeoutError:
+        raise ResponseTimeout(f"no answer within {seconds:g} s") from None

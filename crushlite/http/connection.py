@@ -9,19 +9,18 @@ The life of a connection, in `State`:
 
 Invariants:
 
-- One request at a time: while one is BUSY at most one further read waits in the buffer and
-  reading is paused, so a later request can neither overtake nor pile up.
-- A request that is complete is handed to the owner in the same call that received its last byte,
-  and the connection never takes it back: losing the connection only loses the answer.
-- After a refusal of a head or body nothing that follows is ever parsed.
-- What a body counts for (`Owner.body_bytes`) is given back once: by `_release_body`, or by the
-  owner when the request's task has ended, which holds the body even if the connection is lost.
-- `Stream.closed` is called once: `_end_stream` takes the stream out before it calls.
+- One request at a time: while one is BUSY reading is paused after at most one further read, which
+  waits in the buffer. So later requests neither overtake it nor pile up.
+- A complete request is handed to the owner in the same call that received its last byte, and is
+  carried out even if the connection is lost, which loses only the answer.
+- After a head or body was refused nothing that follows is parsed.
+- The bytes that a body counts for (`Owner.body_bytes`) are subtracted once: by `_release_body`, or
+  by the owner when the request's task, which holds the body, has ended.
+- `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
-Output, its order and its time limit are kept by `outbox`; the time that a state may take, by
-`deadline`. h11's objects live for one request: only `parsing` uses them, answers are framed by
-hand, and so Connection, HEAD, HTTP/1.0 and Expect are honoured here. Knows nothing of routes'
-meaning.
+`outbox` keeps the order of output and its time limit, `deadline` the time that a state may take.
+h11's objects live for one request and only in `parsing`; answers are framed by hand, so Connection,
+HEAD, HTTP/1.0 and Expect are dealt with here.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Protocol
 
 from .deadline import Deadline
 from .framing import CONTINUE, frame_response, frame_stream
@@ -40,13 +39,14 @@ from .peercred import peer_uid
 from .sink import StreamSink
 
 if TYPE_CHECKING:
+    from collections import Counter, OrderedDict
     from collections.abc import Callable
 
-    from .owner import Owner
-    from .parsing import ParsedHead
-    from .router import Admission
-
-Kind = Literal["unix", "tcp", "memory"]
+    from ..clock import Clock
+    from .limits import Limits
+    from .messages import Kind, RequestHead
+    from .parsing import HeadParser, ParsedHead
+    from .router import Admission, Router
 
 
 class State(enum.Enum):
@@ -56,6 +56,41 @@ class State(enum.Enum):
     STREAM = "stream"
     LINGER = "linger"
     CLOSED = "closed"
+
+
+class Owner(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    router: Router
+    limits: Limits
+    parser: HeadParser
+    clock: Clock
+    expected_uid: int
+    draining: bool
+    answers: Counter[int]  # how many were begun, by status
+    idle: OrderedDict[Connection, None]  # no byte of a request yet; the longest idle first
+    body_bytes: int  # of all bodies being received or carried out, without the small ones
+
+    def joined(self, connection: Connection) -> int:
+        """Register a connection, closing an idle one if there are too many; returns how many
+        there are now."""
+
+    def left(self, connection: Connection) -> None: ...
+
+    def has_room(self) -> bool:
+        """Whether more than the reserved places are free, after closing idle connections."""
+
+    def launch(
+        self, connection: Connection, request: Request, admission: Admission, counted: int
+    ) -> None:
+        """Carry the request out in a task of the owner's, which ends with `answer`. From now on
+        the owner must take `counted` off `body_bytes`."""
+
+    def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
+        """The answer for an exception; logs an unexpected one."""
+
+    def date(self) -> bytes:
+        """The current `Date` line."""
 
 
 class Connection(asyncio.Protocol):
@@ -94,7 +129,7 @@ class Connection(asyncio.Protocol):
         self._deadline = Deadline(owner.clock, self._time_is_up)  # BUSY and STREAM have none
         self.state = State.HEAD
 
-        # Input: what was read and not yet consumed, and how much of it has no end of head.
+        # Input: what was read and not consumed, and how much of it was searched for the head's end.
         self._buffer = bytearray()
         self._scanned = 0
         self._discarded = 0
@@ -110,7 +145,7 @@ class Connection(asyncio.Protocol):
         # The stream being answered with; both or none.
         self._stream: Stream | None = None
         self._sink: StreamSink | None = None
-        self._leaving = False  # to be closed when it has nothing more to write
+        self._leaving = False  # the stream is to be closed when it has written what waits
 
     def __repr__(self) -> str:
         return f"<Connection {self._kind} {self.state.value} buffered={len(self._buffer)}>"
@@ -126,21 +161,21 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         limits = self._owner.limits
         self._outbox = Outbox(transport, self._owner.clock, limits.write_timeout)
-        # A stranger does not even join: nobody is to give way to it.
+        # Another user is not even counted: no idle connection is closed for it.
         count = self._owner.joined(self) if self._identify(transport) else math.inf
         if count > limits.connections + limits.surplus:
             self.state = State.CLOSED
             transport.abort()
             return
         self._surplus = count > limits.connections - limits.reserved
-        self._deadline.within(limits.first_byte_timeout)
+        self._deadline.set(limits.first_byte_timeout)
         if count > limits.connections:
             self._refuse(overloaded("too many connections"))
         else:
             self._owner.idle[self] = None
 
     def _identify(self, transport: asyncio.Transport) -> bool:
-        """Fill in the peer; False for another user, who gets not one byte."""
+        """Set the peer; False for another user, who gets no answer."""
         uid = None
         if self._kind == "unix":
             sock = transport.get_extra_info("socket")
@@ -157,7 +192,7 @@ class Connection(asyncio.Protocol):
         if state is State.HEAD:
             self._owner.idle.pop(self, None)
         if state is State.BUSY or (self._outbox.paused and state in (State.HEAD, State.BODY)):
-            # Not this one's turn yet, or its peer does not even read the answers it has.
+            # Another request comes first, or the peer does not read the answers it has.
             self._buffer += data
             self._pause_reading()
         elif state is State.HEAD or state is State.BODY:
@@ -167,7 +202,7 @@ class Connection(asyncio.Protocol):
             self._discard(len(data))
 
     def eof_received(self) -> bool:
-        """A half-close ends a stream; elsewhere it means "answer, then close"."""
+        """End a stream that was half-closed; in other states answer first, then close."""
         self._eof = True
         if self.state is State.HEAD or self.state is State.BODY:
             if not self._outbox.paused:
@@ -175,7 +210,7 @@ class Connection(asyncio.Protocol):
         elif self.state is not State.BUSY:
             self._end_stream()
             self.close_gracefully()
-        return True  # closing is never left to the transport: it would drop a pending answer
+        return True  # the transport must not close by itself: it would drop a pending answer
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state = State.CLOSED
@@ -216,7 +251,7 @@ class Connection(asyncio.Protocol):
             except HTTPError as error:
                 self._refuse(error)
                 return
-            except Exception as error:  # noqa: BLE001 - a guard's bug must not kill the server
+            except Exception as error:  # noqa: BLE001 - a bug of a guard is answered with 500
                 self._refuse(self._owner.failed(error, self._parsed.head if self._parsed else None))
                 return
             if not progress:
@@ -233,8 +268,8 @@ class Connection(asyncio.Protocol):
         length = find_head(buffer, self._scanned, owner.limits)
         if not length:
             if not self._scanned:
-                # From the first byte, or from the turn of a pipelined request.
-                self._deadline.within(owner.limits.head_timeout)
+                # From the first byte, or from the end of the request before a pipelined one.
+                self._deadline.set(owner.limits.head_timeout)
             self._scanned = len(buffer)
             return False
         self._scanned = 0
@@ -243,27 +278,27 @@ class Connection(asyncio.Protocol):
         parsed = self._parsed = owner.parser.parse(raw, self._peer)
         try:
             admission = owner.router.admit(parsed.head)
-            if self._surplus and not admission.urgent and not owner.has_room():
+            if self._surplus and not admission.route.urgent and not owner.has_room():
                 raise overloaded("too many connections")
-            if parsed.length > admission.body_limit:
-                raise too_large(admission.body_limit)
+            if parsed.length > admission.route.body_limit:
+                raise too_large(admission.route.body_limit)
             self._count_body(parsed.length, admission)
         except HTTPError as error:
             return self._refuse_whole(error, parsed)
         self._admission = admission
         if not parsed.length and parsed.chunked is None:
-            self._complete(b"")
+            self._complete(parsed, admission, b"")
             return True
         self.state = State.BODY
         if parsed.expects_continue and not buffer:
             self._outbox.write(CONTINUE)
         if not buffer:
-            self._deadline.within(owner.limits.body_timeout)
+            self._deadline.set(owner.limits.body_timeout)
         return True
 
     def _refuse_whole(self, error: HTTPError, parsed: ParsedHead) -> bool:
-        """Refuse a well-formed request. The connection survives if its body is known to be here:
-        then the next request's place is certain. Refusals for size or load always close."""
+        """Refuse a well-formed request. The connection stays open if the whole body is in the
+        buffer: then it is certain where the next request begins. 413 and 503 always close."""
         body_is_here = parsed.chunked is None and parsed.length <= len(self._buffer)
         if not body_is_here or error.status in (413, 503):
             raise error
@@ -278,7 +313,7 @@ class Connection(asyncio.Protocol):
         assert admission is not None
         buffer = self._buffer
         if parsed.chunked is not None:
-            body = parsed.chunked.feed(buffer, admission.body_limit)
+            body = parsed.chunked.feed(buffer, admission.route.body_limit)
             self._count_body(parsed.chunked.size, admission)
         elif len(buffer) >= parsed.length:
             body = bytes(memoryview(buffer)[: parsed.length])
@@ -286,15 +321,16 @@ class Connection(asyncio.Protocol):
         else:
             body = None
         if body is None:
-            self._deadline.within(self._owner.limits.body_timeout)
+            self._deadline.set(self._owner.limits.body_timeout)
             return False
-        self._complete(body)
+        self._complete(parsed, admission, body)
         return True
 
     def _count_body(self, size: int, admission: Admission) -> None:
-        """Have room for a body of `size` bytes: as declared, or so far. One alone always has."""
+        """Count `size` bytes, declared or received so far, as this request's body. Raises 503 if
+        the bodies of all requests are too large together; a single one never is."""
         owner = self._owner
-        if size <= owner.limits.small_body or admission.urgent:
+        if size <= owner.limits.small_body or admission.route.urgent:
             return
         others = owner.body_bytes - self._counted
         if others and others + size > owner.limits.bodies:
@@ -306,12 +342,9 @@ class Connection(asyncio.Protocol):
         self._owner.body_bytes -= self._counted
         self._counted = 0
 
-    def _complete(self, body: bytes) -> None:
-        parsed, admission = self._parsed, self._admission
-        assert parsed is not None
-        assert admission is not None
+    def _complete(self, parsed: ParsedHead, admission: Admission, body: bytes) -> None:
         self.state = State.BUSY
-        self._deadline.off()
+        self._deadline.clear()
         if self._buffer:
             self._pause_reading()
         counted, self._counted = self._counted, 0
@@ -319,7 +352,7 @@ class Connection(asyncio.Protocol):
         self._owner.launch(self, request, admission, counted)
 
     def _end_of_input(self) -> None:
-        """The peer half-closed where a request, or the rest of one, could have been."""
+        """The peer half-closed before or within a request."""
         if self.state is State.BODY or self._buffer:
             self._refuse(HTTPError(400, "bad_request", "the request is incomplete"))
         else:
@@ -348,7 +381,8 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def answer(self, answer: Response | Stream) -> None:
-        """The owner's task has the answer. Raises, with nothing written, if it cannot be framed."""
+        """Send the answer to the BUSY request. Raises ValueError, with nothing written, if it has a
+        bad header."""
         if isinstance(answer, Stream):
             self._begin_stream(answer)
             return
@@ -357,7 +391,7 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     def _respond(self, response: Response) -> None:
-        """Write an answer and move on to the next request, or to the end."""
+        """Write an answer; then wait for the next request, or close."""
         owner, parsed = self._owner, self._parsed
         assert parsed is not None
         keep = parsed.keep_alive and not owner.draining
@@ -367,11 +401,11 @@ class Connection(asyncio.Protocol):
         owner.answers[response.status] += 1
         self._outbox.write(data)
         if response.more and not bodiless:
-            self._outbox.write_pieces(response.more, lambda: self._move_on(keep))
+            self._outbox.write_pieces(response.more, lambda: self._answered_later(keep))
         else:
             self._answered(keep)
 
-    def _move_on(self, keep: bool) -> None:
+    def _answered_later(self, keep: bool) -> None:
         self._answered(keep and not self._owner.draining)
         self._advance()
 
@@ -381,14 +415,14 @@ class Connection(asyncio.Protocol):
             self.state = State.HEAD
             if not self._buffer:
                 owner.idle[self] = None
-            self._deadline.within(owner.limits.idle_timeout)
+            self._deadline.set(owner.limits.idle_timeout)
         elif self._buffer or self._reading_paused:
             self._linger()
         else:
             self.close_gracefully()
 
     def _refuse(self, error: HTTPError) -> None:
-        """Answer a request that will not be read to its end, and stop parsing for good."""
+        """Answer a request that will not be read to its end; nothing more is parsed."""
         if self._transport is None or self._transport.is_closing():
             return
         bodiless = self._parsed is not None and self._parsed.head.method == "HEAD"
@@ -414,7 +448,7 @@ class Connection(asyncio.Protocol):
         self._parsed = self._admission = None
         self.state = State.STREAM
         self._owner.answers[stream.status] += 1
-        self._outbox.patient = True
+        self._outbox.unlimited = True
         self._outbox.write(head)
         if parsed.head.method == "HEAD" or self._eof:
             self._end_stream()
@@ -440,10 +474,10 @@ class Connection(asyncio.Protocol):
             self.close_gracefully()
 
     def _guarded(self, callback: Callable[[], None]) -> None:
-        """Run a stream's callback; its bug ends that stream and nothing else."""
+        """Run a stream's callback; if it raises, only that stream ends."""
         try:
             callback()
-        except Exception as error:  # noqa: BLE001 - the owner logs it, the others live on
+        except Exception as error:  # noqa: BLE001 - the owner logs it
             self._owner.failed(error, None)
             self.close_gracefully()
 
@@ -456,7 +490,8 @@ class Connection(asyncio.Protocol):
             self._guarded(stream.closed)
 
     def write_long(self, data: bytes) -> None:
-        """For the sink: what is too long for the transport, or comes while there is a rest."""
+        """For the sink: write what is too long for one write, or follows such a write whose rest
+        still waits."""
         if self.state is not State.STREAM or self._sink is None:
             return
         self._sink.writable = False
@@ -467,7 +502,8 @@ class Connection(asyncio.Protocol):
     # Ending.
 
     def _linger(self) -> None:
-        """Say that the answer is complete and let the peer read it before the socket goes."""
+        """Half-close, and go on reading for a while: closing with unread input would reset the
+        connection, and the peer might lose the answer."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -479,19 +515,19 @@ class Connection(asyncio.Protocol):
         if transport.can_write_eof():
             transport.write_eof()
         self._resume_reading()
-        self._deadline.within(self._owner.limits.linger_timeout)
+        self._deadline.set(self._owner.limits.linger_timeout)
 
     def close_gracefully(self) -> None:
-        """Flush, then FIN; a peer that does not take its bytes is cut off by the write limit."""
+        """Send what waits, then FIN; a peer that takes nothing is cut off by the write limit."""
         self.state = State.CLOSED
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        self._pause_reading()  # as a closing transport does: with a rest it is not that yet
+        self._pause_reading()  # a closing transport does so, but with a rest it is not closing yet
         self._outbox.close()
 
-    def give_way(self) -> bool:
-        """Close, being idle; whether that frees the place at once: not while the peer has not
+    def close_idle(self) -> bool:
+        """Close, being idle. True if that frees the descriptor at once: not if the peer has not
         taken its last answer."""
         self.close_gracefully()
         return not self._outbox.unsent
@@ -502,8 +538,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def wind_down(self, *, streams: bool) -> None:
-        """The server is leaving: end what is idle, and streams when told so. Behind a paused sink
-        the last events may wait, and a run's end is among them."""
+        """The server stops: close if no request is being carried out or, with `streams`, a stream.
+        A stream whose sink is paused closes later: its last events still wait."""
         if streams and self._sink is not None and not self._sink.writable:
             self._leaving = True
         elif self.state is State.HEAD or (streams and self.state is State.STREAM):

@@ -1,4 +1,4 @@
-"""One time limit after another, at the price of a number."""
+"""A time limit that is replaced often, without a new timer each time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
     from ..clock import Clock, Timer
 
-# Timers may fire a hair early in floating point.
+# Timers may fire this much early, in floating point.
 _EPSILON = 1e-3
 
 
 class Deadline:
-    """Calls `passed` when the time of the latest `within` is up, unless it is `off` by then.
+    """Calls `passed` when the time of the latest `set` is up, unless it was cleared since.
 
     There is at most one timer, due no later than the deadline; one that fires too early is armed
-    again. So a connection whose requests each arrive whole moves a number and touches no timer.
+    again. So on a connection whose requests each arrive whole, `set` only stores a number.
     """
 
     __slots__ = ("_clock", "_due", "_fires", "_passed", "_timer")
@@ -30,8 +30,8 @@ class Deadline:
         self._timer: Timer | None = None
         self._fires = math.inf  # when the timer does
 
-    def within(self, seconds: float) -> None:
-        """From now on; what was set before counts no more."""
+    def set(self, seconds: float) -> None:
+        """Replace the deadline: call `passed` in `seconds`."""
         due = self._due = self._clock.time() + seconds
         if self._timer is not None:
             if self._fires <= due:
@@ -39,11 +39,12 @@ class Deadline:
             self._timer.cancel()
         self._arm(seconds)
 
-    def off(self) -> None:
+    def clear(self) -> None:
+        """Do not call `passed` until the next `set`."""
         self._due = math.inf
 
     def cancel(self) -> None:
-        """For good. Lets go of `passed`, whose owner also has this: nothing is left in a circle."""
+        """Never call `passed` again, and drop it: it refers to the object that holds this one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -65,4 +66,4 @@ class Deadline:
 
 
 def _nothing() -> None:
-    """What happens when the time of nobody is up."""
+    """Stands for `passed` after `cancel`."""

@@ -1,7 +1,7 @@
 """Answers as bytes.
 
-Everything that repeats (status lines, content types) is encoded once and kept. A header that
-could break out of its line raises ValueError before a single byte is written.
+Status lines and content types are encoded once and cached. A header that could break out of its
+line raises ValueError before a byte is written.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MONTHS = (
 
 
 def frame_response(response: Response, date: bytes, *, keep: bool, bodiless: bool) -> bytes:
-    """The head, and the body but for its further pieces. `bodiless` is for HEAD: the length that
-    GET would have, and nothing after the head."""
+    """The head and `response.body`, without the pieces in `more`. `bodiless` is for HEAD: the head
+    alone, with the length that GET would have. Raises ValueError for a bad header."""
     status = response.status
     lines = header_lines(response.headers) if response.headers else b""
     close = b"" if keep else _CLOSE
@@ -51,8 +51,8 @@ def frame_response(response: Response, date: bytes, *, keep: bool, bodiless: boo
 
 
 def frame_stream(stream: Stream, date: bytes) -> bytes:
-    """Close-delimited on purpose: then even a killed process ends the stream cleanly, where a
-    chunked body cut short is an error that some clients never recover from."""
+    """The head of a stream. Its body ends with the connection, on purpose: then even a killed
+    process ends it cleanly, while some clients never recover from a chunked body cut short."""
     return b"%b%b%b%b\r\n" % (
         _status_line(stream.status),
         date,
@@ -62,6 +62,7 @@ def frame_stream(stream: Stream, date: bytes) -> bytes:
 
 
 def header_lines(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """Header fields as lines. Raises ValueError for one that HTTP does not allow."""
     for name, value in pairs:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise ValueError(f"not a header field: {name!r}")
@@ -69,7 +70,7 @@ def header_lines(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 def date_line(now: float) -> bytes:
-    """A `Date` line. By hand because strftime follows the locale."""
+    """A `Date` line, not made with strftime because that follows the locale."""
     t = time.gmtime(now)
     return (
         f"Date: {_DAYS[t.tm_wday]}, {t.tm_mday:02d} {_MONTHS[t.tm_mon - 1]} {t.tm_year:04d} "

@@ -1,7 +1,7 @@
 """Every bound of the HTTP server in one place, with the reason for its size.
 
-A bound is a promise to the process ("no peer can cost you more than this"), so tests hit each of
-them at n-1, n and n+1 through the same dataclass.
+Each is the most that one peer, or all of them, can cost the process; tests try each at n-1, n and
+n+1 through the same dataclass.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Limits:
     header_count: int = 100
     target: int = 8 * _KIB
 
-    # Chunked bodies: one-byte chunks cost a parser event each, so a flood of them is refused once
-    # it can no longer be an accident of a small upload.
+    # Chunked bodies: one-byte chunks cost a parser event each, so a body with more of them than a
+    # small upload can have is refused.
     chunk_overhead: int = 4 * _KIB
     tiny_chunk_count: int = 4096
     tiny_chunk_mean: int = 64
     tiny_chunk_grace: int = 64 * _KIB
 
     # Bodies that are being received or carried out, all together: four of the largest. Small ones
-    # and those of urgent routes do not count, so that nobody's upload keeps a cancel waiting.
+    # and those of urgent routes do not count, so that uploads cannot keep a cancel waiting.
     bodies: int = 128 * _MIB
     small_body: int = 64 * _KIB
 
@@ -54,17 +54,17 @@ class Limits:
     # than two of these is given to it in such slices: above what a burst of events is joined to.
     stream_slice: int = 256 * _KIB
 
-    # Connections: the last `reserved` serve only urgent routes (cancel, answers, health), so a
-    # full house can still be calmed down. `surplus` more are told 503 rather than just cut. A
-    # house is full of those that do something: an idle one is closed to make room.
+    # Connections: the last `reserved` serve only urgent routes (cancel, answers, health), so runs
+    # can be cancelled on a full server. `surplus` more are answered 503 and closed, those beyond
+    # are cut. Idle connections are closed first to make room.
     connections: int = 1024
     reserved: int = 16
     surplus: int = 64
 
     @classmethod
     def for_open_files(cls, files: int) -> Limits:
-        """The limits of a process that may have so many files open. Far below the usual there is
-        a quarter for connections: it then runs out of them before it runs out of files."""
+        """The limits of a process that may have so many files open. With few files a quarter of
+        them is for connections, so that those run out first."""
         usual = cls()
         room = max(files - _OTHER_FILES, files // 4)
         surplus = min(usual.surplus, room // 8)

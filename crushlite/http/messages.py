@@ -1,7 +1,7 @@
-"""What passes between a connection and the code that answers: plain values, and two seams.
+"""What passes between a connection and the code that answers: plain values, and two interfaces.
 
-Requests and answers are frozen dataclasses. The two seams are `Sink` (what a stream writes to) and
-`Stream` (what a connection tells a stream). Knows nothing of sockets, h11 or routing.
+Requests and answers are frozen dataclasses. The interfaces are `ByteSink` (what a stream writes to)
+and `Stream` (what a connection calls). Uses neither sockets nor h11 nor routes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 Pairs = tuple[tuple[str, str], ...]
+Kind = Literal["unix", "tcp", "memory"]  # of a connection
 
 
 class Headers:
@@ -29,7 +30,7 @@ class Headers:
         self._first = first
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """The first value of the field."""
+        """The first value of a field."""
         return self._first.get(name.lower(), default)
 
     def get_all(self, name: str) -> list[str]:
@@ -54,15 +55,15 @@ class Headers:
         return hash(self._pairs)
 
     def __repr__(self) -> str:
-        # Names only: values may hold a token, and reprs end up in logs.
+        # Names only: values may hold a token, and a repr may be logged.
         return f"<Headers {', '.join(name for name, _ in self._pairs)}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, as far as the kernel says."""
+    """The other end of a connection, as far as the kernel knows it."""
 
-    kind: Literal["unix", "tcp", "memory"]
+    kind: Kind
     uid: int | None = None  # of the connected process; unix sockets only
     port: int | None = None  # the LISTENER's own port: what a Host header must name
     address: str = ""
@@ -70,7 +71,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request before its body: all that a guard and the router may look at."""
+    """A request before its body: what a guard and the router see."""
 
     method: str
     target: str
@@ -80,7 +81,7 @@ class RequestHead:
     peer: Peer
 
     def query_one(self, name: str) -> str | None:
-        """The first value of a query parameter."""
+        """The first value of a query parameter; None if it is not given."""
         values = self.query.get(name)
         return values[0] if values else None
 
@@ -111,8 +112,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A complete answer. Content-Length, Date and Connection belong to the connection. `more` is
-    the rest of a long body, in pieces that are written as fast as the peer takes them."""
+    """A complete answer, but for Content-Length, Date and Connection, which the connection adds.
+    `more` is the rest of a long body, in pieces that are written as fast as the peer takes them."""
 
     status: int
     body: bytes = b""
@@ -122,7 +123,7 @@ class Response:
 
 
 class HTTPError(Exception):
-    """A refusal with a status; its answer is JSON with a stable `code`."""
+    """A refusal with a status. Its answer is a JSON object with `message` and a stable `code`."""
 
     def __init__(self, status: int, code: str, message: str, headers: Pairs = ()) -> None:
         super().__init__(message)
@@ -137,45 +138,46 @@ class HTTPError(Exception):
 
 
 def overloaded(message: str) -> HTTPError:
+    """A 503 that asks the client to try again in a second."""
     return HTTPError(503, "overloaded", message, (("Retry-After", "1"),))
 
 
 class ByteSink(Protocol):
-    """Where a stream writes. Every method is harmless once the connection has gone."""
+    """Where a stream writes. After the end of the connection every method does nothing."""
 
     def write(self, data: bytes) -> None: ...
 
     @property
     def writable(self) -> bool:
-        """False while the peer lags (wait for `resumed`) and after the end."""
+        """False while the peer reads too slowly (wait for `Stream.resumed`) and after the end."""
 
     @property
     def buffered(self) -> int:
-        """Bytes the peer's kernel has not taken yet."""
+        """Bytes that were written and not yet taken by the kernel."""
 
     def close(self) -> None:
-        """Flush what was written, then FIN."""
+        """Send what was written, then FIN."""
 
     def abort(self) -> None:
-        """End now; unflushed bytes are lost."""
+        """End now; bytes that were not sent are lost."""
 
 
 class Stream:
-    """An answer without an end known in advance. Subclass and override.
+    """An answer whose end is not known in advance. Subclass and override.
 
-    The calls come in the order `opened`, any number of `resumed`, `closed`. `closed` comes exactly
-    once on every path, and alone if the peer had left before the answer began; it is never made
-    from inside a call to the sink, so a stream may close its sink while it walks its own state.
+    The calls come in the order `opened`, any number of `resumed`, `closed`. `closed` is always
+    called, once, and alone if the peer had left before the answer began. It is never called from
+    inside a call to the sink, so a stream may close its sink while it iterates over its own state.
     """
 
     status: int = 200
     headers: Pairs = ()
 
     def opened(self, sink: ByteSink) -> None:
-        """The head is on its way; the sink takes data from now on."""
+        """The head was written; the sink takes data from now on."""
 
     def resumed(self) -> None:
         """The sink is writable again."""
 
     def closed(self) -> None:
-        """The connection has ended, whoever ended it."""
+        """The connection has ended, by either side."""

@@ -1,21 +1,21 @@
-"""The way of a connection's bytes, from "these go out" to "the kernel has them".
+"""The output of a connection, until the kernel has taken it.
 
-A transport takes whatever it is given and keeps a copy of what its peer has not read. So what is
-long goes to it in pieces, the next one when there is room; what it was not given yet is the *rest*.
+A transport accepts any amount and keeps a copy of what its peer has not read. So a long output is
+given to it in pieces, the next one when there is room; what it was not given yet is the *rest*.
 
 Invariants:
 
 - Nothing is written to a closing transport.
 - Bytes leave in the order in which they were given: while there is a rest everything goes behind
   it, and closing waits for it.
-- One piece per turn of the loop, none while the transport is paused: neither a peer that reads
-  fast nor one that reads slowly keeps the others waiting.
-- What follows the rest (`then`) follows it once, never from inside the call that gave it, and not
-  at all if something else took its place or the connection was lost.
-- A peer that takes nothing for `write_timeout` although something waits is cut off. What counts is
-  progress, not completion. Only an open stream may wait longer: see `patient`.
+- One piece per tick of the loop, none while the transport is paused: neither a peer that reads
+  fast nor one that reads slowly delays other connections.
+- `then` is called once when the rest is written, never from inside the call that gave it, and not
+  at all if another `then` replaced it or the connection was lost.
+- A peer that takes nothing for `write_timeout` although something waits is cut off: any progress
+  counts, however small. Only an open stream may wait longer: see `unlimited`.
 
-Knows nothing of requests and of input.
+Deals with neither requests nor input.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Piece = bytes | memoryview
 
 
 def slices(data: bytes, size: int) -> Iterator[memoryview]:
-    """Pieces of `data` that are no copies: many connections can hold the rest of one event."""
+    """Pieces of `data` without copying: many connections may hold the rest of the same event."""
     view = memoryview(data)
     return (view[at : at + size] for at in range(0, len(view), size))
 
 
 class Outbox:
-    """Made with the transport and given up by `cancel` when the connection is lost."""
+    """The output of one transport. `cancel` must be called when the connection is lost."""
 
     __slots__ = (
         "_clock",
@@ -50,8 +50,8 @@ class Outbox:
         "_timer",
         "_transport",
         "_write_timeout",
-        "patient",
         "paused",
+        "unlimited",
     )
 
     def __init__(self, transport: asyncio.Transport, clock: Clock, write_timeout: float) -> None:
@@ -62,13 +62,12 @@ class Outbox:
         self._then: Callable[[], None] | None = None  # None if there is no rest
         self.paused = False
 
-        # How much was given to the transport, and how much of that the kernel had at the last look.
-        # What an open stream's sink writes by itself does not count: meanwhile nobody is cut off.
+        # Bytes given to the transport, and how many of them the kernel had at the last check. What
+        # an open stream's sink writes past this object is missing, but a stream is not cut off.
         self._given = 0
         self._taken = 0
         self._timer: Timer | None = None
-        # An open stream has its own bound, in the queue that feeds it.
-        self.patient = False
+        self.unlimited = False  # True for an open stream: the queue that feeds it has a limit
 
     @property
     def unsent(self) -> int:
@@ -82,8 +81,8 @@ class Outbox:
             self._send(data)
 
     def write_pieces(self, pieces: Iterable[Piece], then: Callable[[], None]) -> None:
-        """Write what is long, one piece or more. `then` follows when the transport has it all, and
-        all that came behind it; it takes the place of a `then` that is still due."""
+        """Write one piece or more. `then` is called when the transport has them and all that was
+        written after them; it replaces a `then` that was not called yet."""
         under_way = self._then is not None
         self._rest.extend(pieces)
         self._then = then
@@ -91,8 +90,9 @@ class Outbox:
             self._go_on()
 
     def close(self) -> None:
-        """Flush, then FIN: the last call but `cancel`. From now on a stream is watched, too."""
-        self.patient = False
+        """Send the rest, then FIN. From now on the write limit holds for a stream, too. Only
+        `cancel` may follow."""
+        self.unlimited = False
         if self._rest:
             self._then = self.close
         else:
@@ -100,7 +100,7 @@ class Outbox:
         self._watch()
 
     def cancel(self) -> None:
-        """The connection is lost, and the rest with it."""
+        """Drop the rest: the connection is lost."""
         self._rest.clear()
         self._then = None
         if self._timer is not None:
@@ -113,7 +113,7 @@ class Outbox:
         self.paused = True
 
     def resume(self) -> bool:
-        """There is room again; whether the rest takes it."""
+        """The transport takes bytes again. True if the rest goes first."""
         self.paused = False
         if self._then is None:
             return False
@@ -130,10 +130,10 @@ class Outbox:
             self._watch()
 
     def _go_on(self) -> None:
-        """Write a piece, or do what follows the last one.
+        """Write the next piece or, after the last one, call `then`.
 
-        Only what is written in here can pause the transport while there is a rest, so there is
-        never more than one next call: from the loop, or from `resume`.
+        While there is a rest only this method writes, so only it can pause the transport, and there
+        is never more than one next call: from the loop, or from `resume`.
         """
         then = self._then
         if then is None or self._transport.is_closing():
@@ -147,7 +147,7 @@ class Outbox:
             then()
 
     def _watch(self) -> None:
-        """Look again after the write limit, if there is something to wait for."""
+        """Check for progress after the write limit, if the kernel has not taken everything."""
         pending = self._transport.get_write_buffer_size()
         if not pending:
             return
@@ -160,5 +160,5 @@ class Outbox:
         self._timer = None
         if self._given - self._transport.get_write_buffer_size() > self._taken:
             self._watch()
-        elif not self.patient:
+        elif not self.unlimited:
             self._transport.abort()

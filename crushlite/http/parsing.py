@@ -1,11 +1,10 @@
 """From bytes to a `RequestHead` and a body, refusing everything ambiguous.
 
-h11 parses; this module decides. h11 follows Postel's rule where RFC 9112 allows it (bare LF,
-folded lines, a Content-Length beside a Transfer-Encoding, lists of equal lengths, any version,
-any target). Two parsers that read such a request differently are what request smuggling is made
-of, so each of these is refused here, before or after h11 has seen the head. Every refusal is an
-`HTTPError`, and every refusal of a head ends the connection: after it nobody knows where the next
-request begins.
+h11 parses; this module decides what is accepted. h11 is lenient where RFC 9112 allows it (bare LF,
+folded lines, a Content-Length beside a Transfer-Encoding, lists of equal lengths, any version, any
+target). Request smuggling needs two parsers that read such a request differently, so each of these
+is refused here, before or after h11 has seen the head. Every refusal is an `HTTPError`, and every
+refusal of a head ends the connection: it is not certain where the next request begins.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([^\r]*?)[ \t]*(?=\r)", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
-# A request line holds a target of `Limits.target` bytes, a method and a version; past this sum a
-# line that has not ended can only be a target too long.
+# A request line is a method, a target of at most `Limits.target` bytes and a version. In a longer
+# one the target is too long.
 _LINE_SLACK = 64
 
-# A chunk's honest framing: 16 hex digits and two CRLF, rounded up.
+# Bytes of framing that a chunk needs: 16 hex digits and two CRLF, rounded up.
 _CHUNK_FRAMING = 32
 
 _SLICE = 16 * 1024
 
-_MEMORY_HEAD = 1024
-_MEMORY_COUNT = 256
+_CACHED_HEAD = 1024  # bytes, at most
+_CACHED_COUNT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedHead:
-    """A head together with what the connection must honour and handlers need not see."""
+    """A head, and what of it the connection itself must act on."""
 
     head: RequestHead
     length: int  # of the body; 0 when chunked
@@ -57,8 +56,8 @@ def _bad_request(message: str) -> HTTPError:
 def find_head(buffer: bytearray, scanned: int, limits: Limits) -> int:
     """The length of the complete head at the start of `buffer`, or 0 if more bytes are needed.
 
-    `scanned` bytes were looked at before. What can be refused early is: a peer that will never
-    send CRLF CRLF gets an answer now and not a time-out.
+    `scanned` bytes were searched before. Raises HTTPError as soon as a head cannot become good: a
+    peer that will never send CRLF CRLF gets an answer at once and not after a time-out.
     """
     if buffer[0] < 0x21:
         raise _bad_request("a request starts with a method")
@@ -78,28 +77,28 @@ def find_head(buffer: bytearray, scanned: int, limits: Limits) -> int:
 
 
 class HeadParser:
-    """Parses complete heads for one server, and remembers the last few.
+    """Parses complete heads for one server, with a cache.
 
-    A client repeats itself byte for byte (polling, cancelling, health checks), and parsing is a
-    pure function of those bytes that costs more than all the rest of a request. Only small heads
-    without a query or a chunked body are kept: what is shared between requests is immutable.
+    Clients repeat heads byte for byte (polling, cancelling, health checks), and parsing one costs
+    more than all the rest of a request. Only small heads without a query or a chunked body are
+    kept: these share nothing that can change.
     """
 
-    __slots__ = ("_limits", "_memory")
+    __slots__ = ("_cache", "_limits")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._memory: dict[bytes, ParsedHead] = {}
+        self._cache: dict[bytes, ParsedHead] = {}
 
     def parse(self, raw: bytes, peer: Peer) -> ParsedHead:
-        """`raw` is one head up to and with its empty line. Raises HTTPError."""
-        known = self._memory.get(raw)
+        """Parse one head, up to and with its empty line. Raises HTTPError."""
+        known = self._cache.get(raw)
         if known is None:
             known = _parsed(raw, peer, self._limits)
-            if len(raw) <= _MEMORY_HEAD and known.chunked is None and not known.head.query:
-                if len(self._memory) >= _MEMORY_COUNT:
-                    self._memory.clear()
-                self._memory[raw] = known
+            if len(raw) <= _CACHED_HEAD and known.chunked is None and not known.head.query:
+                if len(self._cache) >= _CACHED_COUNT:
+                    self._cache.clear()
+                self._cache[raw] = known
             return known
         head = known.head
         head = RequestHead(head.method, head.target, head.segments, {}, head.headers, peer)
@@ -121,8 +120,11 @@ def _parsed(raw: bytes, peer: Peer, limits: Limits) -> ParsedHead:
         raise _translated(error) from None
     if not isinstance(event, h11.Request):
         raise _bad_request("malformed request")
-    headers = Headers([(name.decode("ascii"), _text(value)) for name, value in event.headers])
-    _check_version(event.http_version)
+    headers = Headers(
+        [(name.decode("ascii"), val.decode("latin-1")) for name, val in event.headers]
+    )
+    if event.http_version not in (b"1.1", b"1.0"):
+        raise HTTPError(505, "version_not_supported", "this server speaks HTTP/1.1")
     length, is_chunked = _framing(raw, headers, event.http_version)
     method = event.method.decode("ascii")
     target = event.target.decode("ascii")
@@ -143,27 +145,18 @@ def _parsed(raw: bytes, peer: Peer, limits: Limits) -> ParsedHead:
     )
 
 
-def _text(value: bytes) -> str:
-    return value.decode("latin-1")
-
-
 def _translated(error: h11.RemoteProtocolError) -> HTTPError:
     status = error.error_status_hint
     if status == 501:
         return HTTPError(501, "not_implemented", "this transfer coding is not implemented")
     if status == 431:
         return _bad_request("a chunk header or trailer is too long")
-    # h11's message quotes the input; an answer that echoes what was sent helps only an attacker.
+    # Without h11's message: it quotes the input, and echoing that helps only an attacker.
     return _bad_request("malformed request")
 
 
-def _check_version(version: bytes) -> None:
-    if version not in (b"1.1", b"1.0"):
-        raise HTTPError(505, "version_not_supported", "this server speaks HTTP/1.1")
-
-
 def _framing(raw: bytes, headers: Headers, version: bytes) -> tuple[int, bool]:
-    """Length of the body, and whether it is chunked. h11 has checked digits and codings."""
+    """The length of the body, and whether it is chunked. h11 has checked digits and codings."""
     has_length = "content-length" in headers
     if "transfer-encoding" in headers:
         if has_length:
@@ -173,10 +166,10 @@ def _framing(raw: bytes, headers: Headers, version: bytes) -> tuple[int, bool]:
         return 0, True
     if not has_length:
         return 0, False
-    # h11 has merged repetitions and lists of one value, so the raw head is asked.
+    # h11 has merged repeated and listed lengths that are equal, so the raw head is searched.
     values = _CONTENT_LENGTH.findall(raw)
     if len(values) != 1 or not values[0].isdigit():
-        raise _bad_request("one Content-Length with one number, please")
+        raise _bad_request("Content-Length must be one number, given once")
     return int(values[0]), False
 
 
@@ -192,8 +185,8 @@ def _expects_continue(headers: Headers) -> bool:
 
 
 def _origin_form(target: str, headers: Headers) -> str:
-    """The path and query of a target. The absolute form must agree with Host, or a check made on
-    one of the two would not hold for the other."""
+    """The path and query of a target. A target in absolute form must agree with Host: a guard
+    checks only that one."""
     if "#" in target:
         raise _bad_request("a request target has no fragment")
     if target.startswith("/"):
@@ -209,7 +202,8 @@ def _origin_form(target: str, headers: Headers) -> str:
 
 
 def split_target(target: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    """Segments and query of a target in origin form, each part percent-decoded exactly once."""
+    """Segments and query of a target in origin form, each part percent-decoded exactly once.
+    Raises HTTPError if one cannot be."""
     path, _, query = target.partition("?")
     segments = path[1:].split("/")
     if "%" in path:
@@ -238,10 +232,10 @@ def _decoded(text: str) -> str:
 
 
 class ChunkedBody:
-    """A chunked body in the making.
+    """A chunked body while it arrives.
 
-    Trailers are refused: nothing here reads them, h11 would take bare LF in them, and a
-    Content-Length hidden there has fooled servers before.
+    Trailers are refused: no code here reads them, h11 accepts bare LF in them, and a Content-Length
+    hidden there has fooled servers before.
     """
 
     __slots__ = ("_chunks", "_data", "_fed", "_limits", "_parser", "_tail")
@@ -252,15 +246,16 @@ class ChunkedBody:
         self._data = bytearray()
         self._chunks = 0
         self._fed = 0
-        self._tail = b""  # the last bytes fed: how the body ended, which h11 does not tell
+        self._tail = b""  # the last bytes fed: with what line ends, which h11 does not tell
 
     @property
     def size(self) -> int:
-        """What has arrived so far."""
+        """Bytes of the body that have arrived so far."""
         return len(self._data)
 
     def feed(self, buffer: bytearray, body_limit: int) -> bytes | None:
-        """Consume `buffer`; the whole body once it is complete, with the rest left in `buffer`."""
+        """Consume `buffer` and return the body once it is complete, else None. What follows the
+        body is left in `buffer`. Raises HTTPError."""
         while buffer:
             piece = bytes(memoryview(buffer)[:_SLICE])
             del buffer[:_SLICE]
@@ -274,7 +269,7 @@ class ChunkedBody:
         return None
 
     def _parse(self, piece: bytes) -> bool:
-        """Whether the body has ended."""
+        """Parse a piece and return whether the body has ended."""
         parser = self._parser
         try:
             parser.receive_data(piece)
@@ -315,4 +310,5 @@ class ChunkedBody:
 
 
 def too_large(body_limit: int) -> HTTPError:
+    """A 413 that names the limit."""
     return HTTPError(413, "body_too_large", f"the body may have {body_limit} bytes at most")

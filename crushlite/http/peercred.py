@@ -1,7 +1,7 @@
-"""Which user is at the other end of a unix socket, according to the kernel.
+"""The user at the other end of a unix socket, according to the kernel.
 
-Both ends ask: the server so that only its own user is served even if the socket's mode was
-loosened, the client so that nothing is sent to a stranger squatting on the path.
+The server checks it so that only its own user is served even if the socket's mode was loosened, the
+client so that nothing is sent to another user who listens at the path.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import struct
 import sys
 from typing import Protocol
 
+_PEERCRED = getattr(socket, "SO_PEERCRED", 17)
+
 
 class _HasOptions(Protocol):
     """A socket, or asyncio's read-only view of one."""
@@ -19,7 +21,7 @@ class _HasOptions(Protocol):
 
 
 def peer_uid(sock: _HasOptions) -> int | None:
-    """The uid of the process that connected (or listened); None where the system cannot say."""
+    """The uid of the process that connected (or listened); None if the system does not tell."""
     try:
         if sys.platform == "darwin":
             # SOL_LOCAL, LOCAL_PEERCRED: struct xucred starts with its version and the uid.
@@ -29,6 +31,3 @@ def peer_uid(sock: _HasOptions) -> int | None:
     except OSError:
         return None
     return int(uid)
-
-
-_PEERCRED = getattr(socket, "SO_PEERCRED", 17)

@@ -1,8 +1,8 @@
 """Routes as data, found by walking path segments.
 
-The guard runs before routing on every request, so that a caller without rights cannot even learn
-which routes exist. Matching is on decoded segments: a literal wins over a parameter, and a
-parameter matches one non-empty segment.
+The guard runs before routing on every request, so that a client without rights does not learn which
+routes exist. Decoded segments are compared: a literal wins over a parameter, and a parameter
+matches one non-empty segment.
 """
 
 from __future__ import annotations
@@ -24,28 +24,20 @@ class Route:
     pattern: str  # "/v1/workspaces/{id}/agent"
     handler: Handler
     body_limit: int = _DEFAULT_BODY
-    urgent: bool = False  # may use the connections kept free for a full house
+    urgent: bool = False  # may use the reserved connections: see `Limits.reserved`
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the connection needs to know before it reads the body."""
+    """The route of a request, and the values of the route's parameters."""
 
     route: Route
     params: dict[str, str]
 
-    @property
-    def body_limit(self) -> int:
-        return self.route.body_limit
-
-    @property
-    def urgent(self) -> bool:
-        return self.route.urgent
-
 
 class _Node:
-    """One position in the tree of patterns. Parameter names belong to the leaf's routes: two
-    routes may call the same position by different names."""
+    """One position in the tree of patterns. The names of parameters are kept with the routes: two
+    routes may name the same position differently."""
 
     __slots__ = ("literals", "parameter", "routes")
 
@@ -80,7 +72,8 @@ class Router:
         node.routes[route.method] = (route, tuple(names))
 
     def admit(self, head: RequestHead) -> Admission:
-        """Decide on a request before its body is read. Raises HTTPError."""
+        """The route of a request whose body was not read yet. Raises HTTPError: what the guard
+        raises, 404 or 405."""
         if self._guard is not None:
             self._guard(head)
         allowed: set[str] = set()
@@ -99,8 +92,8 @@ class Router:
 
 
 def _matches(root: _Node, segments: tuple[str, ...]) -> list[tuple[_Node, tuple[str, ...]]]:
-    """Every place the path can mean, literals before parameters: an id may spell a literal, and
-    then the method decides which of the two was meant."""
+    """Every position that the path fits, literals before parameters: an id may be spelled like a
+    literal, and then the method decides which of the two is meant."""
     places: list[tuple[_Node, tuple[str, ...]]] = [(root, ())]
     for segment in segments:
         deeper = []

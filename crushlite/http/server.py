@@ -1,7 +1,7 @@
 """The server: listeners, the set of connections, and the tasks that carry requests out.
 
 A handler's task belongs to the server, not to the connection that brought the request: a request
-that arrived completely is carried out even if its sender has gone. Tasks are created in the order
+that arrived completely is carried out even if its sender has left. Tasks are created in the order
 in which requests became complete, so their first steps run in that order too.
 """
 
@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..clock import resolve_once, wait_at_most
 from .accepting import Acceptor
-from .connection import Connection, Kind
+from .connection import Connection
 from .framing import date_line, frame_response
 from .limits import Limits
-from .messages import HTTPError, Request, RequestHead, Response, Stream, overloaded
+from .messages import HTTPError, Kind, Request, RequestHead, Response, Stream, overloaded
 from .parsing import HeadParser
 from .peercred import peer_uid
 
@@ -36,6 +37,8 @@ Translate = Callable[[Exception], "HTTPError | None"]
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
+    """Figures of a server."""
+
     connections: int  # open now
     streams: int  # of these, answered with a stream
     in_flight: int  # requests being carried out, with or without their connection
@@ -44,6 +47,9 @@ class Statistics:
 
 
 class HTTPServer:
+    """Serves the routes of a router. `translate` gives the answer for exceptions of handlers; one
+    that it does not know (None) is logged and answered with 500."""
+
     def __init__(
         self,
         router: Router,
@@ -77,15 +83,16 @@ class HTTPServer:
     # Listening.
 
     async def listen(self, sock: socket.socket) -> None:
-        """Serve on a bound stream socket, unix or TCP. The server closes it; it never unlinks."""
+        """Serve on a bound stream socket, unix or TCP. The server closes the socket and never
+        unlinks its path."""
         kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
         port = None if kind == "unix" else sock.getsockname()[1]
         factory = self.protocol_factory(kind, port)
         self._acceptors.append(Acceptor(sock, factory, self, self.clock))
 
     def protocol_factory(self, kind: Kind, port: int | None = None) -> Callable[[], Connection]:
-        """What makes a connection for a listener of this kind; tests drive it with a memory
-        transport. A guard may ask less of one kind than of another, so it must be said."""
+        """A factory of connections for a listener of this kind, which a guard may depend on. Tests
+        connect it to a memory transport."""
         return lambda: Connection(self, kind, port)
 
     def stop_listening(self) -> None:
@@ -94,11 +101,11 @@ class HTTPServer:
         self._acceptors.clear()
 
     async def drain(self, timeout: float) -> None:
-        """Finish what has begun, then leave.
+        """Stop listening, finish the requests in flight, and close all connections.
 
-        Idle connections close now, requests in flight are answered and told to close, then streams
-        end; whatever is left after `timeout` is aborted, and its tasks are cancelled. Stops
-        listening first, so that nothing new arrives.
+        Idle connections close at once, requests in flight are answered with `Connection: close`,
+        then streams end. After `timeout` the connections that are left are aborted and the tasks
+        cancelled.
         """
         self.stop_listening()
         self.draining = True
@@ -117,18 +124,15 @@ class HTTPServer:
         await self._until(lambda: not self._tasks and not self._connections, grace)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
-        while not condition() and self.clock.time() < deadline:
-            changed = self._changed = asyncio.get_running_loop().create_future()
-            timer = self.clock.call_later(deadline - self.clock.time(), self._notify)
-            try:
-                await changed
-            finally:
-                timer.cancel()
-                self._changed = None
+        """Wait until a condition about tasks and connections holds, or for the deadline."""
+        while not condition() and (left := deadline - self.clock.time()) > 0:
+            self._changed = asyncio.get_running_loop().create_future()
+            await wait_at_most(self.clock, self._changed, left)
+        self._changed = None
 
     def _notify(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        if self._changed is not None:
+            resolve_once(self._changed)
 
     @property
     def statistics(self) -> Statistics:
@@ -137,44 +141,43 @@ class HTTPServer:
             len(self._connections), streams, len(self._tasks), self._requests, dict(self.answers)
         )
 
-    # What acceptors ask for (`accepting.House`).
+    # For acceptors.
 
-    def make_room(self) -> bool:
+    def close_idle(self) -> bool:
         while self.idle:
             connection, _ = self.idle.popitem(last=False)
-            if connection.give_way():
+            if connection.close_idle():
                 self._connections.discard(connection)
                 return True
         return False
 
-    def turn_away(self, sock: socket.socket) -> None:
+    def refuse(self, sock: socket.socket) -> None:
         if sock.family == socket.AF_UNIX and peer_uid(sock) != self.expected_uid:
             return
         refusal = overloaded("no file descriptors are left").response()
         self.answers[refusal.status] += 1
         sock.setblocking(False)
-        with contextlib.suppress(OSError):  # what is not read now would make the end a reset
+        with contextlib.suppress(OSError):  # closing with unread bytes would send a reset
             sock.recv(self.limits.head)
         with contextlib.suppress(OSError):
             sock.send(frame_response(refusal, self.date(), keep=False, bodiless=False))
 
-    # What connections ask for (`owner.Owner`).
+    # For connections (`connection.Owner`).
 
     def joined(self, connection: Connection) -> int:
         self._connections.add(connection)
         if len(self._connections) > self.limits.connections:
-            self.make_room()
+            self.close_idle()
         return len(self._connections)
 
     def left(self, connection: Connection) -> None:
         self.idle.pop(connection, None)
         self._connections.discard(connection)
-        if self._changed is not None:
-            self._notify()
+        self._notify()
 
     def has_room(self) -> bool:
         usual = self.limits.connections - self.limits.reserved
-        while len(self._connections) > usual and self.make_room():
+        while len(self._connections) > usual and self.close_idle():
             pass
         return len(self._connections) <= usual
 
@@ -187,16 +190,16 @@ class HTTPServer:
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
         if counted:
-            task.add_done_callback(lambda _: self._release_body(counted))
+            task.add_done_callback(lambda _: self._release(counted))
 
     async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
         answer: Response | Stream
         try:
             answer = await handler(request)
         except asyncio.CancelledError as error:
-            # Either `drain` lost its patience, or the handler awaited something cancelled; in
-            # both cases the peer is still owed an answer. Only the first is a 503, which tells
-            # clients to look for another server.
+            # Either `drain` ran out of time, or the handler awaited something that was cancelled.
+            # The peer gets an answer in both cases; only the first is a 503, on which clients look
+            # for another server.
             refusal = HTTPError(503, "cancelled", "the request was cancelled")
             if not self.draining:
                 cause = RuntimeError("the handler awaited something that was cancelled")
@@ -207,17 +210,16 @@ class HTTPServer:
             answer = self.failed(error, request.head).response()
         try:
             connection.answer(answer)
-        except Exception as error:  # noqa: BLE001 - an answer that cannot be framed
+        except Exception as error:  # noqa: BLE001 - a bad header, say: nothing was written
             connection.answer(self.failed(error, request.head).response())
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if self._changed is not None:
-            self._notify()
+        self._notify()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._logger.error("a request's task failed", exc_info=error)
 
-    def _release_body(self, counted: int) -> None:
+    def _release(self, counted: int) -> None:
         self.body_bytes -= counted
 
     def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
@@ -226,8 +228,8 @@ class HTTPServer:
         if self._translate is not None:
             try:
                 known = self._translate(error)
-            except Exception:  # a bug there must not cost the peer its answer
-                self._logger.exception("the translation of an error failed")
+            except Exception:  # the peer gets its answer even then
+                self._logger.exception("could not translate %s", type(error).__name__)
             else:
                 if known is not None:
                     return known

@@ -1,4 +1,4 @@
-"""What a stream writes to: the server's side of `messages.Sink`."""
+"""What a stream writes to: the server's `messages.ByteSink`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class _Connection(Protocol):
 
 
 class StreamSink:
-    """The hottest object of the server: one `write` per event and client.
+    """Writes to the transport of one connection. `write` must be fast: it is called for every event
+    and every client.
 
-    `writable` and `most` (what may go to the transport in one piece: nothing while there is a rest
-    in the outbox) are plain attributes kept by the connection. The check of `is_closing` is needed
-    on each write because a failed send closes the transport before anyone is told.
+    The connection sets `writable` and `most`: the longest write that may go to the transport in one
+    piece, -1 while there is a rest in the outbox. `is_closing` is checked on each write because a
+    failed send closes the transport before the connection is called.
     """
 
     __slots__ = ("_connection", "_is_closing", "_outbox", "_write", "most", "writable")

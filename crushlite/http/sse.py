@@ -1,7 +1,7 @@
-"""Server-Sent Events from the reading side, as the HTML standard defines them.
+"""A parser of Server-Sent Events, as the HTML standard defines them.
 
-A parser is fed bytes as they come and returns the events they complete. Knows nothing of sockets
-and never decides to reconnect; `last_id` is what a reconnecting reader would send.
+It is fed bytes as they come and returns the events that they complete. Uses no sockets and does
+not reconnect; `last_id` is what a reconnecting reader sends.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Bytes. What a server takes in one body of 32 MiB comes back as one line of JSON in ASCII, in which
-# two bytes of UTF-8 are six. A stream that cannot be read on is lost for good: leave room.
+# Bytes. A request body of 32 MiB may come back as one line of ASCII JSON, three times as long (two
+# bytes of UTF-8 become six). A longer line ends a stream for good, so there is room to spare.
 LINE_LIMIT = 128 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 _END = re.compile(rb"\r\n|\r|\n")
 
 
 class SSETooLong(ValueError):
-    """A line passed the limit; the stream cannot be read on."""
+    """A line is longer than the limit; the stream cannot be read on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SSEEvent:
     data: str
     event: str = "message"
-    id: str | None = None  # the last id seen when the event was dispatched
+    id: str | None = None  # the last one on the stream, up to this event
 
 
 class SSEParser:
-    """One stream's parser. Not to be fed further after it raised."""
+    """The parser of one stream. Not to be fed again after it raised."""
 
     def __init__(self, *, line_limit: int = LINE_LIMIT) -> None:
         self.last_id: str | None = None
@@ -42,6 +42,7 @@ class SSEParser:
         self._data: list[str] = []
 
     def feed(self, data: bytes) -> list[SSEEvent]:
+        """The events that end in these bytes. Raises SSETooLong."""
         events: list[SSEEvent] = []
         buffer = self._buffer
         buffer += data
@@ -59,8 +60,8 @@ class SSEParser:
             if event is not None:
                 events.append(event)
             start = position = match.end()
-            # A CR at the very end may be half of a CR LF; the line is over in either case, and
-            # waiting for the next byte would delay the event by a whole heartbeat.
+            # A CR at the very end may be half of a CR LF. The line has ended in either case, and to
+            # wait for the next byte could mean to wait for the next keep-alive comment.
             self._after_cr = match.group() == b"\r" and start == len(buffer)
         del buffer[:start]
         self._searched = len(buffer)
@@ -69,7 +70,7 @@ class SSEParser:
         return events
 
     def _skip_bom(self) -> bool:
-        """Drop a byte order mark at the very start; False while it is not yet decidable."""
+        """Drop a byte order mark at the very start; False while more bytes are needed to tell."""
         if self._at_start:
             if len(self._buffer) < len(_BOM) and _BOM.startswith(self._buffer):
                 return False
@@ -89,10 +90,10 @@ class SSEParser:
             self._event = value
         elif name == "id" and "\0" not in value:
             self._id = value
-        return None  # a comment has the empty name; `retry` and unknown fields are not for us
+        return None  # ignored: comments (whose name is empty), `retry` and unknown fields
 
     def _dispatch(self) -> SSEEvent | None:
-        """The empty line: an id counts even without data, the rest does not."""
+        """At an empty line, return the event; None if it had no data. Its id counts even then."""
         self.last_id = self._id
         data, event = self._data, self._event
         self._data, self._event = [], ""

@@ -1,4 +1,4 @@
-"""What runs did to files, and undoing it."""
+"""The changes of runs to files, and undoing them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .codec import omitted
 
 @dataclass(slots=True)
 class ChangedRun:
-    """A run that changed files, or the undoing of one: `undoes` is then the run that it undid."""
+    """A run that changed files, or the undo of one: then `undoes` is the run that was undone."""
 
     run_id: str
     session_id: str
@@ -21,9 +21,9 @@ class ChangedRun:
 
 @dataclass(slots=True)
 class FileChange:
-    """One file before and after a run; the text is empty where there was none. `mode` holds the
-    permission bits before the run, 0 if they are not known. `problem` says why the file cannot be
-    put back as things stand; empty if it can."""
+    """One file before and after a run; the text is empty where the file did not exist. `mode` holds
+    the permission bits before the run, 0 if they are not known. `problem` says why the file cannot
+    be put back now; empty if it can."""
 
     path: str
     existed: bool
@@ -36,8 +36,8 @@ class FileChange:
 
 @dataclass(slots=True)
 class RunChanges:
-    """`notes` are about what is not known. A file whose change was not recorded is listed with a
-    problem and without texts."""
+    """The changes of one run. `notes` say what is not known about them. A file whose change was not
+    recorded is listed with a problem and without texts."""
 
     run_id: str
     session_id: str
@@ -48,7 +48,8 @@ class RunChanges:
 
 @dataclass(slots=True)
 class UndoRequest:
-    """`dry_run`: only say what would be done. `partial`: put back what can be put back."""
+    """`dry_run`: change nothing, and answer what would be done. `partial`: put back the files that
+    can be, instead of none."""
 
     dry_run: bool = False
     partial: bool = False
@@ -56,8 +57,8 @@ class UndoRequest:
 
 @dataclass(slots=True)
 class UndoAnswer:
-    """`run_id` is the id of the undoing: it can be undone like a run. Empty if nothing was done.
-    `restored` are the paths that were put back, or would be, `kept` those that were not."""
+    """`run_id` is the id of the undo, which can be undone like a run; empty if nothing was done.
+    `restored` are the paths that were put back, or would be, `kept` the files that were not."""
 
     run_id: str
     restored: list[str] = field(default_factory=list)

@@ -1,9 +1,9 @@
-"""Dataclass <-> JSON, both ways, and the strict JSON reader for everything that comes from outside.
+"""Dataclass <-> JSON, and the strict JSON reader for everything that comes from outside.
 
 The rules follow the base protocol's decoder where clients rely on it: unknown keys are ignored,
-`null` keeps a field's default, an integer field takes no fraction. Where that decoder is lax in
-dangerous ways this one is not: duplicate keys, NaN, lone surrogates, UTF-16, deep nesting and
-integers outside 64 bits are refused with a message that names the place.
+`null` keeps a field's default, an integer field takes no fraction. What that decoder accepts and
+should not is refused, with a message that names the place: duplicate keys, NaN, lone surrogates,
+UTF-16, deep nesting and integers outside 64 bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
 from ..errors import BadRequest
 
-JSON = Any  # the one place where Any is honest: a JSON value of unknown shape
+JSON = Any  # a JSON value of unknown shape
 T = TypeVar("T")
 
 MAX_DEPTH = 64  # our own deepest document is 9 levels; 64 leaves room for tool parameters
@@ -30,16 +30,15 @@ _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1  # what a SQLite INTEGER and a Go int64
 _INT_LENGTH = len(str(_INT_MIN))  # no integer that fits is longer (JSON has no leading zeros)
 _SHOWN = 40
 _INFINITIES = (math.inf, -math.inf)  # what a literal like 1e400 is read as
-# The largest honest body is long text, not many values: millions of numbers would hold the event
-# loop for seconds. Only large bodies are worth the look.
+# Large bodies hold long texts, not many values; millions of numbers would hold the event loop for
+# seconds. Only bodies above _LARGE are checked.
 MAX_VALUES = 200_000
 _LARGE = 256 * 1024
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
-# Kept: json.dumps with separators builds a new encoder on every call.
+# Made once: json.dumps with separators builds a new encoder on every call.
 _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=True)
-
 
 _IF_EMPTY, _IF_NONE = "empty", "none"  # when a field is left out: what Go calls omitempty
 
@@ -49,21 +48,37 @@ def wire(*, name: str = "", omit: str = "") -> dict[str, object]:
     return {"name": name, "omit": omit}
 
 
-def tagged(registry: dict[str, type]) -> dict[str, object]:
-    """Field metadata for a list of `{"type": ..., "data": {...}}` values of registered classes."""
-    return {"tags": registry}
+def tagged(classes: dict[str, type]) -> dict[str, object]:
+    """Field metadata for a list of `{"type": ..., "data": {...}}` values of these classes."""
+    return {"tags": classes}
+
+
+def key_of(field: dataclasses.Field[Any]) -> str:
+    """The key of a field on the wire."""
+    return str(field.metadata.get("name") or field.name)
+
+
+def has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def without_none(hint: Any) -> Any:
+    """The type X of `X | None`; any other type as it is."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    return next(option for option in get_args(hint) if option is not type(None))
 
 
 # Encoding ---------------------------------------------------------------------------------------
 
 
 def dumps(value: JSON) -> bytes:
-    """Compact ASCII JSON: it never holds a raw line break, so it is safe in an SSE frame."""
+    """Compact ASCII JSON. It has no line breaks, so it can be a line of an event stream."""
     return _encoder.encode(value).encode("ascii")
 
 
 def encode(value: object) -> JSON:
-    """The JSON value of a dataclass (or of a list or dict that holds some)."""
+    """The JSON value of a dataclass, or of a list or dict of some. Raises TypeError for others."""
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value
     if isinstance(value, (list, tuple)):
@@ -94,7 +109,7 @@ def _encode_plan(cls: Any) -> tuple[tuple[str, str, str, bool], ...]:
     return tuple(
         (
             f.name,
-            f.metadata.get("name") or f.name,
+            key_of(f),
             f.metadata.get("omit", ""),
             "tags" in f.metadata,
         )
@@ -105,25 +120,40 @@ def _encode_plan(cls: Any) -> tuple[tuple[str, str, str, bool], ...]:
 # Reading JSON -----------------------------------------------------------------------------------
 
 
+class NotJSON(BadRequest):
+    """A text is not JSON as it is accepted here. `reason` is for texts that are no requests, such
+    as files: it repeats no value of the text, which may be a key."""
+
+    def __init__(self, reason: str, with_value: str = "") -> None:
+        super().__init__(f"failed to decode request: {with_value or reason}")
+        self.reason = reason
+
+
+class _IntegerTooLarge(ValueError):
+    """Holds the literal."""
+
+
 def loads(body: bytes) -> JSON:
-    """Parse a request body strictly; raise BadRequest with the reason."""
+    """Parse a request body strictly. Raises NotJSON."""
     if not body.strip():
-        raise BadRequest("failed to decode request: the body is empty, JSON was expected")
+        raise NotJSON("the body is empty, JSON was expected")
     if len(body) > _LARGE and _has_too_many_values(body):
-        raise BadRequest(f"failed to decode request: more than {MAX_VALUES} values")
+        raise NotJSON(f"more than {MAX_VALUES} values")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadRequest(f"failed to decode request: not UTF-8 at byte {error.start}") from None
+        raise NotJSON(f"not UTF-8 at byte {error.start}") from None
     try:
         value = _decoder.decode(text)
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise BadRequest(f"failed to decode request: {error.msg} at {where}") from None
+        raise NotJSON(f"{error.msg} at line {error.lineno} column {error.colno}") from None
     except RecursionError:
-        raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}") from None
+        raise NotJSON(f"nested deeper than {MAX_DEPTH}") from None
+    except _IntegerTooLarge as error:
+        flaw = "does not fit in 64 bits"
+        raise NotJSON(f"an integer {flaw}", f"the integer {_shown(str(error))} {flaw}") from None
     except ValueError as error:
-        raise BadRequest(f"failed to decode request: {error}") from None
+        raise NotJSON(str(error)) from None
     _check_tree(value, surrogates=_SURROGATE_ESCAPE.search(body) is not None)
     return value
 
@@ -154,7 +184,7 @@ def _integer(text: str) -> int:
     # refuses it in words that are no use to the sender.
     if len(text) <= _INT_LENGTH and _INT_MIN <= (value := int(text)) <= _INT_MAX:
         return value
-    raise ValueError(f"the integer {_shown(text)} does not fit in 64 bits")
+    raise _IntegerTooLarge(text)
 
 
 _decoder = json.JSONDecoder(
@@ -179,10 +209,10 @@ def _check_tree(value: JSON, *, surrogates: bool) -> None:
                 nested = True
                 following.extend(item)
             elif flaw := _flaw(item, surrogates=surrogates):
-                raise BadRequest(f"failed to decode request: {_place_of(item, value)} {flaw}")
+                raise NotJSON(f"{_place_of(item, value)} {flaw}")
         depth += nested
         if depth > MAX_DEPTH:
-            raise BadRequest(f"failed to decode request: nested deeper than {MAX_DEPTH}")
+            raise NotJSON(f"nested deeper than {MAX_DEPTH}")
         level = following
 
 
@@ -198,9 +228,9 @@ _Trail = tuple["_Trail", "str | int"] | None  # the way to a value: its parent's
 
 
 def _place_of(target: JSON, root: JSON) -> str:
-    """Where `target`, the very object, is in `root`: only looked for once something is wrong, so
-    that good bodies do not pay for it. Trails share their beginnings: spelt-out paths of a wide
-    and deep body would take more memory than the body."""
+    """Where the object `target` is in `root`. Searched only when something is wrong, so that it
+    costs good bodies nothing. Trails share their beginnings: full paths of a wide and deep body
+    would take more memory than the body."""
     stack: list[tuple[_Trail, JSON]] = [(None, root)]
     while stack:
         trail, item = stack.pop()
@@ -248,8 +278,8 @@ def decode(cls: type[T], value: JSON, where: str = "body") -> T:
     return cls(**arguments)
 
 
-# Checks a value and returns it as Python wants it. The place is given in two parts, which are put
-# together only to complain.
+# Checks a value and returns it as the field's type. The place is given in two parts, which are
+# joined only for an error message.
 _Read = Callable[[JSON, str, "str | int"], JSON]
 
 
@@ -259,19 +289,18 @@ def _decode_plan(cls: Any) -> tuple[tuple[str, str, _Read, bool], ...]:
     return tuple(
         (
             f.name,
-            f.metadata.get("name") or f.name,
+            key_of(f),
             _read_tagged(f.metadata["tags"]) if "tags" in f.metadata else _reader(hints[f.name]),
-            f.default is MISSING and f.default_factory is MISSING,
+            not has_default(f),
         )
         for f in dataclasses.fields(cls)
     )
 
 
 def _reader(hint: Any) -> _Read:
-    """What reads a value of this type."""
+    """The function that reads a value of this type."""
+    hint = without_none(hint)
     origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        return _reader(next(option for option in get_args(hint) if option is not type(None)))
     if origin is list:
         return _read_list(_reader(get_args(hint)[0]))
     if origin is dict:
@@ -301,13 +330,13 @@ def _read_dict(read: _Read) -> _Read:
     return read_dict
 
 
-def _read_tagged(registry: dict[str, type]) -> _Read:
+def _read_tagged(classes: dict[str, type]) -> _Read:
     def read_part(value: JSON, where: str, key: str | int) -> JSON:
         place = _place(where, key)
         tag = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(tag, str) or tag not in registry:
-            raise BadRequest(f"{place}.type must be one of {', '.join(sorted(registry))}")
-        return decode(registry[tag], value.get("data"), f"{place}.data")
+        if not isinstance(tag, str) or tag not in classes:
+            raise BadRequest(f"{place}.type must be one of {', '.join(sorted(classes))}")
+        return decode(classes[tag], value.get("data"), f"{place}.data")
 
     return _read_list(read_part)
 
@@ -340,7 +369,7 @@ def _read_float(value: JSON, where: str, key: str | int) -> JSON:
     if isinstance(value, float):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        return float(_read_int(value, where, key))  # of a huge one float() would overflow
+        return float(_read_int(value, where, key))  # checked first: float() may overflow
     raise _mismatch("a number", value, where, key)
 
 
@@ -367,22 +396,18 @@ def _kind(value: JSON) -> str:
 
 
 def _shown(text: str) -> str:
-    # In an error message: the sender's own text, but never a megabyte of it, and escaped, so
-    # that line breaks and lone surrogates reach neither a log nor a terminal.
+    # The sender's text for an error message: cut, and escaped, so that line breaks and lone
+    # surrogates reach neither a log nor a terminal.
     return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")[1:-1]
 
 
-# Small helpers for the nouns' definitions.
+# For the dataclasses.
 
 
 def omitted(default: Any = "") -> Any:
-    """A scalar field that is left out when empty; with a default of None, only when it is None."""
-    return field(default=default, metadata=wire(omit=_IF_NONE if default is None else _IF_EMPTY))
-
-
-def omitted_list() -> Any:
-    return field(default_factory=list, metadata=wire(omit=_IF_EMPTY))
-
-
-def omitted_dict() -> Any:
-    return field(default_factory=dict, metadata=wire(omit=_IF_EMPTY))
+    """A field that is left out when it is empty or, with None as its default, when it is None. With
+    the class `list` or `dict` its default is a new one."""
+    metadata = wire(omit=_IF_NONE if default is None else _IF_EMPTY)
+    if default in (list, dict):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)

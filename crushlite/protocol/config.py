@@ -1,11 +1,11 @@
-"""Models, what an agent says about itself, and changes of the configuration."""
+"""Models, the state of the agent, and changes of the configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from .codec import omitted, omitted_dict, omitted_list
+from .codec import omitted
 
 
 @dataclass(slots=True)
@@ -21,15 +21,15 @@ class Model:
     context_window: int = 0
     default_max_tokens: int = 0
     can_reason: bool = False
-    reasoning_levels: list[str] = omitted_list()
+    reasoning_levels: list[str] = omitted(list)
     default_reasoning_effort: str = omitted()
     supports_attachments: bool = False
-    options: dict[str, Any] = omitted_dict()
+    options: dict[str, Any] = omitted(dict)
 
 
 @dataclass(slots=True)
 class SelectedModel:
-    """A choice of model. Sampling fields are None when the user set none: 0 is a real choice."""
+    """A choice of model. Sampling fields are left out if the user set none: 0 is a choice."""
 
     model: str = ""
     provider: str = ""
@@ -41,12 +41,12 @@ class SelectedModel:
     top_k: int | None = omitted(None)
     frequency_penalty: float | None = omitted(None)
     presence_penalty: float | None = omitted(None)
-    provider_options: dict[str, Any] = omitted_dict()
+    provider_options: dict[str, Any] = omitted(dict)
 
 
 @dataclass(slots=True)
 class AgentInfo:
-    """Answer of `GET W/agent`. `is_busy` is true while any session of the workspace is."""
+    """Answer of `GET W/agent`. `is_busy` is true while any session of the workspace is busy."""
 
     is_busy: bool = False
     is_ready: bool = False
@@ -56,10 +56,10 @@ class AgentInfo:
 
 @dataclass(slots=True)
 class AgentInit:
-    interactive: bool = False
+    interactive: bool = False  # a person can answer permission requests at this client
 
 
-# Mutations. `scope` says which file is written: 0 the user's, 1 the workspace's own.
+# Changes. `scope` says which file is written: 0 the user's, 1 the workspace's own.
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class RemoveValue:
 
 @dataclass(slots=True)
 class ModelChoice:
-    model_type: str
+    model_type: str  # `large` or `small`
     model: SelectedModel
     scope: int = 0
 
@@ -90,7 +90,7 @@ class CompactMode:
 
 @dataclass(slots=True)
 class ProviderKey:
-    """`api_key` is a text or, of kind `oauth`, an object with the tokens."""
+    """`api_key` is a string or, if `kind` is `oauth`, an object with the tokens."""
 
     provider_id: str
     kind: str

@@ -1,4 +1,4 @@
-"""The event envelope and the one registry of event kinds, used both ways."""
+"""The event envelope and the table of event kinds, for encoding and decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ConfigChanged:
 
 @dataclass(slots=True)
 class Resync:
-    """The stream could not be resumed: the client must refetch what it shows."""
+    """The stream could not be resumed: the client must read again what it shows."""
 
     reason: str
 
@@ -46,8 +46,8 @@ _KIND_OF: dict[type, str] = {cls: kind for kind, cls in KINDS.items()}
 
 @dataclass(slots=True)
 class Envelope:
-    """One event as a client reads it. `payload` is of the class its kind is registered with, a
-    Resync (with an empty action), or the raw JSON of a kind this version does not know."""
+    """One event as a client reads it. `payload` is an object of its kind's class in KINDS, a Resync
+    (with an empty action), or the raw JSON of a kind that this version does not know."""
 
     kind: str
     action: str
@@ -55,7 +55,8 @@ class Envelope:
 
 
 def to_json(action: str, payload: object) -> JSON:
-    """The double envelope of the base protocol, or the single one of `resync`."""
+    """An event in the double envelope of the base protocol; `resync` has a single one. Raises
+    TypeError for a payload that is no event."""
     if isinstance(payload, Resync):
         return {"type": "resync", "payload": {"reason": payload.reason}}
     kind = _KIND_OF.get(type(payload))
@@ -65,7 +66,7 @@ def to_json(action: str, payload: object) -> JSON:
 
 
 def parse(value: JSON) -> Envelope:
-    """Read an event. Unknown kinds come back with their raw payload: clients skip them."""
+    """Read an event; one of an unknown kind gets its raw payload. Raises BadRequest."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or "payload" not in value:
         raise BadRequest("not an event: type and payload are required")
@@ -74,7 +75,7 @@ def parse(value: JSON) -> Envelope:
         return Envelope(kind, "", decode(Resync, body, "payload"))
     doubled = isinstance(body, dict) and body.get("type") in ACTIONS and "payload" in body
     if kind not in KINDS:
-        # Whole, unless it is clearly a double envelope: the raw form must lose nothing.
+        # The whole payload, unless it is clearly a double envelope.
         return (
             Envelope(kind, body["type"], body["payload"]) if doubled else Envelope(kind, "", body)
         )

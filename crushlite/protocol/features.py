@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .codec import omitted, omitted_dict
+from .codec import omitted
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class ReadSkill:
 
 @dataclass(slots=True)
 class NamedServer:
-    """A tool server and, where one is meant, a resource of it."""
+    """A tool server or, with `uri`, a resource of it."""
 
     name: str
     uri: str = omitted()
@@ -23,8 +23,8 @@ class NamedServer:
 
 @dataclass(slots=True)
 class GetPrompt:
-    """`client_id` is the name of the tool server here."""
+    """A prompt of a tool server, whose name is in `client_id`."""
 
     client_id: str
     prompt_id: str
-    args: dict[str, Any] = omitted_dict()
+    args: dict[str, Any] = omitted(dict)

@@ -1,4 +1,4 @@
-"""What the daemon says of its own health when it is asked for more than a status."""
+"""The detailed answer to `GET /v1/health?verbose=1`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from .codec import omitted
 
 @dataclass(slots=True)
 class Check:
-    """One thing that was looked at; `detail` says what is wrong with it."""
-
     name: str
     ok: bool
-    detail: str = omitted()
+    detail: str = omitted()  # what is wrong
 
 
 @dataclass(slots=True)
 class Health:
-    """`status` is ok, or degraded if some check is not: the daemon serves all the same. `store`
-    says of every data directory in use whether it can be written: ok, or why not."""
+    """`status` is ok, or degraded if a check failed: the daemon still serves. `store` has for every
+    data directory in use `ok`, or why it cannot be written."""
 
     status: str
     version: str

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..errors import BadRequest
-from .codec import omitted, omitted_list, tagged, wire
+from .codec import omitted, tagged, wire
 
 
 class Part:
-    """A piece of a message; on the wire `{"type": tag, "data": {...}}`."""
+    """A part of a message; on the wire `{"type": tag, "data": {...}}`."""
 
     __slots__ = ()
     tag: ClassVar[str]
@@ -42,7 +42,7 @@ class ImageURLPart(Part):
 
 @dataclass(slots=True)
 class BinaryPart(Part):
-    """An attached file. The keys are Go-cased on the wire; `data` is standard base64."""
+    """An attached file; its content is standard base64."""
 
     tag: ClassVar[str] = "binary"
     path: str = field(default="", metadata=wire(name="Path"))
@@ -52,7 +52,7 @@ class BinaryPart(Part):
 
 @dataclass(slots=True)
 class ToolCallPart(Part):
-    """`input` is a string of JSON; `finished` absent means it is still streaming."""
+    """`input` is a string of JSON; while it is still streaming, `finished` is left out."""
 
     tag: ClassVar[str] = "tool_call"
     id: str = ""
@@ -78,8 +78,9 @@ class ToolResultPart(Part):
 
 @dataclass(slots=True)
 class FinishPart(Part):
-    """`reason` is end_turn, max_tokens, content_filter or unknown of an answer, tool_use of a step
-    before the last, canceled or error of what was cut off, stop of what no model wrote."""
+    """Ends a message. `reason` is end_turn, max_tokens, content_filter or unknown for the last step
+    of a turn, tool_use for a step before it, canceled or error for a step that was cut off, and
+    stop for a message that no model wrote."""
 
     tag: ClassVar[str] = "finish"
     reason: str = ""
@@ -99,21 +100,16 @@ class ShellCommandPart(Part):
 PARTS: dict[str, type] = {
     cls.tag: cls
     for cls in (
-        TextPart,
-        ReasoningPart,
-        ImageURLPart,
-        BinaryPart,
-        ToolCallPart,
-        ToolResultPart,
-        FinishPart,
-        ShellCommandPart,
+        *(TextPart, ReasoningPart, ImageURLPart, BinaryPart),
+        *(ToolCallPart, ToolResultPart, FinishPart, ShellCommandPart),
     )
 }
 
 
 @dataclass(slots=True)
 class Message:
-    """One message of a session; an assistant message is one model step, not one turn."""
+    """One message of a session. An assistant message is one step of the model: a turn may have
+    several."""
 
     id: str
     role: str
@@ -127,7 +123,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The first text part: clients show only that one."""
+        """The first text part, the only one that clients show; empty if there is none."""
         return next((part.text for part in self.parts if isinstance(part, TextPart)), "")
 
     @property
@@ -145,8 +141,8 @@ class Message:
 
 @dataclass(slots=True)
 class ToolOutput:
-    """What a running tool has put out so far: its first and last lines. Only for streams that ask
-    to resume, and gone when the result is there."""
+    """The output of a running tool so far: its first and last lines. Only on streams that can
+    resume, and not stored: the tool's result replaces it."""
 
     session_id: str
     tool_call_id: str
@@ -165,6 +161,7 @@ class Attachment:
         return self.mime_type.startswith("text/")
 
     def decoded(self) -> bytes:
+        """The content as bytes. Raises BadRequest."""
         try:
             return base64.b64decode(self.content, validate=True)
         except (binascii.Error, ValueError):
@@ -172,6 +169,7 @@ class Attachment:
             raise BadRequest(f"attachment {name!r}: content is not valid base64") from None
 
     def check(self) -> None:
+        """Raise BadRequest for a name that cannot be stored, or a content that is not base64."""
         for name in (self.file_path, self.file_name):
             if "\0" in name:
                 raise BadRequest(f"attachment {name!r}: a name must not contain NUL")
@@ -180,12 +178,12 @@ class Attachment:
 
 @dataclass(slots=True)
 class Prompt:
-    """Body of `POST W/agent`; the last five are crushlite's own."""
+    """Body of `POST W/agent`. The fields from `when_busy` on are not in the base protocol."""
 
     session_id: str = ""
     prompt: str = ""
     run_id: str = omitted()
-    attachments: list[Attachment] = omitted_list()
+    attachments: list[Attachment] = omitted(list)
     when_busy: str = omitted()
     detach: bool = omitted(False)
     max_cost: float | None = omitted(None)

@@ -7,12 +7,13 @@ from typing import Any
 
 from .codec import omitted
 
-ACTIONS = ("allow", "allow_session", "deny")
+PERMISSION_ACTIONS = ("allow", "allow_session", "deny")
 
 
 @dataclass(slots=True)
 class PermissionRequest:
-    """`params` is always an object: the Crush client decodes it by tool name."""
+    """A tool call that waits for a permission. `params` is always an object: the Crush client
+    decodes it by tool name."""
 
     id: str = ""
     session_id: str = ""
@@ -26,6 +27,8 @@ class PermissionRequest:
 
 @dataclass(slots=True)
 class PermissionNotification:
+    """A tool call waits for a permission (neither field is true), or was granted or denied it."""
+
     tool_call_id: str
     granted: bool = False
     denied: bool = False
@@ -33,8 +36,8 @@ class PermissionNotification:
 
 @dataclass(slots=True)
 class Grant:
-    """Body of `permissions/grant`. Only the id inside `permission` is believed: everything else
-    about the request is read from the daemon's own record."""
+    """Body of `permissions/grant`. Only the id inside `permission` is used: the daemon has the rest
+    of the request itself."""
 
     permission: dict[str, Any] = field(default_factory=dict)
     action: str = ""
@@ -43,17 +46,18 @@ class Grant:
 @dataclass(slots=True)
 class PermissionAnswer:
     action: str = ""
-    reason: str = omitted()
+    reason: str = omitted()  # of a denial, for the model
 
 
 @dataclass(slots=True)
 class PermissionSkip:
-    skip: bool = False
+    skip: bool = False  # grant permissions without asking
 
 
 @dataclass(slots=True)
 class Resolution:
-    """`by` is the client id of the answer that won, empty if it gave none."""
+    """Answer to an answer. `resolved`: it was the first one, and counts. `by` is the client id of
+    the one that counts, empty if that client gave none."""
 
     resolved: bool
     by: str = ""

@@ -1,10 +1,10 @@
-"""Question batches (the ask-the-user form), their answers and notifications."""
+"""Batches of questions to the user, their answers and notifications."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .codec import omitted, omitted_dict, omitted_list
+from .codec import omitted
 
 QUESTION_TYPES = ("yes_no", "single_choice", "multi_choice", "free_text")
 
@@ -23,7 +23,7 @@ class Question:
     label: str = omitted()
     question: str = ""
     description: str = omitted()
-    choices: list[Choice] = omitted_list()
+    choices: list[Choice] = omitted(list)
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class QuestionBatch:
 
 @dataclass(slots=True)
 class QuestionResponse:
-    """One answer; the question's id travels as `request_id`."""
+    """The answer to one question, whose id is in `request_id`."""
 
     request_id: str = ""
-    selected_ids: list[str] = omitted_list()
+    selected_ids: list[str] = omitted(list)
     fill_in_text: str = omitted()
     yes: bool | None = omitted(None)
-    notes: dict[str, str] = omitted_dict()
+    notes: dict[str, str] = omitted(dict)
 
 
 @dataclass(slots=True)
@@ -65,4 +65,6 @@ class QuestionReply:
 
 @dataclass(slots=True)
 class QuestionNotification:
+    """A batch is closed: answered, cancelled, or not asked any more."""
+
     batch_id: str

@@ -1,4 +1,4 @@
-"""Runs as clients see them: acceptance, state, receipts, and the terminal event."""
+"""Runs as clients see them: acceptance, state, receipts of cancels, and the last event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUN_STATES = (*LIVE_STATES, "ended")
 
 @dataclass(slots=True)
 class Accepted:
-    """Body of the 202."""
+    """Answer to a prompt that was accepted (202)."""
 
     run_id: str
     session_id: str
@@ -21,7 +21,8 @@ class Accepted:
 
 @dataclass(slots=True)
 class RunInfo:
-    """`state` is one of RUN_STATES; `outcome` is empty until the run has ended."""
+    """A run. `state` is accepted, queued, active, folded or ended; `outcome` is empty until it has
+    ended."""
 
     run_id: str = ""
     session_id: str = ""
@@ -40,6 +41,8 @@ class RunInfo:
 
 @dataclass(slots=True)
 class CanceledRun:
+    """A run that was hit by a cancel; `was` is its state before."""
+
     run_id: str
     was: str
 
@@ -59,7 +62,8 @@ class QueuedPrompt:
 
 @dataclass(slots=True)
 class RunComplete:
-    """Exactly one per promised prompt. `text` is the last assistant message's."""
+    """The end of a run: there is exactly one for every accepted prompt. `text` is that of the last
+    assistant message."""
 
     session_id: str
     message_id: str = ""
@@ -72,7 +76,8 @@ class RunComplete:
 
 @dataclass(slots=True)
 class AgentEvent:
-    """`message` of the base protocol is left out on purpose: a partial one spoils the event."""
+    """An event about the agent. `message` of the base protocol is left out: the Crush client cannot
+    read an event in which it is incomplete."""
 
     type: str
     session_id: str = omitted()

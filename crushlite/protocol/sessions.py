@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .codec import omitted_list
+from .codec import omitted
 
 
 @dataclass(slots=True)
@@ -16,8 +16,8 @@ class Todo:
 
 @dataclass(slots=True)
 class Session:
-    """`is_busy` and `attached_clients` are filled on REST answers only: in an event they would be
-    stale on arrival, as both change without a change of the row."""
+    """A session. `is_busy` and `attached_clients` are set in answers only: they change without an
+    event, so in an event they would soon be wrong."""
 
     id: str = ""
     parent_session_id: str = ""
@@ -27,7 +27,7 @@ class Session:
     completion_tokens: int = 0
     summary_message_id: str = ""
     cost: float = 0.0
-    todos: list[Todo] = omitted_list()
+    todos: list[Todo] = omitted(list)
     created_at: int = 0
     updated_at: int = 0
     is_busy: bool = False
@@ -36,7 +36,7 @@ class Session:
 
 @dataclass(slots=True)
 class AgentSession:
-    """Answer of `GET W/agent/sessions/{sid}`: only id, title and is_busy are filled."""
+    """Answer of `GET W/agent/sessions/{sid}`: only id, title and is_busy are set."""
 
     id: str = ""
     parent_session_id: str = ""
@@ -54,11 +54,13 @@ class AgentSession:
 
 @dataclass(slots=True)
 class CurrentSession:
-    session_id: str = ""
+    session_id: str = ""  # the one that a client shows; empty for none
 
 
 @dataclass(slots=True)
 class File:
+    """One version of a file that a session changed."""
+
     id: str = ""
     session_id: str = ""
     path: str = ""
@@ -76,7 +78,7 @@ class FileRead:
 
 @dataclass(slots=True)
 class ShellCommand:
-    """Body of the shell route; the session in the path wins over the one in here."""
+    """Body of the shell route. The session in the path counts, not the one in here."""
 
     session_id: str = ""
     command: str = ""

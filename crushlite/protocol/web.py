@@ -1,4 +1,5 @@
-"""The web console's way in: an address with a one-time code, and the token it is exchanged for."""
+"""How a browser gets access to the web console: an address with a one-time code, which is exchanged
+for a token."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from .codec import omitted
 
 @dataclass(slots=True)
 class WebRequest:
-    """Body of `POST /v1/web`. Port 0 is any: the one that is served already, else a free one."""
+    """Body of `POST /v1/web`. Port 0: the one that is served already, else a free one."""
 
     port: int = omitted(0)
 
 
 @dataclass(slots=True)
 class WebAddress:
-    """`url` holds a code in its fragment, good once and for `expires_in` seconds."""
+    """`url` has a code in its fragment that can be used once, within `expires_in` seconds."""
 
     url: str
     expires_in: float
@@ -29,6 +30,6 @@ class WebCode:
 
 @dataclass(slots=True)
 class WebToken:
-    """Empty where the port asks for none."""
+    """The token; empty if the port asks for none."""
 
     token: str

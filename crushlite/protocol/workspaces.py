@@ -1,20 +1,20 @@
-"""Workspaces, clients, control and version."""
+"""Workspaces and their databases, control and version of the daemon."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from .codec import omitted, omitted_list
+from .codec import omitted
 
-# What the Crush client reads without a check is there whatever the configuration holds.
+# The Crush client reads these two objects without a check, so they are always there.
 WireConfig = Annotated[dict[str, Any], "options.tui", "providers"]
 
 
 @dataclass(slots=True)
 class CreateWorkspace:
-    """Body of `POST /v1/workspaces`. `env` is None when the client sent none: tools then get the
-    daemon's own environment."""
+    """Body of `POST /v1/workspaces`. If the client sends no `env`, commands get the daemon's own
+    environment."""
 
     id: str = ""
     path: str = ""
@@ -24,12 +24,12 @@ class CreateWorkspace:
     debug: bool = omitted(False)
     data_dir: str = omitted()
     env: list[str] | None = omitted(None)
-    channels: list[str] = omitted_list()
+    channels: list[str] = omitted(list)
 
 
 @dataclass(slots=True)
 class Workspace:
-    """`env` is what the asking client itself sent, never another client's."""
+    """A workspace. `env` is what the requesting client itself sent, never another client's."""
 
     id: str
     path: str
@@ -38,14 +38,23 @@ class Workspace:
     data_dir: str = omitted()
     version: str = omitted()
     config: WireConfig = field(default_factory=dict)
-    env: list[str] = omitted_list()
-    channels: list[str] = omitted_list()
+    env: list[str] = omitted(list)
+    channels: list[str] = omitted(list)
     warning: str = omitted()
 
 
 @dataclass(slots=True)
+class Space:
+    """Bytes that a database takes on disk, before and after it was compacted."""
+
+    before: int
+    after: int
+
+
+@dataclass(slots=True)
 class Control:
-    """`client` tells our own clients from the Crush client on a unix socket."""
+    """A command to the daemon. `client` is `crushlite` for clients of this package, and is not sent
+    by the Crush client."""
 
     command: str = ""
     client: str = omitted()

@@ -35,13 +35,14 @@ from ..http.sse import SSEParser
 from ..settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from ..agent.scripted import ScriptedRun
     from ..clock import Clock
     from ..http.messages import Headers
     from ..store import Stores
+    from ..wing import Wing
 
 PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
 QUIET = 0.25  # seconds without an event that count as "never"
@@ -89,7 +90,7 @@ class EventReader:
         self.raw = bytearray()  # the bytes of the stream, for tests of the framing
         self.last_id: str | None = None
         self.ended = asyncio.Event()
-        self._next = 0  # what wait_for has consumed
+        self._next = 0  # the index of the next event that wait_for looks at
         self._changed = asyncio.Event()
         self._opened: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -110,7 +111,7 @@ class EventReader:
 
     async def wait_for(self, what: str | Callable[[Seen], bool], **fields: Any) -> Seen:
         """The next event of this kind (or for which the callable is true) whose payload has these
-        fields. What it skips stays in `seen`; what it returns is not returned again."""
+        fields. Skipped events stay in `seen`; none is returned twice."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while True:
@@ -141,6 +142,7 @@ class EventReader:
                 raise AssertionError(f"this should never come: {event}")
 
     def all(self, kind: str, **fields: Any) -> list[Seen]:
+        """Every event of this kind with these fields that has come so far."""
         return [event for event in self.seen if _matches(event, kind, fields)]
 
     async def end(self) -> None:
@@ -188,15 +190,17 @@ def _matches(event: Seen, what: str | Callable[[Seen], bool], fields: dict[str, 
 
 
 class LocalDaemon:
-    """A daemon in this process. Its socket, data and default workspace are temporary."""
+    """A daemon in this process. Its socket, data and default workspace are temporary. `wings` are
+    those of wings.py unless others, or none, are given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most of what a Daemon takes, by keyword
         self,
         agent: Any = None,
         *,
         settings: Settings | None = None,
         clock: Clock | None = None,
         stores: Stores | None = None,
+        wings: Sequence[Wing] | None = None,
         tcp: bool = False,
         auth: str = "token",
     ) -> None:
@@ -204,6 +208,7 @@ class LocalDaemon:
         self.clock = clock or SystemClock()
         self._settings = settings
         self._stores = stores
+        self._wings = wings
         self._tcp = tcp
         self._auth = auth
         self._clients: list[HTTPClient] = []
@@ -221,6 +226,7 @@ class LocalDaemon:
             settings=self._private(self._settings or Settings()),
             clock=self.clock,
             stores=self._stores,
+            wings=self._wings,
         )
         await self.daemon.start()
         self.backend = self.daemon.backend
@@ -244,7 +250,7 @@ class LocalDaemon:
             self._folder.cleanup()
 
     def _private(self, settings: Settings) -> Settings:
-        """Keep away from the configuration of whoever runs the tests."""
+        """Settings with which the files of the user who runs the tests are not read."""
         home = settings.user_files or str(self.root / "home")
         return dataclasses.replace(settings, user_files=home)
 
@@ -342,7 +348,7 @@ class Participant:
         return str(answer.json["id"])
 
     async def prompt(self, session: str, text: str = "hello", **fields: Any) -> Answer:
-        """Post a prompt and insist on 202."""
+        """Post a prompt; any answer but 202 is a failure."""
         answer = await self.try_prompt(session, text, **fields)
         assert answer.status == 202, answer
         return answer

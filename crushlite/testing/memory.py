@@ -142,7 +142,7 @@ class MemoryTransport(asyncio.Transport):
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self.protocol
 
-    # How bytes and ends travel.
+    # Between the two ends.
 
     def _deliver(self, data: bytes) -> None:
         self.written += data
@@ -169,7 +169,7 @@ class MemoryTransport(asyncio.Transport):
                 self._arrive(data)
 
     def _settle(self) -> None:
-        """Once the buffer is empty, a wanted FIN leaves and a closing end is over."""
+        """Once the buffer is empty, send a FIN that was asked for, and end if it is closing."""
         if self._buffer:
             return
         if self._eof_wanted and not self.eof_written:

@@ -140,7 +140,7 @@ class AuthTestCase(unittest.IsolatedAsyncioTestCase):
         return self.daemon.daemon.server.statistics.requests
 
     async def exchange(self, data: bytes, *, port: int = 0, unix: str = "") -> bytes:
-        """Send bytes on a fresh connection and read all there is."""
+        """Send bytes on a new connection, and read until its end."""
         async with asyncio.timeout(SECONDS):
             if unix:
                 reader, writer = await asyncio.open_unix_connection(unix)
@@ -498,7 +498,7 @@ class Peers(AuthTestCase):
                 writer.write(b"GET /v1/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 heard = await reader.read()
             except ConnectionError:
-                pass  # cut off while it sent: it heard nothing
+                pass  # the daemon closed the connection while this side was sending
             writer.close()
             try:
                 await writer.wait_closed()

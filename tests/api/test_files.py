@@ -1,4 +1,4 @@
-"""Files of a session over HTTP, and the features that are truthfully absent."""
+"""Files of a session over HTTP: stored versions, and which files were read."""
 
 from __future__ import annotations
 
@@ -52,24 +52,3 @@ class FilesTests(unittest.IsolatedAsyncioTestCase):
         for body, status in (({"session_id": "none", "path": "/a"}, 404), ({"path": ""}, 400)):
             answer = await self.anna.call("POST", "/filetracker/read", body)
             self.assertEqual(answer.status, status)
-
-
-class AbsentTests(unittest.IsolatedAsyncioTestCase):
-    async def test_what_there_is_none_of_is_said_to_be_none(self) -> None:
-        async with LocalDaemon() as daemon:
-            anna = await daemon.join()
-            for path, value in (
-                ("/skills", []),
-                ("/lsps", {}),
-                ("/mcp/states", {}),
-                ("/mcp/pending-auth", []),
-                ("/mcp/prompts", []),
-                ("/project/needs-init", {"needs_init": False}),
-            ):
-                with self.subTest(path=path):
-                    answer = await anna.call("GET", path)
-                    self.assertEqual((answer.status, answer.json), (200, value))
-            for path in ("/lsps/start", "/lsps/stop"):
-                answer = await anna.call("POST", path, {"path": "/a"})
-                self.assertEqual((answer.status, answer.json), (200, None))
-            self.assertEqual((await anna.call("GET", "/lsps/gopls/diagnostics")).status, 404)

@@ -94,9 +94,9 @@ BODILESS = {
     ("POST", W + "/project/init"),
     ("POST", W + "/config/import-copilot"),
 }
-# Asks for something that does not exist here, however it is spelt.
+# Refused whatever the body is: the feature does not exist.
 UNSUPPORTED = {("POST", W + "/mcp/docker/enable"), ("POST", W + "/mcp/docker/disable")}
-# A goodbye is never too late, and does not ask whether the workspace is known.
+# Releasing an unknown workspace is no error.
 FORGIVING = {("DELETE", W)}
 NEED_CLIENT = {("DELETE", W), ("GET", W + "/events"), ("POST", W + "/current-session")}
 
@@ -112,7 +112,7 @@ NO_OBJECTS = (b"[]", b"null", b"true", b"0", b"1.5", b'"text"', b"[{}]")
 
 
 class Obliging(ScriptedAgent):
-    """An agent for which no route is too much."""
+    """An agent that can summarize too, so that every route works."""
 
     async def summarize(self, turn: Turn) -> None:
         await turn.say("it was all about input")
@@ -123,7 +123,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
         folder = tempfile.TemporaryDirectory(prefix="crushlite-")
         self.addCleanup(folder.cleanup)
         self.root = Path(os.path.realpath(folder.name))
-        # Relative paths of clients that say nothing of theirs begin where the daemon is.
+        # A relative path is resolved from the daemon's own directory.
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir(self.root)
         # The token of a port that is opened goes next to the default socket.
@@ -154,7 +154,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
         return await self.daemon.call(method, target, body)
 
     def good(self, cls: type) -> dict[str, Any]:
-        """A body that the route carries out, or refuses for what it asks, not for how."""
+        """A body that the route can read; it may be refused for what it asks."""
         path = str(self.daemon.root / "project")
         bodies: dict[type, dict[str, Any]] = {
             WebRequest: {"port": 0},
@@ -224,7 +224,7 @@ class Bodies(InputTestCase):
                     answer = await self.call(route[0], self.url(*route), body)
                     self.assertEqual(answer.status, 200 if route in OPTIONAL else 400)
 
-    async def test_a_body_nobody_asked_for_is_not_looked_at(self) -> None:
+    async def test_a_body_where_none_is_wanted_is_not_read(self) -> None:
         run_id = (await self.anna.prompt(self.session)).json["run_id"]
         await self.anna.events.wait_for("run_complete")
         for route in BODILESS:
@@ -499,18 +499,18 @@ class Places(InputTestCase):
             for target in (f"/v1/workspaces/{bad}", f"/v1/health?x={bad}", f"/v1/health?{bad}=x"):
                 self.assertEqual((await self.call("GET", target)).status, 400, target)
 
-    async def test_a_wrong_method_is_told_the_right_ones_on_every_path(self) -> None:
+    async def test_a_wrong_method_is_answered_with_the_right_ones_on_every_path(self) -> None:
         for target in sorted({self.url("", entry.pattern) for entry in TABLE}):
             # An id may be spelt like a literal, so a path can be that of two routes.
             allowed = {e.method for e in TABLE if matches(e.pattern, target)}
-            told = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
+            wanted = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
                 if method in allowed:
                     continue
                 with self.subTest(target, method=method):
                     answer = await self.call(method, target)
                     self.assertEqual(answer.status, 405)
-                    self.assertEqual(answer.headers.get("Allow"), told)
+                    self.assertEqual(answer.headers.get("Allow"), wanted)
                     self.assertEqual(answer.json["code"], "method_not_allowed")
 
     async def test_an_unknown_path_is_404(self) -> None:
@@ -539,7 +539,7 @@ class Sizes(InputTestCase):
                 try:
                     await writer.wait_closed()
                 except ConnectionError:
-                    pass  # refused early: it did not want the rest
+                    pass  # refused before all of it was sent
         return [reply.status for reply in replies(answer, ["POST"], eof=True)]
 
     def head(self, target: str, size: int, *more: str) -> bytes:
@@ -572,7 +572,7 @@ class Sizes(InputTestCase):
 
 
 class Mutations(InputTestCase):
-    """A seeded fuzz of every body: whatever comes, the answer is never the server's fault."""
+    """A seeded fuzz of every body: no answer is a server error."""
 
     ROUNDS = 2000
 
@@ -587,7 +587,7 @@ class Mutations(InputTestCase):
             self.assertLess(answer.status, 500, (number, route, body[:300], answer.json))
             seen[answer.status] = seen.get(answer.status, 0) + 1
             if answer.status == 200 and cls is CreateWorkspace:
-                # Nobody needs a thousand workspaces.
+                # Else a thousand workspaces would be open in the end.
                 await self.call("DELETE", f"/v1/clients/{json.loads(body)['client_id']}")
         self.assertGreater(seen[400], self.ROUNDS // 3)
         self.assertGreater(seen[200] + seen[202], self.ROUNDS // 20)
@@ -622,7 +622,7 @@ class Mutations(InputTestCase):
         if rng.random() < 0.25:
             mutate_bytes(rng, data)
             if b'"path"' in data or b'"command"' in data:
-                return bytes(data[: len(data) // 2])  # unreadable for certain: see above
+                return bytes(data[: len(data) // 2])  # not JSON: nothing is executed or opened
         return bytes(data)
 
 

@@ -1,4 +1,4 @@
-"""The client against a scripted server on real sockets: requests, refusals, and coming back."""
+"""The client against a scripted server on real sockets: requests, refusals, reconnecting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from crushlite.protocol import (
 from crushlite.protocol.codec import encode
 from crushlite.protocol.events import Envelope, Resync
 from crushlite.protocol.health import Health
-from crushlite.protocol.space import Space
+from crushlite.protocol.workspaces import Space
 from tests.support.client import (
     ACCEPTED,
     CREATE,
@@ -86,7 +86,7 @@ class RefusalTests(ClientTestCase):
                 self.assertEqual(error.message, "GET /v1/health was answered 404")
                 self.assertEqual((error.status, error.code), (404, "not_found"))
 
-    async def test_a_good_answer_that_makes_no_sense_is_nobodys_bad_request(self) -> None:
+    async def test_an_unreadable_answer_is_not_a_bad_request(self) -> None:
         workspace = await self.workspace()
         for body in (b"", b"{", b"[]", b'{"run_id":"r"}', b'{"run_id":1}', b'"x"'):
             with self.subTest(body):
@@ -100,7 +100,7 @@ class RefusalTests(ClientTestCase):
                 with self.assertRaisesRegex(CrushliteError, "the answer is unreadable: body"):
                     await self.within(workspace.sessions())
 
-    async def test_nobody_there_says_where_and_what_to_do(self) -> None:
+    async def test_an_address_without_a_daemon_says_where_and_what_to_do(self) -> None:
         await self.stop()
         with self.assertRaises(ConnectionFailed) as caught:
             await self.within(self.client.health())
@@ -163,7 +163,7 @@ class RefusalTests(ClientTestCase):
                 Client(address)
 
     async def test_only_this_machine_is_spoken_to(self) -> None:
-        """The environment and a token go with a create, and nothing of it is encrypted."""
+        """A create sends the environment and a token, without encryption."""
         for host in ("192.0.2.2", "example.org", "[2001:db8::1]", "0.0.0.0", "127.0.0.1.example"):
             with self.subTest(host), self.assertRaisesRegex(errors.UsageError, "ssh tunnel"):
                 Client(f"tcp://{host}:80", token="secret")
@@ -232,7 +232,7 @@ class RequestTests(ClientTestCase):
         self.assertEqual(body, wanted | limits)
 
     async def exchange_with(self, call: Any, target: str, sent: Any, result: Any) -> None:
-        """Make one call of a workspace: what goes out, and what is made of the answer."""
+        """Make one call of a workspace, and check what it sends and what it returns."""
         for entry in TABLE:
             self.answers[entry.method, entry.pattern] = answer(encode(result))
         self.requests.clear()
@@ -319,7 +319,7 @@ class RequestTests(ClientTestCase):
             (w.init(), f"POST {base}/agent/init?client_id={ME}", {"interactive": True}),
             (w.init(False), f"POST {base}/agent/init?client_id={ME}", {"interactive": False}),
             (w.summarize("s"), f"POST {base}/agent/sessions/s/summarize", None),
-            (w.ask_nobody(), f"POST {base}/permissions/skip", {"skip": True}),
+            (w.skip_permissions(), f"POST {base}/permissions/skip", {"skip": True}),
             (w.reread_config(), f"POST {base}/agent/update", None),
             (
                 *(w.set_config("options.debug", True), f"POST {base}/config/set"),
@@ -371,7 +371,7 @@ class RequestTests(ClientTestCase):
         self.assertTrue((await self.within(w.refresh())).yolo)
         self.assertTrue(w.info.yolo)
         self.answers["GET", W + "/permissions/skip"] = answer({"skip": True})
-        self.assertTrue(await self.within(w.asks_nobody()))
+        self.assertTrue(await self.within(w.skips_permissions()))
 
     async def test_sessions_are_created_and_renamed_by_title(self) -> None:
         w = await self.workspace()
@@ -487,7 +487,7 @@ class StreamTests(ClientTestCase):
             await asyncio.wait([reader])
             self.assertTrue(reader.cancelled())
             self.assertEqual(await self.runs_of(stream, 1), ["r1"])
-            # An event is on its way: whichever comes first, it is yielded once.
+            # An event is on its way: whether it or the cancel comes first, it is yielded once.
             feed.send(done(3))
             self.assertEqual(await self.runs_of(stream, 1), ["r2"])
             reader = asyncio.create_task(stream.__anext__())
@@ -535,7 +535,7 @@ class ClosingTests(ClientTestCase):
         self.assertEqual(stream.last_id, "e-1")
 
     async def test_a_close_while_the_stream_comes_back_leaves_no_connection(self) -> None:
-        # However far the way back has got: after each number of steps of the loop.
+        # At every point of a reconnect: after each number of ticks of the loop.
         workspace = await self.workspace()
         await workspace.init()
         for steps in range(60):
@@ -631,7 +631,7 @@ class ClosingTests(ClientTestCase):
 class ReturnTests(ClientTestCase):
     async def test_287_reconnect_on_drop(self) -> None:
         workspace = await self.workspace()
-        torn = done(3)[:-1]  # never complete, so it must come again
+        torn = done(3)[:-1]  # never completed, so it must be sent again
         self.answers[EVENTS] = [
             Feed(b"id: e-0\n\n" + done(1) + done(2) + torn, brief=True),
             Feed(b"id: e-2\n\n" + done(3) + done(4), brief=True),
@@ -820,7 +820,7 @@ class RecreationTests(ClientTestCase):
         gone = refused(404, "workspace_not_found")
         creates = [refused(503, "shutting_down"), refused(409, "data_directory_in_use")]
         self.answers[CREATE] = [*creates, self.created]
-        # Gone three times; the new one is gone, too, before it can be subscribed to.
+        # The old workspace is gone three times, and the new one once, before the stream subscribes.
         self.answers[EVENTS] = [Feed(brief=True), gone, gone, gone, gone, Feed(done(1))]
         async with workspace.events() as stream:
             self.assertEqual(await self.runs_of(stream, 2), ["resync", "r1"])
@@ -859,7 +859,7 @@ class RecreationTests(ClientTestCase):
             self.assertEqual(await self.runs_of(one, 2), ["resync", "r1"])
             self.assertEqual(await self.runs_of(two, 1), ["r1"])
         self.assertEqual(self.births, 2)
-        # The daemon itself tells the second one that its position is of another life.
+        # The daemon answers a position of the old workspace with a resync.
         self.assertEqual(self.positions, [None, None, "e-7", None, "e-8"])
 
     async def test_a_stream_that_hears_late_of_a_lost_workspace_creates_no_third_one(self) -> None:

@@ -1,4 +1,4 @@
-"""One run among all that happens: which events are its own, from its beginning to its end.
+"""The events of one run among all events of a workspace, from its beginning to its end.
 
 The rule is tested without a daemon, event by event; the stream of one run with a real one.
 """
@@ -63,7 +63,7 @@ class RuleTests(unittest.TestCase):
         return [self.follower.take(Envelope("", "updated", payload)) for payload in payloads]
 
     def test_a_run_that_is_first_in_line_owns_what_is_created_until_its_end(self) -> None:
-        self.follower.place([ended("X", "x"), live("R")], over={"X"})
+        self.follower.set_ahead([ended("X", "x"), live("R")], over={"X"})
         mine = (typed("u"), said("a", "one", "tool_use"), said("b", "two", "end_turn"))
         self.assertEqual(self.created(*mine), [True, True, True])
         self.assertEqual(self.updated(said("b", "two")), [True])
@@ -71,7 +71,7 @@ class RuleTests(unittest.TestCase):
         self.assertEqual(self.updated(RunComplete("S", "b", "R")), [True])
 
     def test_what_runs_ahead_say_is_not_ours_even_with_the_same_prompt(self) -> None:
-        self.follower.place([live("X"), live("Y", "queued"), live("R", "queued")], over=())
+        self.follower.set_ahead([live("X"), live("Y", "queued"), live("R", "queued")], over=())
         self.assertEqual(self.created(said("x"), typed("y"), said("y2")), [False] * 3)
         self.assertEqual(self.updated(RunComplete("S", "x", "X"), said("y2")), [False] * 2)
         self.assertEqual(self.updated(RunComplete("S", "y2", "Y")), [False])
@@ -79,21 +79,21 @@ class RuleTests(unittest.TestCase):
         self.assertEqual(self.created(typed("u"), said("a")), [True, True])
 
     def test_a_run_that_ended_while_we_asked_is_still_ahead(self) -> None:
-        self.follower.place([ended("X", "x"), live("R")], over=())
+        self.follower.set_ahead([ended("X", "x"), live("R")], over=())
         self.assertEqual(self.created(said("x2")), [False])
         self.updated(RunComplete("S", "x2", "X"))
         self.assertEqual(self.created(typed("u")), [True])
 
-    def test_a_summary_ahead_holds_nobody_up(self) -> None:
-        self.follower.place([live("sum", kind="summarize"), live("R", "queued")], over=())
+    def test_a_summary_ahead_is_not_waited_for(self) -> None:
+        self.follower.set_ahead([live("sum", kind="summarize"), live("R", "queued")], over=())
         self.assertEqual(self.created(typed("u")), [True])
 
     def test_runs_behind_ours_do_not_matter(self) -> None:
-        self.follower.place([live("R"), live("Z", "queued")], over=())
+        self.follower.set_ahead([live("R"), live("Z", "queued")], over=())
         self.assertEqual(self.created(typed("u")), [True])
 
     def test_299_run_filters_foreign(self) -> None:
-        self.follower.place([live("R")], over=())
+        self.follower.set_ahead([live("R")], over=())
         self.created(typed("u"))
         elsewhere = said("o")
         elsewhere.session_id = "T"
@@ -108,7 +108,7 @@ class RuleTests(unittest.TestCase):
         self.assertEqual(self.created(*ours), [True] * len(ours))
 
     def test_requests_of_our_calls_and_their_answers_are_ours(self) -> None:
-        self.follower.place([live("R")], over=())
+        self.follower.set_ahead([live("R")], over=())
         calling = said("a")
         calling.parts.append(ToolCallPart("c", "bash", "{}"))
         self.created(typed("u"), calling)
@@ -120,7 +120,7 @@ class RuleTests(unittest.TestCase):
         )
 
     def test_those_who_work_for_us_are_ours(self) -> None:
-        self.follower.place([live("R")], over=())
+        self.follower.set_ahead([live("R")], over=())
         child = said("k")
         child.session_id = "kid"
         child.parts.append(ToolCallPart("c", "bash", "{}"))
@@ -130,7 +130,7 @@ class RuleTests(unittest.TestCase):
 
 
 class TranscriptTests(unittest.TestCase):
-    """What of a transcript belongs to run R."""
+    """Which messages of a transcript belong to run R."""
 
     X = (typed("x"), said("x2"))
     OURS = (typed("u"), said("a"), Message("t", "tool", "S"), said("b"))
@@ -183,7 +183,7 @@ class TranscriptTests(unittest.TestCase):
 
 
 class RunCase(BoundedTestCase):
-    """A scripted daemon, and a client that reaches it through a relay that can be cut."""
+    """A daemon with a scripted agent, and a client behind a relay that can be cut."""
 
     settings: Settings | None = None
 
@@ -234,7 +234,7 @@ class AskTests(RunCase):
         await self.answers(2, "so")
         self.assertEqual((await asking).session_id, session.id)
 
-    async def test_failure_and_cancellation_are_told_and_not_raised(self) -> None:
+    async def test_failure_and_cancellation_are_returned_and_not_raised(self) -> None:
         asking = asyncio.create_task(self.workspace.ask("hello"))
         (await self.daemon.entered(1)).fail("out of luck")
         self.assertIn("out of luck", (await asking).error)
@@ -307,7 +307,7 @@ class AskTests(RunCase):
             self.assertFalse((await behind.end()).cancelled)
 
     async def test_a_cancel_of_what_has_ended_unseen_does_not_hit_the_next(self) -> None:
-        """Its end is on its way to us, and another client's prompt is at work already."""
+        """Our client has not got its `run_complete` yet, and another client's prompt is active."""
         session = await self.workspace.create_session()
         for seen in (False, True):
             number = len(self.daemon.agent.runs) + 1
@@ -330,7 +330,7 @@ class AskTests(RunCase):
             await self.workspace.delete(session.id)
             await run.cancel()
 
-    async def test_a_cancel_after_the_end_hits_nobody(self) -> None:
+    async def test_a_cancel_after_the_end_hits_no_run(self) -> None:
         session = await self.workspace.create_session()
         async with self.workspace.start("first", session.id) as run:
             await self.answers(1, "hi")
@@ -372,7 +372,7 @@ class FollowTests(RunCase):
         self.assertEqual(kinds(events)[-1], "run_complete")
         self.assertEqual(kinds(events).count("run_complete"), 1)
 
-    async def test_a_run_that_is_over_is_told_too(self) -> None:
+    async def test_a_run_that_has_ended_can_be_followed(self) -> None:
         session = await self.workspace.create_session()
         runs = []
         for number in (1, 2, 3):
@@ -385,7 +385,7 @@ class FollowTests(RunCase):
             self.assertEqual(list(texts(events).values()), [f"answer {number}"])
             self.assertEqual(events[-1].payload, run.ending)
 
-    async def test_a_run_that_waits_is_told_when_it_begins(self) -> None:
+    async def test_a_queued_run_is_followed_from_its_beginning(self) -> None:
         session = await self.workspace.create_session()
         await self.workspace.prompt(session.id, "first")
         first = await self.daemon.entered(1)
@@ -398,8 +398,8 @@ class FollowTests(RunCase):
             await self.answers(2, "yours")
             self.assertEqual(list(texts(await following).values()), ["yours"])
 
-    async def test_a_run_that_begins_and_ends_during_the_catch_up_is_told_whole(self) -> None:
-        """Between the reading of the transcript and that of the runs."""
+    async def test_a_run_that_begins_and_ends_during_the_catch_up_is_complete(self) -> None:
+        """The run begins after the transcript was read, and ends before the runs are read."""
         session = await self.workspace.create_session()
         await self.workspace.prompt(session.id, "first", run_id="first")
         first = await self.daemon.entered(1)
@@ -420,7 +420,7 @@ class FollowTests(RunCase):
         async with other.follow(waiting.run_id) as run:
             self.assertEqual(list(texts(await everything(run)).values()), ["yours"])
 
-    async def test_a_prompt_that_was_folded_is_told_with_its_carrier(self) -> None:
+    async def test_a_folded_prompt_has_the_events_of_its_carrier(self) -> None:
         session = await self.workspace.create_session()
         await self.workspace.prompt(session.id, "first")
         scripted = await self.daemon.entered(1)
@@ -435,7 +435,7 @@ class FollowTests(RunCase):
         self.assertEqual("".join(texts(events).values()), "one two")
         self.assertNotEqual(events[-1].payload.folded_into, "")
 
-    async def test_a_prompt_that_is_folded_while_we_wait_is_told_at_its_end(self) -> None:
+    async def test_a_prompt_that_is_folded_while_it_is_followed_has_all_events(self) -> None:
         session = await self.workspace.create_session()
         await self.workspace.prompt(session.id, "first")
         scripted = await self.daemon.entered(1)
@@ -479,7 +479,7 @@ class LostTests(RunCase):
         self.assertIsNone(run.ending)
 
     async def test_a_promise_whose_sequel_is_lost_is_kept(self) -> None:
-        """The connection breaks right after the 202: the run is found again, and its answer."""
+        """The connection breaks right after the 202; the run is found again, with its answer."""
         runs, calls = self.workspace.runs, 0
 
         async def cut_first(session_id: str = "", state: str = "") -> Any:
@@ -521,7 +521,7 @@ class LostTests(RunCase):
 
 
 class TornDownTests(RunCase):
-    """Nobody waits for us here: the workspace goes with the connection, and its runs with it."""
+    """Without a grace period: the workspace and its runs end with the connection."""
 
     settings: Settings | None = Settings(graces=Graces(detach=0.0))
 

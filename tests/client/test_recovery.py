@@ -1,4 +1,4 @@
-"""How a client fares when its daemon does not: what it tells, how long it tries, how it leaves."""
+"""A client whose daemon is lost: what it yields, how long it tries, how it retires."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class NoticeTests(ClientTestCase):
     async def payloads(self, stream: Any, count: int) -> list[Any]:
         return [(await self.within(stream.__anext__())).payload for _ in range(count)]
 
-    async def test_a_loss_is_told_at_once_and_a_return_before_anything_newer(self) -> None:
+    async def test_a_loss_is_yielded_at_once_and_a_return_before_any_newer_event(self) -> None:
         workspace = await self.workspace()
         self.answers[EVENTS] = [Feed(done(1), brief=True), Feed(done(2))]
         async with workspace.events() as stream:
             _, lost = await self.payloads(stream, 2)
             self.assertEqual(lost, Lost("the daemon ended it"))
-            self.assertEqual(len(self.feeds), 1, "told before the first attempt to return")
+            self.assertEqual(len(self.feeds), 1, "yielded before the first attempt to reconnect")
             back, newer = await self.payloads(stream, 2)
         self.assertEqual((back, newer.run_id), (Recovered("w1"), "r2"))
 
-    async def test_a_workspace_that_was_created_again_is_told_with_the_need_to_read_afresh(
+    async def test_a_workspace_that_was_created_again_comes_with_a_resync(
         self,
     ) -> None:
         workspace = await self.workspace()
@@ -94,7 +94,7 @@ class NoticeTests(ClientTestCase):
 
 
 class RecoveryTests(ClientTestCase):
-    """The create that follows a 404."""
+    """Creating a workspace again after a 404."""
 
     def slow_create(self) -> tuple[asyncio.Event, asyncio.Event]:
         asked, go = asyncio.Event(), asyncio.Event()
@@ -140,17 +140,11 @@ class RecoveryTests(ClientTestCase):
             self.assertIsInstance((await self.within(reader)).payload, Resync)
         go.set()
 
-    async def test_a_goodbye_waits_for_it(self) -> None:
-        """Else the create would come last, and nobody would give its workspace back."""
+    async def test_retiring_waits_for_it(self) -> None:
+        """If the create arrived last, no client would release its workspace."""
         workspace = await self.workspace()
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), GONE, Feed()]
         asked, go = self.slow_create()
-
-        async def forever(delay: float) -> None:
-            if delay == 5.0:
-                await asyncio.Event().wait()
-
-        self.impatient.at_sleep = forever
         async with workspace.events() as stream:
             reader = asyncio.create_task(self.over(stream))
             await self.within(asked.wait())
@@ -163,22 +157,25 @@ class RecoveryTests(ClientTestCase):
             await self.within(reader)
         self.assertEqual(self.targets[-1], f"DELETE /v1/clients/{ME}")
 
-    async def test_a_goodbye_does_not_wait_for_ever(self) -> None:
+    async def test_retiring_does_not_wait_for_ever(self) -> None:
         workspace = await self.workspace()
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), GONE, Feed()]
         asked, go = self.slow_create()
         async with workspace.events() as stream:
             reader = asyncio.create_task(self.over(stream))
             await self.within(asked.wait())
-            await self.within(self.client.retire())
+            leaving = asyncio.create_task(self.client.retire())
+            await self.impatient.advance(4.9)
+            self.assertFalse(any(target.startswith("DELETE") for target in self.targets))
+            await self.impatient.advance(0.1)
+            await self.within(leaving)
             self.assertEqual(self.targets[-1], f"DELETE /v1/clients/{ME}")
-            self.assertEqual(self.impatient.slept[-1], 5.0)
             await stream.close()
             await self.within(reader)
         go.set()
 
     async def test_291_shutdown_retires_after_lost_create_response(self) -> None:
-        """The goodbye is by client, so it covers a workspace whose id we never learned."""
+        """A client retires by its own id, so that includes a workspace whose id it never got."""
         workspace = await self.workspace()
         self.answers[CREATE] = Response(200, b'{"id":')  # carried out, and unreadable
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), GONE]
@@ -222,7 +219,7 @@ class ReadyTests(ClientTestCase):
             await self.within(workspace.ready())
         self.assertFalse(caught.exception.reached)
 
-    async def test_a_workspace_of_somebody_else_can_be_joined_by_its_listing(self) -> None:
+    async def test_a_workspace_of_another_client_can_be_joined_by_its_listing(self) -> None:
         self.answers["GET", "/v1/workspaces"] = answer([{"id": "w9", "path": "/q"}])
         self.answers[EVENTS] = [Feed(done(1), brief=True), GONE, Feed(done(2))]
         self.answers[INIT] = Response(200)

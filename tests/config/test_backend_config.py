@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 async def silent(turn: Any) -> None:
-    """An agent that is never asked."""
+    """An agent that gets no prompt."""
 
 
 class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
@@ -98,15 +98,13 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
         config = await self.open(daemon, ["PATH=/usr/bin"])
         self.assertEqual(list(config.providers), ["of-the-daemon"])
 
-    async def test_where_nobody_has_any_the_client_s_place_is_written(self) -> None:
+    async def test_without_any_file_the_client_s_place_is_written(self) -> None:
         daemon = {"HOME": str(self.root / "daemon")}
         home = self.root / "client"
-        await self.open(daemon, [f"HOME={home}"], lambda profile: profile.locations.file(0))
+        await self.open(daemon, [f"HOME={home}"], lambda profile: profile.files.file(0))
         self.assertEqual(self.looked, home / ".local/share/crushlite/crush.json")
         home = self.root / "elsewhere"
-        await self.open(
-            daemon, [f"XDG_DATA_HOME={home}"], lambda profile: profile.locations.file(0)
-        )
+        await self.open(daemon, [f"XDG_DATA_HOME={home}"], lambda profile: profile.files.file(0))
         self.assertEqual(self.looked, home / "crushlite/crush.json")
 
     async def test_a_variable_the_client_left_out_is_the_daemon_s(self) -> None:

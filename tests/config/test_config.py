@@ -1,4 +1,4 @@
-"""The configuration: files, merging, expansion, what a project may say, and what never leaves."""
+"""The configuration: files, merging, expansion, what a project may say, and which secrets stay."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from unittest import mock
 from crushlite.config import (
     CONTEXT_FILES,
     Config,
+    ConfigFiles,
+    Reason,
     Roots,
     data_directory,
     expand,
     files,
-    global_file,
-    load,
     merge,
     redact,
     remove_value,
@@ -45,7 +45,7 @@ LAB = {"base_url": "http://lab.example/v1", "api_key": "lab-literal-key-0001", "
 
 
 class ConfigCase(unittest.TestCase):
-    """A machine in a temporary directory: nothing is read from the real one."""
+    """Configuration files in a temporary directory: none of the real machine is read."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -74,13 +74,8 @@ class ConfigCase(unittest.TestCase):
         return path
 
     def load(self, env: dict[str, str] | None = None, *, commands: bool = False) -> Config:
-        return load(
-            self.workspace,
-            env or {},
-            data_dir=self.data_dir,
-            allow_commands=commands,
-            roots=self.roots,
-        )
+        found = ConfigFiles(self.workspace, env or {}, self.roots, self.data_dir, commands)
+        return found.load()
 
     def refused(self, env: dict[str, str] | None = None, *, commands: bool = False) -> str:
         with self.assertRaises(ConfigError) as caught:
@@ -88,8 +83,9 @@ class ConfigCase(unittest.TestCase):
         return str(caught.exception)
 
     def assert_warned(self, config: Config, *words: str) -> None:
-        found = [w for w in config.warnings if all(word in w for word in words)]
-        self.assertTrue(found, f"no warning with {words} in {config.warnings}")
+        shown = [str(warning) for warning in config.warnings]
+        found = [text for text in shown if all(word in text for word in words)]
+        self.assertTrue(found, f"no warning with {words} in {shown}")
 
 
 # Files ------------------------------------------------------------------------------------------
@@ -132,7 +128,7 @@ class FileTests(ConfigCase):
         own = elsewhere / "data/crushlite/crush.json"
         found = [elsewhere / "cfg/crush/crush.json", elsewhere / "data/crush/crush.json", own]
         self.assertEqual(self.load(xdg).files, tuple(found))
-        self.assertEqual(global_file(xdg, self.roots), own)
+        self.assertEqual(ConfigFiles(self.workspace, xdg, self.roots, self.data_dir).file(0), own)
         crush = {"CRUSH_GLOBAL_CONFIG": f"{elsewhere}/named"}
         crush["CRUSH_GLOBAL_DATA"] = f"{elsewhere}/state"
         found = [elsewhere / "named/crush.json", elsewhere / "state/crush.json", own]
@@ -305,7 +301,7 @@ def damage(content: bytes, seeded: random.Random) -> bytes:
 
 
 def is_strict_json_object(content: bytes) -> bool:
-    """Whether the damage left something that may pass: then it is no damaged file."""
+    """Whether a damaged file still holds an object, or nothing: then it need not be refused."""
     if not content.strip():
         return True
     try:
@@ -313,6 +309,41 @@ def is_strict_json_object(content: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+class WarningTests(ConfigCase):
+    def test_a_warning_has_a_reason_a_file_and_a_key(self) -> None:
+        (self.workspace / "crushrc").write_text("")
+        sent = {"extra_headers": {"Host": "x"}, "api_key": "$LAB_KEY"}
+        own = {"base_url": "http://own.example", "models": [MODEL]} | sent
+        large = {"provider": "gone", "model": "m"}
+        self.write("global", {"providers": {"lab": LAB, "bad": {}}, "models": {"large": large}})
+        moved = {"base_url": "http://evil.example"}
+        self.write(
+            "project",
+            {
+                "providers": {"lab": moved, "own": own},
+                "permissions": {"allowed_tools": ["bash"]},
+                "env": {"A": "b"},
+            },
+        )
+        outside, project = self.places["global"], self.places["project"]
+        found = [
+            (warning.reason, warning.file, warning.key)
+            for warning in self.load({"LAB_KEY": "k1"}).warnings
+        ]
+        wanted = [
+            (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
+            (Reason.NOT_FOR_PROJECTS, project, "env"),
+            (Reason.TOOLS_NOT_ADDED, project, "permissions.allowed_tools"),
+            (Reason.VARIABLE_WITHHELD, project, "providers.own.api_key"),
+            (Reason.PROVIDER_MOVED, project, "providers.lab"),
+            (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
+            (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
+            (Reason.MODEL_UNKNOWN, outside, "models.large"),
+        ]
+        self.assertCountEqual(found, wanted)
+        self.assertEqual({reason for reason, _, _ in wanted}, set(Reason))
 
 
 # Merging ----------------------------------------------------------------------------------------
@@ -509,7 +540,7 @@ class CommandTests(ConfigCase):
         os.mkfifo(fifo)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         self.addCleanup(os.close, reader)
-        # It is ended for its flood, and not before its child has the fifo: no time is too short.
+        # It is ended for writing too much, which begins when its child has the fifo: no timing.
         child = f"(echo; : > {self.base}/begun; exec sleep 60) > {fifo}"
         self.lab(f"$({child} & until [ -e {self.base}/begun ]; do sleep 0.01; done; yes)")
         with mock.patch.object(expand, "COMMAND_SECONDS", 30.0):
@@ -903,7 +934,7 @@ class ProjectTests(ConfigCase):
 
 
 class KeyTests(ConfigCase):
-    """Where a key goes is decided where the key comes from."""
+    """The user's keys go only to the addresses that the user's files or the catalogue name."""
 
     def moved(self, section: JSONObject, env: dict[str, str] | None = None) -> Config:
         self.write("project", {"providers": {"lab": section}})
@@ -951,7 +982,7 @@ class KeyTests(ConfigCase):
         self.write("project", {"providers": {"openai": section | {"api_key": "own"}}})
         provider = self.load(env).providers["openai"]
         self.assertEqual((provider.base_url, provider.api_key), ("http://evil.example", "own"))
-        # Nor is it had by turning the catalogue off.
+        # Turning the catalogue off does not help the project either.
         document: JSONObject = {
             "providers": {"openai": section},
             "options": {"disable_default_providers": True},
@@ -970,7 +1001,7 @@ class KeyTests(ConfigCase):
             self.assertEqual(config.providers["openai"].api_key, "sk-env")
             self.assertEqual(config.providers["lab"].api_key, "k-lab")
             self.assertEqual(config.warnings, ())
-        # But another provider's variable is not handed around.
+        # But the variable of another provider is not given to this one.
         self.write("project", {"providers": {"lab": {"api_key": "$OPENAI_API_KEY"}}})
         self.assertEqual(self.load(env).providers["lab"].api_key, "")
 
@@ -1087,7 +1118,8 @@ class ProjectVariableTests(ConfigCase):
 
 
 def with_keys(outside: JSONObject) -> JSONObject:
-    """A provider that lacks only a key would be used with a project's: where does it lead?"""
+    """A copy in which every provider has a key: one that lacks only that would be used with a
+    project's key, and its address is needed for the comparison."""
     probed: JSONObject = json.loads(json.dumps(outside))
     for section in probed["providers"].values():
         if section.get("api_key") in ("", "$NONE"):
@@ -1096,7 +1128,8 @@ def with_keys(outside: JSONObject) -> JSONObject:
 
 
 class ProjectPropertyTests(ConfigCase):
-    """Seeded pairs of a user's and a project's configuration: the project never gains anything."""
+    """Seeded pairs of a user's and a project's configuration: no project allows itself more, or
+    gets a key."""
 
     ENV = {f"{name}_API_KEY": f"env-{name}" for name in ("OPENAI", "GROQ", "LAB")} | {"Q": "env-q"}
     IDS = ("openai", "groq", "lab", "own")
@@ -1106,7 +1139,7 @@ class ProjectPropertyTests(ConfigCase):
 
     def test_the_allow_set_never_grows_and_no_key_goes_elsewhere(self) -> None:
         seeded = random.Random(20_26)
-        # Nothing about $Q looks secret, except that the user has a key in it.
+        # $Q does not look secret: it is one because the user's file has a key in it.
         self.write("global", {"providers": {"zz": {"api_key": "$Q", "disable": True}}})
         moved = 0
         for count in range(400):
@@ -1125,7 +1158,7 @@ class ProjectPropertyTests(ConfigCase):
             with self.subTest(count, outside=outside, project=project, other=other):
                 self.assertLessEqual(set(after.allowed_tools), set(before.allowed_tools))
                 self.check_keys(before, after)
-            moved += any("not sent there" in warning for warning in after.warnings)
+            moved += any(w.reason is Reason.PROVIDER_MOVED for w in after.warnings)
         self.assertGreater(moved, 50, "the documents are too tame to prove anything")
 
     def check_keys(self, before: Config, after: Config) -> None:
@@ -1183,7 +1216,7 @@ class ProjectPropertyTests(ConfigCase):
 
 
 class CanaryTests(ConfigCase):
-    """Values that would be recognised anywhere, in every place that may hold one."""
+    """A value that is recognised anywhere, in every place that may hold a secret."""
 
     def canary(self, name: str) -> str:
         return f"canary-{name}-9f8e7d6c5b4a3210"
@@ -1328,7 +1361,7 @@ class EnvironmentTests(ConfigCase):
             "CURL_OPTIONS": "-H 'X: hunter2-hunter2'",
         }
         env = kept | gone
-        self.assertEqual(scrubbed_environment(env, self.load(env)), kept)
+        self.assertEqual(scrubbed_environment(env, self.load(env).secrets()), kept)
         self.assertEqual(len(env), len(kept) + len(gone), "the given one is not changed")
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ESCAPE, ENTER, TAB = "\ue00c", "\ue007", "\ue004"
 LIVE = (
     "document.querySelector('#connection').dataset.state === 'live'"
-    " && !document.querySelector('#desk').hidden"
+    " && !document.querySelector('#workspace-view').hidden"
 )
 TRANSCRIPT = "return document.querySelector('#transcript').innerText"
 IDS = "return [...document.querySelectorAll('#transcript .msg')].map(each => each.dataset.id)"
@@ -58,9 +58,9 @@ class BrowserCase(BoundedTestCase):
         self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder}))
 
     async def asyncTearDown(self) -> None:
-        # Whatever a page had to complain about, a refusal by its own policy above all.
-        told = [line for line in await self.browser.complaints() if "Failed to load" not in line]
-        self.assertEqual([line for line in told if "net::ERR" not in line], [])
+        # No page may log an error, such as a refusal by its own policy.
+        logged = [line for line in await self.browser.complaints() if "Failed to load" not in line]
+        self.assertEqual([line for line in logged if "net::ERR" not in line], [])
         await self.browser.reset()
 
     async def serve(self, **options: Any) -> LocalDaemon:
@@ -72,7 +72,7 @@ class BrowserCase(BoundedTestCase):
         return f"{answer.json['url']}&path={self.daemon.root / 'project'}"
 
     async def enter(self, count: int = 1) -> list[Window]:
-        """So many windows on the project, all of them live."""
+        """Open this many windows on the project, and wait until all are connected."""
         await self.window.open(await self.invite())
         await self.window.wait(LIVE)
         windows = [self.window]
@@ -261,7 +261,7 @@ class TwoWindows(BrowserCase):
             await window.wait("!document.querySelector('#session-list').firstChild")
         self.assertEqual(await self.sessions(), [])
 
-    async def test_others_who_look_on_are_told_and_so_is_what_was_used(self) -> None:
+    async def test_other_clients_and_the_usage_are_shown(self) -> None:
         await self.serve()
         [anna] = await self.enter()
         await anna.click("#session-new")
@@ -356,7 +356,7 @@ class Resilience(BrowserCase):
         await self.assert_identical([anna])
 
 
-# Answers of some route reach the page only when the test says so.
+# Holds the answers of some route back until the test releases them.
 HOLD = """
 const real = window.fetch, [suffix, method] = arguments;
 Object.assign(window, {held: [], free: false});
@@ -372,7 +372,7 @@ LET_GO = "window.free = true; window.held.forEach((go) => go())"
 
 class Races(BrowserCase):
     async def rename(self, session: str, title: str, window: Window) -> None:
-        """Something that comes after all events so far; returns when the window shows it."""
+        """Wait until the window shows everything that was published so far."""
         target = f"{await self.workspace()}/sessions/{session}"
         await self.daemon.call("PUT", target, {"title": title})
         await window.shows(title, "#session-list")
@@ -538,7 +538,7 @@ class Restart(BrowserCase):
         await self.assert_as_stored(port, windows)
         for window, ids in zip(windows, before, strict=True):
             self.assertEqual(await window.script(IDS), ids)
-        # And it is the same conversation.
+        # The conversation is still there.
         await windows[1].type("#prompt", "and now" + ENTER)
         for window in windows:
             await window.shows("You said: and now", ".msg.assistant")
@@ -547,7 +547,7 @@ class Restart(BrowserCase):
         port = await self.start()
         windows = await self.converse(port)
         await self.stop(self.process)
-        self.token_file(port).unlink()  # as a daemon does that leaves in order
+        self.token_file(port).unlink()  # as a daemon does that is stopped
         self.assertEqual(await self.start(port), port)
         for window in windows:
             await window.shows("no longer valid", "#login")
@@ -600,10 +600,10 @@ class Entrance(BrowserCase):
         await self.window.shows("project", "#workspace")
         await self.window.click("#workspace")
         await self.window.wait("document.querySelector('#chooser-path').value !== ''")
-        for wrong, told in (("some/folder", "whole path"), (f"{__file__}", "directory")):
+        for wrong, words in (("some/folder", "whole path"), (f"{__file__}", "directory")):
             await self.window.script("document.querySelector('#chooser-path').value = ''")
             await self.window.type("#chooser-path", wrong + ENTER)
-            await self.window.shows(told, "#chooser-error")
+            await self.window.shows(words, "#chooser-error")
         other = self.daemon.root / "other"
         other.mkdir()
         await self.window.script("document.querySelector('#chooser-path').value = ''")
@@ -622,7 +622,7 @@ class Hostile(BrowserCase):
 
     async def assert_harmless(self, window: Window) -> None:
         self.assertIsNone(await window.script("return window.pwned ?? null"))
-        made = "body script, #desk img, #desk svg, a[href^=java]"
+        made = "body script, #workspace-view img, #workspace-view svg, a[href^=java]"
         count = "return document.querySelectorAll(arguments[0]).length"
         self.assertEqual(await window.script(count, made), 0)
 
@@ -653,7 +653,7 @@ class Hostile(BrowserCase):
             await window.shows("<script>window.pwned = 1</script>", ".msg.assistant .text p")
             await window.shows("<script>window.pwned = 1</script>", ".tool .output")
             await window.shows("<script>", "#session-list")
-            # What would not be seen is named; the colours of a terminal are left out.
+            # Characters that cannot be seen are named; terminal colours are left out.
             await window.shows("U+202Egnp.exeU+202C red ESC]0;titleBEL", ".text p")
             await self.assert_harmless(window)
         await self.assert_identical([anna, bert])

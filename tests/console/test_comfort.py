@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["setUpModule", "tearDownModule"]  # pytest finds them here: one browser per file
 
-# Whether the last row of the transcript is in view, and nothing offers to go there.
+# Whether the last row of the transcript is in view, and the button that leads there is hidden.
 AT_END = (
     "(s => s.scrollHeight > s.clientHeight && s.scrollHeight - s.scrollTop - s.clientHeight < 2)"
     "(document.querySelector('#scroller')) && document.querySelector('#to-end').hidden"
@@ -109,9 +109,9 @@ class Focus(ComfortCase):
         await anna.shows("asks you", ".tool")
         submit = "#question button[type=submit]"
         await anna.click(submit)
-        told = "return document.querySelector('#question input[type=text], #question fieldset"
-        told += " > input').validationMessage"
-        self.assertIn("Give an answer", await anna.script(told))
+        shown = "return document.querySelector('#question input[type=text], #question fieldset"
+        shown += " > input').validationMessage"
+        self.assertIn("Give an answer", await anna.script(shown))
         self.assertTrue(await anna.script("return document.querySelector('#question').open"))
         self.assertFalse(asked.done())
         await anna.click("#question input[type=radio][value=b]")
@@ -124,7 +124,7 @@ class Focus(ComfortCase):
 class AfterARestart(ComfortCase):
     async def test_a_prompt_before_the_stream_is_back_is_kept_and_brings_it_back(self) -> None:
         await self.serve()
-        # What such a page meets: first nobody answers, then a daemon that knows no workspace.
+        # At first nothing answers the page, then a daemon that does not know its workspace.
         added = await self.window.devtools(
             "Page.addScriptToEvaluateOnNewDocument",
             source="delete self.SharedWorker; const real = fetch; window.state = 'up';"

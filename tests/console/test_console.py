@@ -121,7 +121,7 @@ class Files(ConsoleCase):
         tag = first.headers.get("ETag") or ""
         again = await self.ask("GET", "/console/main.js", ("If-None-Match", tag))
         self.assertEqual((again.status, again.body), (304, b""))
-        other = await self.ask("GET", "/console/desk.js", ("If-None-Match", tag))
+        other = await self.ask("GET", "/console/workspace.js", ("If-None-Match", tag))
         self.assertEqual(other.status, 200)
         old = '"0123456789abcdef"'
         for known, status in (
@@ -221,7 +221,7 @@ class Public(ConsoleCase):
             with self.subTest(target):
                 good = 403 if method == "POST" else 200  # for its code
                 code = b'{"code":"x"}' if method == "POST" else b""
-                for headers, status, told in (
+                for headers, status, words in (
                     ((), good, "bad_code"),
                     ((("Origin", own),), good, "bad_code"),
                     ((("Origin", "http://evil.example"),), 403, "foreign_origin"),
@@ -232,14 +232,14 @@ class Public(ConsoleCase):
                     found = await self.ask(method, target, *headers, body=code)
                     self.assertEqual(found.status, status, headers)
                     if status == 403:
-                        self.assertIn(told.encode(), found.body)
+                        self.assertIn(words.encode(), found.body)
                 foreign = await self.ask(method, target, body=code, host="evil.example")
                 self.assertEqual(foreign.status, 421)
         followed = await self.ask("GET", "/", ("Sec-Fetch-Site", "cross-site"), *link)
         self.assertEqual(followed.status, 200)
 
 
-# A path that one row closes and another, public one opens for another method.
+# A path with a public route for one method, and one that requires a token for another.
 OPEN_BESIDES = (
     ("/", ("GET", "HEAD")),
     ("/console/x", ("GET", "HEAD")),
@@ -263,7 +263,7 @@ class Exchanges(ConsoleCase):
         self.assertIn(b"crushlite web", again.body)
         self.assertNotIn(token.encode(), again.body)
 
-    async def test_a_code_that_nobody_made_is_refused(self) -> None:
+    async def test_a_code_that_was_not_issued_is_refused(self) -> None:
         await self.serve()
         code = code_of(await self.invite())
         for wrong in ("", "x", code[:-1], code + "x", code.swapcase(), "\\ud83d\\ude00"):
@@ -374,7 +374,7 @@ class Ports(ConsoleCase):
         daemon = await self.serve(tcp=False)
         self.tokens.mkdir(mode=0o700)
         self.enterContext(mock.patch("crushlite.listen.LOCK_SECONDS", 60.0))
-        with directory_lock(self.tokens):  # as somebody who starts at the same time holds it
+        with directory_lock(self.tokens):  # as a daemon does that starts at the same time
             opening = asyncio.create_task(daemon.daemon.loopback(0))
             await asyncio.sleep(0)
             await daemon.daemon.stop()
@@ -433,7 +433,7 @@ class Command(ConsoleCase):
 
 
 class Served(BoundedTestCase):
-    """`serve --web`: the first thing that a newcomer sees."""
+    """`serve --web`."""
 
     async def test_it_says_what_to_open_and_that_lets_in(self) -> None:
         runtime = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))

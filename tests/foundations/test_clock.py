@@ -7,7 +7,7 @@ import time
 import unittest
 from typing import TYPE_CHECKING
 
-from crushlite.clock import FakeClock, SystemClock, resolve_once, wait_at_most
+from crushlite.clock import FakeClock, SystemClock, resolve_once, time_limit, wait_at_most
 
 if TYPE_CHECKING:
     from crushlite.clock import Clock, Timer
@@ -216,7 +216,7 @@ class SystemClockTests(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(len(clocks), 2)
 
 
-class WithinTests(unittest.IsolatedAsyncioTestCase):
+class WaitAtMostTests(unittest.IsolatedAsyncioTestCase):
     def setUp(self) -> None:
         self.clock = FakeClock()
 
@@ -247,8 +247,33 @@ class WithinTests(unittest.IsolatedAsyncioTestCase):
         self.assertTrue(waiting.cancelled())
         self.assertEqual((future.done(), self.clock.pending), (False, 0))
 
-    async def test_settling_twice_is_harmless(self) -> None:
+    async def test_resolving_twice_is_harmless(self) -> None:
         future, waiting = await self.start(5)
         resolve_once(future)
         resolve_once(future)
         self.assertTrue(await waiting)
+
+
+class TimeLimitTests(unittest.IsolatedAsyncioTestCase):
+    def setUp(self) -> None:
+        self.clock = FakeClock()
+
+    async def wait(self, seconds: float | None) -> None:
+        async with time_limit(self.clock, seconds):
+            await asyncio.Event().wait()
+
+    async def test_it_raises_when_the_time_is_up_and_not_before(self) -> None:
+        waiting = asyncio.create_task(self.wait(5))
+        await self.clock.advance(4.9)
+        self.assertFalse(waiting.done())
+        await self.clock.advance(0.1)
+        self.assertIsInstance(waiting.exception(), TimeoutError)
+
+    async def test_a_cancelled_wait_stays_cancelled_and_leaves_no_timer(self) -> None:
+        for seconds in (5, None):
+            waiting = asyncio.create_task(self.wait(seconds))
+            await self.clock.settle()
+            self.assertEqual(self.clock.pending, 0 if seconds is None else 1)
+            waiting.cancel()
+            await self.clock.settle()
+            self.assertEqual((waiting.cancelled(), self.clock.pending), (True, 0))

@@ -1,4 +1,5 @@
-"""A module imports only from rows above its own, and the core imports no wing.
+"""A module imports only from rows above its own, the core imports no wing, and no two files import
+each other, directly or through others.
 
 The rows are those of the map in docs/architecture.md, which is drawn from the table here. Imports
 count wherever they stand: inside a function, under `if TYPE_CHECKING`, relative or absolute. A
@@ -8,6 +9,7 @@ cycle that is hidden in a function is still a cycle.
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 import unittest
@@ -17,7 +19,7 @@ from tests.support.places import PACKAGE, ROOT
 from tools.house_map import CORE, LIBRARIES, NEEDS, ONLY, ROWS, WINGS, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 # Foreign modules with one home.
@@ -126,6 +128,52 @@ def problems(name: str, source: str, place: str, *, is_package: bool = False) ->
     return answer
 
 
+def defining(target: str, known: Collection[str]) -> str:
+    """The module that an imported name comes from: the longest beginning of it that is known. The
+    packages on the way do not count: a file would then always import its own package's."""
+    while target and target not in known:
+        target = target.rpartition(".")[0]
+    return target
+
+
+def graph() -> dict[str, set[str]]:
+    """The modules that each module of the package imports."""
+    found = modules()
+    answer: dict[str, set[str]] = {}
+    for name, path in found.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        targets = imports(tree, name, is_package=path.name == "__init__.py")
+        inside = (one.module for one in targets if one.module.partition(".")[0] == "crushlite")
+        answer[name] = {defining(module.partition(".")[2], found) for module in inside} - {name}
+    return answer
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """A circle of modules, each imported by the next one; empty if there is none."""
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+class CircleTests(unittest.TestCase):
+    def test_no_files_import_each_other_in_a_circle(self) -> None:
+        self.assertEqual(circle(graph()), [])
+
+    def test_a_circle_is_found_through_several_files(self) -> None:
+        edges = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set[str]()}
+        self.assertEqual(set(circle(edges)), {"a", "b", "c"})
+        self.assertEqual(circle({**edges, "c": {"d"}}), [])
+
+    def test_the_graph_has_the_files_that_names_are_defined_in(self) -> None:
+        edges = graph()
+        self.assertLessEqual({"clock", "http.sse"}, set().union(*edges.values()))
+        self.assertIn("http.client", edges["client.wire"], "from ..http import client")
+        self.assertIn("errors", edges["client.wire"], "from .. import errors")
+        self.assertIn("client.requests", edges["client.stream"], "under TYPE_CHECKING")
+
+
 class LayeringTests(unittest.TestCase):
     def test_a_module_imports_only_from_rows_above_it(self) -> None:
         wrong: list[str] = []
@@ -197,7 +245,7 @@ class SelfTests(unittest.TestCase):
         self.assertEqual(self.found("runs", good), [])
         self.assertEqual(self.found("store.writer", "from . import schema"), [])
         self.assertEqual(self.found("testing.harness", "from .. import daemon"), [])
-        self.assertEqual(self.found("coder.coder", "from ..api.context import x"), [])
+        self.assertEqual(self.found("coder.loop", "from ..api.context import x"), [])
 
     def test_the_core_imports_no_wing_and_nothing_that_only_wings_use(self) -> None:
         for target in ("undo", "worktree", "cli"):

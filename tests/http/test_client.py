@@ -34,7 +34,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class ScriptedConnector:
-    """Every connection is a memory transport that a test plays the server on."""
+    """Makes memory transports; the test plays the server."""
 
     def __init__(self) -> None:
         self.transports: list[MemoryTransport] = []
@@ -320,7 +320,7 @@ class Scripted(HTTPTestCase):
                 with self.assertRaises(ConnectionLost):
                     await self.within(response.__anext__())
 
-    async def test_a_failed_connect_is_told_and_leaves_nothing(self) -> None:
+    async def test_a_failed_connect_raises_and_leaves_nothing(self) -> None:
         self.connector.failure = ConnectFailed("nobody")
         with self.assertRaises(ConnectFailed):
             await self.client.request("GET", "/x")
@@ -346,7 +346,7 @@ class PairConnector:
 
 
 class Ticker(RecordingStream):
-    """Three events, then the end."""
+    """A stream of three events."""
 
     def opened(self, sink: ByteSink) -> None:
         super().opened(sink)
@@ -424,7 +424,7 @@ class BothEnds(HTTPTestCase):
         connector = UnixConnector(path, expect_uid=os.geteuid())
         await self.converse(HTTPClient(connector, host_header="x", clock=self.clock))
         self.assertEqual(self.seen.requests[0].peer.uid, os.geteuid())
-        self.assertTrue(Path(path).exists(), "the socket's file belongs to whoever made it")
+        self.assertTrue(Path(path).exists(), "the server did not make the socket's file")
         with self.assertRaises(ConnectFailed):
             await self.within(connector.connect(asyncio.Protocol))
 
@@ -445,7 +445,7 @@ class BothEnds(HTTPTestCase):
         try:
             self.assertEqual(await self.within(reader.read()), b"")
         except ConnectionResetError:
-            pass  # our bytes were unread when the server hung up: as silent as it gets
+            pass  # a reset: our bytes were unread when the server closed
         writer.close()
         await self.within(self.server.drain(1.0))
         self.assertEqual(self.seen.requests, [])

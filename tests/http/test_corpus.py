@@ -1,7 +1,9 @@
-"""Malformed and ambiguous requests: each is refused, closes, and hides no second request.
+"""Malformed and ambiguous requests: each is refused and ends the connection, and a request hidden
+in it is not carried out.
 
 Every entry is sent alone and with a well-formed request for the canary route behind it, whole and
-cut up. Wherever two parsers could disagree about where a request ends, ours must not go on.
+cut up. Where two parsers could disagree about the end of a request, the server must not read
+on.
 """
 
 from __future__ import annotations
@@ -408,7 +410,7 @@ class Corpus(HTTPTestCase):
 
 
 class Accepted(HTTPTestCase):
-    """Unusual but legal: refusing these would only be rude."""
+    """Unusual but legal requests, which are not refused."""
 
     async def test_unusual_requests_are_served(self) -> None:
         for raw in (

@@ -1,4 +1,4 @@
-"""The deadline of a connection's state: moved by a number, kept by one timer."""
+"""Deadline: it passes at the latest time that was set, and needs one timer for many settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DeadlineTests(BoundedTestCase):
         return self.owner.passed
 
     async def test_it_passes_once_when_its_time_is_up(self) -> None:
-        self.deadline.within(5)
+        self.deadline.set(5)
         self.assertEqual(await self.passed_after(4.9), 0)
         self.assertEqual(await self.passed_after(0.1), 1)
         self.assertEqual(await self.passed_after(100), 1)
@@ -48,7 +48,7 @@ class DeadlineTests(BoundedTestCase):
 
     async def test_a_later_deadline_counts_and_arms_no_timer_of_its_own(self) -> None:
         for _ in range(100):
-            self.deadline.within(5)
+            self.deadline.set(5)
             self.assertEqual(await self.passed_after(0.04), 0)
         self.assertEqual(self.clock.armed, 1)
         self.assertEqual(await self.passed_after(4.9), 0)
@@ -56,30 +56,30 @@ class DeadlineTests(BoundedTestCase):
         self.assertEqual(self.clock.armed, 2, "once more, for what was left at the first")
 
     async def test_an_earlier_deadline_counts_at_once(self) -> None:
-        self.deadline.within(120)
-        self.deadline.within(2)
+        self.deadline.set(120)
+        self.deadline.set(2)
         self.assertEqual(self.clock.pending, 1)
         self.assertEqual(await self.passed_after(2), 1)
         self.assertEqual(await self.passed_after(200), 1)
 
-    async def test_off_means_never_until_it_is_set_again(self) -> None:
-        self.deadline.within(5)
-        self.deadline.off()
+    async def test_a_cleared_one_never_passes_until_it_is_set_again(self) -> None:
+        self.deadline.set(5)
+        self.deadline.clear()
         self.assertEqual(await self.passed_after(100), 0)
-        self.deadline.within(5)
-        self.deadline.off()
-        self.deadline.within(7)
+        self.deadline.set(5)
+        self.deadline.clear()
+        self.deadline.set(7)
         self.assertEqual(await self.passed_after(6.9), 0)
         self.assertEqual(await self.passed_after(0.1), 1)
 
     async def test_a_timer_that_fires_a_hair_early_is_in_time(self) -> None:
-        self.deadline.within(5)
+        self.deadline.set(5)
         self.assertEqual(await self.passed_after(4), 0)
-        self.deadline.within(1.0005)
+        self.deadline.set(1.0005)
         self.assertEqual(await self.passed_after(1), 1)
 
     async def test_a_cancelled_one_leaves_no_timer_and_no_circle(self) -> None:
-        self.deadline.within(5)
+        self.deadline.set(5)
         self.deadline.cancel()
         self.assertEqual(self.clock.pending, 0)
         owner = weakref.ref(self.owner)

@@ -1,4 +1,4 @@
-"""Seeded mutations of good requests: no crash, and one verdict however the bytes are cut."""
+"""Seeded mutations of good requests: no crash, and the same result however the bytes are cut."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mutated(rng: random.Random) -> bytes:
 
 class Fuzz(HTTPTestCase):
     async def outcome(self, data: bytes, step: int) -> tuple[list[tuple[str, bytes]], list[bytes]]:
-        """What ran, and the status lines of the answers."""
+        """The requests that were carried out, and the status lines of the answers."""
         seen = Recorder()
         server = self.serve(Route("GET", "/ok", seen), Route("POST", "/ok", seen))
         transport = await self.exchange(server, data, step=step)

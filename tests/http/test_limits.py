@@ -1,4 +1,4 @@
-"""What a crowd can cost: descriptors, places, memory for bodies and for those who do not read."""
+"""What many peers can cost: descriptors, connections, and memory for bodies and unread answers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ KIB = 1024
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """In here no file can be opened. Files that are open stay so, and one that is closed can be
-    opened again."""
+    """Make opening files fail in the block. Open files stay open, and closing one lets another be
+    opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open(os.devnull, os.O_RDONLY)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 1, hard))
@@ -98,7 +98,7 @@ class SocketTestCase(HTTPTestCase):
             return True
 
     async def received(self, sock: socket.socket) -> bytes:
-        """Everything up to the end of the stream."""
+        """Everything that the server sends until it closes."""
         loop, data = asyncio.get_running_loop(), b""
         while piece := await self.within(loop.sock_recv(sock, 65536), LIMIT / 4):
             data += piece
@@ -122,7 +122,9 @@ class OpenFiles(unittest.TestCase):
 
 
 class Descriptors(SocketTestCase):
-    async def test_without_descriptors_newcomers_are_told_so_and_the_log_stays_calm(self) -> None:
+    async def test_without_descriptors_new_connections_get_503_and_the_log_stays_short(
+        self,
+    ) -> None:
         server = await self.listening(Route("GET", "/ok", Recorder()))
         crowd = [self.connected() for _ in range(20)] + [self.connected(get())]
         with self.assertLogs("crushlite.http", logging.ERROR) as logs, no_descriptors():
@@ -151,12 +153,12 @@ class Descriptors(SocketTestCase):
         test = self
 
         class Greedy:
-            """Another thread that opens a file just then looks like this."""
+            """Keeps the spare descriptor, as another thread that opens a file might."""
 
-            def make_room(self) -> bool:
+            def close_idle(self) -> bool:
                 return False
 
-            def turn_away(self, sock: socket.socket) -> None:
+            def refuse(self, sock: socket.socket) -> None:
                 kept.append(sock.detach())
                 test.addCleanup(os.close, kept[-1])
 
@@ -172,7 +174,7 @@ class Descriptors(SocketTestCase):
             self.connected()
         with self.assertLogs("crushlite.http", logging.ERROR) as logs, no_descriptors():
             await self.within(self.until(lambda: self.clock.pending == 1))
-            for _ in range(20):  # every second that it lasts: still nothing that spins
+            for _ in range(20):  # accepting stays paused, with one timer
                 await self.clock.advance(0.6)
                 await self.within(self.until(lambda: self.clock.pending == 1))
         self.assertEqual(len(kept), 1)
@@ -256,7 +258,7 @@ class Places(HTTPTestCase):
         self.assertEqual(await self.ask(house[4]), 200)
         self.assertEqual(self.server.statistics.connections, 4)
 
-    async def test_silent_ones_starve_nobody(self) -> None:
+    async def test_silent_connections_do_not_keep_others_out(self) -> None:
         routes = (Route("GET", "/ok", Recorder()), Route("GET", "/now", Recorder(), urgent=True))
         server = self.serve(*routes)
         for _ in range(2000):
@@ -266,7 +268,7 @@ class Places(HTTPTestCase):
             self.assertEqual(await self.ask(self.connect(server), path), 200)
         self.assertEqual(len(server.idle), server.statistics.connections)
 
-    async def test_whoever_has_begun_a_request_keeps_its_place(self) -> None:
+    async def test_a_connection_that_has_begun_a_request_is_not_closed(self) -> None:
         house = [self.connect(self.server) for _ in range(4)]
         for transport in house[:2]:
             transport.feed(get("/busy"))
@@ -302,7 +304,7 @@ class Places(HTTPTestCase):
         self.assertEqual(len(replies(slow.written)[0].body), 1000)
         self.assertEqual(await self.ask(newcomer), 200)
 
-    async def test_nobody_gives_way_to_a_stranger(self) -> None:
+    async def test_no_connection_is_closed_for_another_user(self) -> None:
         house = [self.connect(self.server) for _ in range(6)]
         stranger = MemoryTransport(self.server.protocol_factory("unix")())
         stranger.connect()
@@ -437,10 +439,10 @@ class Bodies(HTTPTestCase):
 
 
 class LongWrites(HTTPTestCase):
-    """One event for many: a peer that does not read holds a slice of it, not a copy."""
+    """A large event for many peers: for each that does not read, only a slice is copied."""
 
     SLICE = 256 * KIB
-    LONG = bytes(range(256)) * 8 * KIB  # 2 MiB, so that any slip in the order shows
+    LONG = bytes(range(256)) * 8 * KIB  # 2 MiB in which a lost or doubled byte shows
 
     def setUp(self) -> None:
         super().setUp()
@@ -535,7 +537,7 @@ class LongWrites(HTTPTestCase):
             self.sink.write(b"too late")
             with self.subTest(name):
                 self.assertFalse(transport.lost)
-                self.assertTrue(transport.reading_paused, "what it sends now is for nobody")
+                self.assertTrue(transport.reading_paused, "what it sends now is not read")
                 await self.read(transport, len(self.LONG) - self.SLICE)
                 transport.drain()
                 await self.settle()
@@ -545,7 +547,7 @@ class LongWrites(HTTPTestCase):
                 self.assertEqual(self.clock.pending, 0)
 
     async def test_at_the_server_s_end_a_stream_that_is_behind_gets_its_last_words(self) -> None:
-        """Nobody may be left without the end of a run because of one large event before it."""
+        """A large event before the end of a run must not keep a client from getting that end."""
         transport = await self.open()
         self.sink.write(self.LONG)
         await self.read(transport, self.SLICE)

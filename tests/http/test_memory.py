@@ -1,4 +1,4 @@
-"""Memory transports keep the promises of asyncio's own, or tests on them would prove nothing."""
+"""Memory transports behave as asyncio's own: other tests depend on that."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from crushlite.testing.memory import MemoryTransport, connect_pair
 from tests.support.http import HTTPTestCase
 
 
-class Noting(asyncio.Protocol):
-    """Notes every call; keeps the connection open after a half-close if told so."""
+class RecordingProtocol(asyncio.Protocol):
+    """Records every call. With `keep` it keeps the connection open after a half-close."""
 
     def __init__(self, *, keep: bool = False) -> None:
         self.calls: list[object] = []
@@ -37,7 +37,7 @@ class Noting(asyncio.Protocol):
 
 class Memory(HTTPTestCase):
     async def test_bytes_and_ends_travel_in_order(self) -> None:
-        near, far = Noting(), Noting(keep=True)
+        near, far = RecordingProtocol(), RecordingProtocol(keep=True)
         client, server = connect_pair(near, far)
         client.write(b"one")
         client.write_eof()
@@ -53,8 +53,8 @@ class Memory(HTTPTestCase):
         with self.assertRaises(RuntimeError):
             client.write(b"after the FIN")
 
-    async def test_the_end_is_told_once_and_from_the_loop(self) -> None:
-        protocol = Noting()
+    async def test_connection_lost_is_called_once_and_from_the_loop(self) -> None:
+        protocol = RecordingProtocol()
         transport = MemoryTransport(protocol)
         transport.connect()
         transport.close()
@@ -67,7 +67,7 @@ class Memory(HTTPTestCase):
         self.assertEqual(len(protocol.calls), 2)
 
     async def test_what_arrives_while_reading_is_paused_waits(self) -> None:
-        protocol = Noting(keep=True)
+        protocol = RecordingProtocol(keep=True)
         transport = MemoryTransport(protocol)
         transport.pause_reading()
         transport.feed(b"abcd", step=2)
@@ -82,7 +82,7 @@ class Memory(HTTPTestCase):
         await self.settle()
 
     async def test_a_stalled_peer_moves_the_water_marks(self) -> None:
-        protocol = Noting()
+        protocol = RecordingProtocol()
         transport = MemoryTransport(protocol, extra={"peername": ("x", 1)})
         self.assertEqual(transport.get_extra_info("peername"), ("x", 1))
         transport.set_write_buffer_limits(high=10, low=4)

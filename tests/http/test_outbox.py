@@ -1,4 +1,4 @@
-"""The way of bytes out of a connection: their order, their pace, their end."""
+"""The output of a connection: its order, its pace, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.basics import BoundedTestCase
 
 TIMEOUT = 10.0
 HIGH_WATER = 640
-PIECES = [bytes([65 + n]) * 1000 for n in range(5)]  # each pauses a transport that stands still
+PIECES = [bytes([65 + n]) * 1000 for n in range(5)]  # each pauses a stalled transport
 WHOLE = b"".join(PIECES)
 
 
 class Flow(asyncio.Protocol):
-    """All of a connection that an outbox needs."""
+    """The part of a connection that an outbox needs."""
 
     outbox: Outbox
     resumed = 0
@@ -245,7 +245,7 @@ class Watch(OutboxCase):
         await self.clock.advance(2 * TIMEOUT)
         self.assertTrue(self.transport.aborted)
 
-    async def test_whoever_takes_all_is_watched_no_more_and_again_later(self) -> None:
+    async def test_a_peer_that_takes_all_is_not_watched_until_the_next_write(self) -> None:
         self.transport.stalled = True
         self.outbox.write(b"x")
         self.transport.drain(1)
@@ -258,7 +258,7 @@ class Watch(OutboxCase):
     async def test_an_open_stream_is_watched_from_its_end_on(self) -> None:
         self.transport.stalled = True
         self.outbox.write(b"of an answer before it")
-        self.outbox.patient = True
+        self.outbox.unlimited = True
         self.outbox.write(b"x")
         self.outbox.write_pieces(PIECES, self.then)
         await self.clock.advance(100 * TIMEOUT)

@@ -95,7 +95,7 @@ class Routing(unittest.TestCase):
     def test_admission_carries_the_routes_limits(self) -> None:
         router = Router([Route("POST", "/x", Recorder(), body_limit=5, urgent=True)])
         admission = router.admit(head("POST", "/x"))
-        self.assertEqual((admission.body_limit, admission.urgent), (5, True))
+        self.assertEqual((admission.route.body_limit, admission.route.urgent), (5, True))
 
     def test_a_table_that_contradicts_itself_is_refused(self) -> None:
         for second in ("/v1/{a}", "/v1/{b}"):

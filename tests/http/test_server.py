@@ -76,7 +76,7 @@ class Requests(HTTPTestCase):
         server = self.serve(Route("GET", "/long", long), Route("GET", "/ok", Recorder()))
         transport = self.connect(server)
         transport.feed(get("/long") + get("/ok") + get("/long"))
-        for _ in range(3):  # answers, each of several turns of the loop
+        for _ in range(3):  # answers, each of which takes several ticks of the loop
             await self.settle()
         whole = b"first" + b"".join(pieces)
         bodies = [reply.body for reply in replies(transport.written)]
@@ -619,7 +619,7 @@ class Capacity(HTTPTestCase):
         )
 
         def enter() -> MemoryTransport:
-            """One that has begun a request: it does not give way to newcomers."""
+            """A connection that has begun a request, and so is not closed for new ones."""
             transport = self.connect(server)
             transport.feed(get()[:5])
             return transport

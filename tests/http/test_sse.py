@@ -9,7 +9,7 @@ from crushlite.http.sse import LINE_LIMIT, SSEEvent, SSEParser, SSETooLong
 from crushlite.protocol.codec import dumps
 from tests.support.routes import TABLE
 
-# (stream, the events it holds, the last id after it)
+# (stream, its events, the last id after them)
 CASES: list[tuple[bytes, list[SSEEvent], str | None]] = [
     (b"data: hello\n\n", [SSEEvent("hello")], None),
     (b"data:hello\r\rdata: b\r\n\r\n", [SSEEvent("hello"), SSEEvent("b")], None),

@@ -1,4 +1,4 @@
-"""The wire: what every dataclass looks like as JSON, and what the strict reader refuses.
+"""Every dataclass of the protocol as JSON, and what the strict reader refuses.
 
 The examples are the shapes the base protocol's own client and server send. Each is decoded and
 encoded again and must come out the same, key for key: so "always" and "left out when empty" are
@@ -88,9 +88,8 @@ from crushlite.protocol.sessions import (
     ShellCommand,
     Todo,
 )
-from crushlite.protocol.space import Space
 from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
-from crushlite.protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
+from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 
 # A class, the keys that are always there, and the keys that are left out when empty.
 SHAPES: list[tuple[type, str, str]] = [
@@ -361,7 +360,7 @@ EXAMPLES: list[tuple[type, dict[str, Any]]] = [
 
 
 def wire_types() -> set[type]:
-    """Every dataclass that some module of the package defines."""
+    """Every dataclass that a module of the protocol defines."""
     found: set[type] = set()
     for info in pkgutil.iter_modules(crushlite.protocol.__path__, "crushlite.protocol."):
         module = importlib.import_module(info.name)
@@ -401,7 +400,7 @@ def example_of(cls: type) -> Any:
 
 
 def empty_of(cls: type) -> Any:
-    """An instance with every field at its zero: what "omit-empty" is about."""
+    """An instance with every field empty."""
     zeros: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, Any: None}
     zeros[SelectedModel] = SelectedModel()
     hints = typing.get_type_hints(cls)
@@ -483,7 +482,7 @@ class DetailTests(unittest.TestCase):
         self.assertEqual(encode(CreateWorkspace(env=[]))["env"], [])
 
     def test_the_vocabularies_are_those_of_the_base_protocol(self) -> None:
-        self.assertEqual(permissions.ACTIONS, ("allow", "allow_session", "deny"))
+        self.assertEqual(permissions.PERMISSION_ACTIONS, ("allow", "allow_session", "deny"))
         self.assertEqual(QUESTION_TYPES, ("yes_no", "single_choice", "multi_choice", "free_text"))
 
 
@@ -654,7 +653,7 @@ def nested(depth: int, inside: str = "") -> bytes:
 
 class LoadsTests(unittest.TestCase):
     def refused(self, body: bytes, reason: str) -> None:
-        """`assertRaises` lets every other exception through as the error it is."""
+        """Check that `loads` raises BadRequest with this reason; another exception is an error."""
         with self.assertRaises(BadRequest) as caught:
             loads(body)
         self.assertIn("failed to decode request: ", caught.exception.message)

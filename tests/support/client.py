@@ -1,4 +1,4 @@
-"""A client against a scripted server on real sockets, with time that does not pass."""
+"""A client against a scripted server on real sockets, with a fake clock."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def done(number: int | None) -> bytes:
 
 
 class Impatient(FakeClock):
-    """Sleeps are over at once; they are noted, and `at_sleep` is run."""
+    """A clock whose sleeps end at once. They are recorded, and `at_sleep` is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Impatient(FakeClock):
 
 
 class Feed(RecordingStream):
-    """An event stream that a test writes to; says `first` and, if `brief`, ends."""
+    """An event stream that a test writes to. It begins with `first` and, if `brief`, ends there."""
 
     def __init__(self, first: bytes = b"", *, brief: bool = False) -> None:
         super().__init__()
@@ -196,8 +196,7 @@ class ClientTestCase(HTTPTestCase):
         return [request.headers.get("Last-Event-ID") for request in asked]
 
     async def runs_of(self, stream: EventStream, count: int) -> list[str]:
-        """The run ids of the next events, or what they say about the stream, but for how its
-        connection fares."""
+        """The run ids of the next events, `resync` for a resync, without `lost` and `recovered`."""
         found: list[str] = []
         for _ in range(count):
             event = await self.event_of(stream)
@@ -206,7 +205,7 @@ class ClientTestCase(HTTPTestCase):
         return found
 
     async def event_of(self, stream: EventStream) -> Envelope:
-        """The next event, but for those that say how the connection fares."""
+        """The next event that is neither `lost` nor `recovered`."""
         while True:
             event = await self.within(stream.__anext__())
             if not isinstance(event.payload, Lost | Recovered):

@@ -2,7 +2,7 @@
 
 Each method is one thing a person does, and sends what the program then sends, in its order and,
 where the program does several things at once, at once. Every answer is decoded into the struct that
-the program decodes it into; what it shows is kept, so that a test can look at the screen.
+the program decodes it into; what it shows is kept as `screen`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 __all__ = ["Crush", "Exit", "Run", "Tui", "WireCase", "configuration", "parts_of", "text_of"]
 
 VERSION = "v0.91.2"
-READY_SECONDS, READY_PAUSE = 30.0, 0.2  # how long, and how often, run asks whether it may begin
+READY_SECONDS, READY_PAUSE = 30.0, 0.2  # how long, and how often, run asks for readiness
 MODELS = ("large-model", "small-model")
 
 
@@ -73,7 +73,7 @@ def text_of(message: Any) -> str:
 
 
 class Crush(GoClient):
-    """What both programs share: an id, a workspace, a goodbye."""
+    """What both programs share: an id, a workspace, and retiring at the end."""
 
     tui = False
 
@@ -94,7 +94,7 @@ class Crush(GoClient):
         await self._adopt("POST", "/v1/workspaces", body)
 
     async def refresh(self) -> None:
-        """After a change of the configuration: the answer replaces what the client knows."""
+        """Read the workspace again, as the client does after a change of the configuration."""
         await self._adopt("GET", self.base)
 
     async def _adopt(self, method: str, path: str, body: Any = None) -> None:
@@ -119,7 +119,7 @@ class Crush(GoClient):
         self.events = await self.stream(f"{self.base}/events?client_id={self.id}")
 
     async def new_session(self, title: str) -> dict[str, Any]:
-        """A whole Session goes out of which only the title means anything."""
+        """The client sends a whole Session, of which only the title counts."""
         body = {key: value for key, value in SESSION.zero().items() if key != "todos"}
         made = await self.post("/sessions", body | {"title": title}, SESSION)
         assert made["title"] == title, made
@@ -133,7 +133,7 @@ class Crush(GoClient):
         await self.call("POST", self.base + "/agent", body, statuses=(200, 202))
 
     def other_model(self, messages: list[Any]) -> dict[str, Any] | None:
-        """What the last answer was made with, if that is not the chosen model and can be had."""
+        """The model of the last answer, if it is not the chosen one and is available."""
         config = self.workspace["config"]
         last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
         used = {key: last[key] for key in ("model", "provider")} if last else {}
@@ -144,12 +144,12 @@ class Crush(GoClient):
         return used if used["model"] in [m["id"] for m in provider["models"]] else None
 
     async def goodbye(self) -> None:
-        """Abort the stream, retire. Only an old server answers 404, so it must not come."""
+        """Abort the stream and retire. A 404 fails: only an old server answers that."""
         await self.events.hang_up()
         await self.call("DELETE", f"/v1/clients/{self.id}")
 
     async def close(self) -> None:
-        """Gone without a goodbye: the kernel closes what was open."""
+        """Close all connections without retiring, as a killed process does."""
         try:
             if hasattr(self, "events"):
                 await self.events.hang_up()
@@ -204,7 +204,7 @@ class Run(Crush):
                 await self.transport.close()
 
     async def _exists(self, session: str) -> bool:
-        """By id, else by the short hash, for which the list is asked."""
+        """Find a session by its id, else by its short hash in the list of sessions."""
         try:
             await self.get(f"/sessions/{session}", SESSION)
         except Refused:
@@ -250,7 +250,7 @@ class Run(Crush):
             await self.post("/agent/update")
 
     async def _outcome(self) -> Exit:
-        """Live messages are ignored: only the ending counts, or an error of this run."""
+        """Wait for `run_complete`, or for an error of this run; messages are ignored."""
         at = 0
         while True:
             while at < len(self.events.seen):
@@ -290,7 +290,7 @@ class Tui(Crush):
         self.agent: dict[str, Any] = {}
         self.skipping = False
         self.queue: list[str] = []
-        self.registered = 0  # how often it had to begin anew
+        self.registered = 0  # how often it created the workspace again
         self._returned = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
 
@@ -342,7 +342,8 @@ class Tui(Crush):
             self.screen[event["id"]] = event.payload
 
     async def probe(self) -> None:
-        """Ready, busy, model: three times the same question, and the skip flag."""
+        """Ask whether the agent is ready, whether it is busy, and for its model (the same request
+        three times), and for the skip flag."""
         for _ in range(3):
             self.agent = await self.get("/agent", AGENT_INFO)
         self.skipping = (await self.get("/permissions/skip", SKIP))["skip"]
@@ -354,7 +355,7 @@ class Tui(Crush):
         return self.queue
 
     async def send(self, text: str, files: Sequence[dict[str, str]] = ()) -> None:
-        """Enter. The first prompt makes the session."""
+        """The enter key: send a prompt. The first one makes the session."""
         self.agent = await self.get("/agent", AGENT_INFO)
         assert self.agent["is_ready"], "coder agent is not initialized"
         first = not self.session
@@ -373,7 +374,7 @@ class Tui(Crush):
         await self.post("/lsps/start", {"path": path})
 
     async def up_arrow(self) -> list[Any]:
-        """The prompts to page through, newest first."""
+        """The up-arrow key: the earlier prompts, newest first."""
         place = f"/sessions/{self.session}" if self.session else ""
         return list(await self.get(f"{place}/messages/user", List(MESSAGE)))
 
@@ -398,7 +399,7 @@ class Tui(Crush):
                 if call["name"] in ("agent", "agentic_fetch"):
                     child = f"{message['id']}$${call['id']}"
                     await self.get(f"/sessions/{child}/messages", List(MESSAGE))
-        # What the stream drew meanwhile stays: its own next update can only be newer.
+        # A message that came on the stream meanwhile is not older than the one in this answer.
         self.screen = {message["id"]: message for message in listed} | self.screen
         await self.up_arrow()
         used = self.other_model(listed)
@@ -432,13 +433,13 @@ class Tui(Crush):
         await self.call("DELETE", f"{self.base}/sessions/{session}")
 
     async def escape(self) -> None:
-        """Twice, or once while prompts are queued: those go first."""
+        """The escape key: clear the queued prompts or, without any, cancel."""
         word = "prompts/clear" if self.queue else "cancel"
         await self.post(f"/agent/sessions/{self.session}/{word}")
         await self.probe()
 
     async def answer(self, request: Event, action: str) -> bool:
-        """A key in the permission dialog: the request goes back as it came."""
+        """A key in the permission dialog: sends the request back with the answer."""
         body = {"permission": request.raw, "action": action}
         return bool((await self.post("/permissions/grant", body, RESOLVED))["resolved"])
 
@@ -477,7 +478,7 @@ class Tui(Crush):
         return True
 
     async def _registered(self) -> bool:
-        """Create again from what was cached, and subscribe at once."""
+        """Create the workspace again from what was cached, and subscribe."""
         try:
             await self.create(**self.workspace)
             if self.configured:
@@ -489,7 +490,7 @@ class Tui(Crush):
         return True
 
     async def returned(self) -> None:
-        """Wait until it is back after a loss and has reloaded what it shows."""
+        """Wait until it has reconnected and reloaded what it shows."""
         assert self._follower is not None
         waiting = asyncio.create_task(self._returned.wait())
         async with asyncio.timeout(PATIENCE):
@@ -539,12 +540,12 @@ class WireCase(BoundedTestCase):
         self.project = self.root / "project"
         self.project.mkdir()
         self.plan: list[Sequence[Step]] = []
-        self.model_time = FakeClock()  # what a Wait of the plan waits for
+        self.model_time = FakeClock()  # a Wait in the plan waits for this
         model = FakeModel(script=self._script, models=MODELS, clock=self.model_time)
         self.model = await self.enterAsyncContext(model)
         home = self.root / "home"
         places = {"HOME": str(home), "PATH": os.environ["PATH"]}
-        # The daemon's own environment counts too: the tester's may hold a key for some model.
+        # The daemon reads its own environment too, which may hold a key for a model.
         self.enterContext(mock.patch.dict(os.environ, places, clear=True))
         self.env = [f"{name}={value}" for name, value in places.items()] + [f"PWD={self.project}"]
         if self.configured:
@@ -578,14 +579,14 @@ class WireCase(BoundedTestCase):
 
     @property
     def asked(self) -> list[dict[str, Any]]:
-        """What the agent asked the model, without the requests for titles."""
+        """The requests of the agent to the model, without those for titles."""
         return [request for request in self.model.requests if request.get("tools")]
 
     def run_program(self, url: str = "", **flags: Any) -> Run:
         return Run(url or self.tcp, self.project, self.env, **flags)
 
     async def tui(self, url: str = "", **flags: Any) -> Tui:
-        """A TUI that has started; it dies with the test."""
+        """A TUI that has started; it is closed after the test."""
         tui = Tui(url or self.tcp, self.project, self.env, **flags)
         self.addAsyncCleanup(tui.close)
         await tui.start()

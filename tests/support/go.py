@@ -1,9 +1,9 @@
 """HTTP and events as the Crush client speaks them, byte by byte, over plain asyncio streams.
 
-It is written from the rules of Go's net/http and shares no code with the package: what it
-misunderstands, the real client would misunderstand too. Two kinds of end are kept apart, because
-the real client does: `io.EOF` closes an event stream and the client reconnects; any other error
-leaves it deaf for ever, which here is a failure.
+It follows the rules of Go's net/http and shares no code with the package, so it fails where the
+real client would. It distinguishes two ends of an event stream, as the real client does: after
+`io.EOF` the client reconnects; after any other error it never gets an event again (`deaf`), which
+is a failure here.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Reply:
 
 
 async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """All at once. If one fails, the others are stopped before the error goes on: left alone they
-    would keep connections open that nobody closes."""
+    """Await all at once. If one fails, the others are cancelled before the error is raised: else
+    their connections would stay open."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -105,7 +105,7 @@ class Connection:
         self._writer.write(data)
 
     async def flush(self) -> None:
-        """Write to the end; a server that answers and closes before is read all the same."""
+        """Write everything; an error is ignored, since a server may answer and close before."""
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 
@@ -125,7 +125,7 @@ class Connection:
                 return Reply(int(status[1]), headers)
 
     async def pieces(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """The body. Returns at io.EOF; raises what Go would return instead."""
+        """The body, in pieces. Ends at io.EOF; raises where Go would return another error."""
         try:
             if reply.framing == "chunked":
                 while size := int(await self._line(), 16):
@@ -151,7 +151,7 @@ class Connection:
         return line[:-2].decode("latin-1")
 
     def park(self) -> None:
-        """Between requests Go reads on: it learns of a close, and does not expect a word."""
+        """Read between requests, as Go does, to notice that the server closes."""
         self.idle_since = time.monotonic()
         self._peek = asyncio.create_task(self._reader.read(1))
 
@@ -159,7 +159,7 @@ class Connection:
         """Take it out of the pool; False if the server has closed it meanwhile."""
         assert self._peek is not None
         peek, self._peek = self._peek, None
-        await asyncio.sleep(0)  # an end that has already come is seen
+        await asyncio.sleep(0)  # so that an end that has already come is seen
         peek.cancel()
         await asyncio.wait([peek])
         if peek.cancelled():
@@ -179,8 +179,8 @@ class Connection:
 
 
 class Transport:
-    """net/http's client side: headers in Go's order, at most two idle connections, a GET tried
-    again when its kept connection turned out dead, a POST not."""
+    """The client of net/http: headers in Go's order, at most two idle connections; a GET is sent
+    again if its kept connection was dead, a POST is not."""
 
     def __init__(self, url: str) -> None:
         scheme, _, self._address = url.partition("://")
@@ -229,8 +229,8 @@ class Transport:
     def request(
         self, method: str, target: str, headers: dict[str, str], body: bytes | None = None
     ) -> bytes:
-        """Host, User-Agent and the length first, then the others sorted, then the encoding, which
-        Go asks for on its own account."""
+        """The request as bytes: Host, User-Agent and the length first, then the others sorted, then
+        Accept-Encoding, which Go adds by itself."""
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
         lines.append("User-Agent: Go-http-client/1.1")
         if body is not None or method in ("POST", "PUT"):
@@ -243,7 +243,7 @@ class Transport:
         return request
 
     async def _ask(self, connection: Connection, request: bytes) -> Reply:
-        """Both at once: a server may refuse a long body before it has read it."""
+        """Write and read at once: a server may refuse a long body before it has read it."""
         connection.send(request)
         _, reply = await together(connection.flush(), connection.head())
         assert isinstance(reply, Reply)
@@ -336,7 +336,7 @@ class EventStream:
             raise AssertionError(f"no {kind} {fields} came; the last were {last}") from None
 
     async def more(self) -> None:
-        """Wait until something has come, the end included."""
+        """Wait for another event, or for the end."""
         async with asyncio.timeout(PATIENCE):
             await self._changed.wait()
         self._changed.clear()
@@ -414,7 +414,7 @@ def _matches(event: Event, kind: str, fields: dict[str, Any]) -> bool:
 
 
 class GoClient:
-    """The client's calls: a path, exactly the status it wants, the struct it decodes into."""
+    """The client's calls: each has a path, the statuses it accepts, and the struct it decodes."""
 
     def __init__(self, url: str) -> None:
         self.transport = Transport(url)
@@ -429,7 +429,7 @@ class GoClient:
         statuses: tuple[int, ...] = (200,),
         kind: str = "application/json",
     ) -> Any:
-        """`body` is sent as JSON. Without a shape the answer's body is not even looked at."""
+        """Send a request with `body` as JSON. Without a shape the answer's body is not read."""
         content = None if body is None else marshal(body)
         async with asyncio.timeout(PATIENCE):
             target = joined(path)
@@ -439,7 +439,7 @@ class GoClient:
         return None if shape is None else read(shape, unmarshal(reply.body))
 
     async def stream(self, path: str) -> EventStream:
-        """Subscribe; blocks until the headers are here."""
+        """Subscribe; returns when the headers have come."""
         async with asyncio.timeout(PATIENCE):
             connection, reply = await self.transport.open(joined(path))
             if reply.status == 200:

@@ -2,8 +2,8 @@
 
 Go matches keys without regard to case (underscores count), ignores unknown ones, keeps the zero
 value for null and for what is absent, and fails on a wrong type: the whole call fails then. `read`
-follows these rules and, on top of them, insists on every key that the base protocol always sends: a
-client that tolerates an absent key still shows nothing in its place.
+follows these rules and also fails for an absent key that the base protocol always sends: Go would
+accept it, but the client would show nothing in its place.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Time(Shape):
 
 
 class OneOf(Shape):
-    """A string type whose UnmarshalText knows only some words."""
+    """A string type whose UnmarshalText accepts only some words."""
 
     def __init__(self, *words: str) -> None:
         self._words = words
@@ -214,7 +214,7 @@ class MessageShape(Struct):
 
 
 class PermissionShape(Struct):
-    """The client picks the type of `params` by the tool; any other tool's is a map."""
+    """The client decodes `params` into a struct of the tool; for other tools, into a map."""
 
     def decode(self, value: Any, where: str, absent: list[str]) -> dict[str, Any]:
         answer = super().decode(value, where, absent)
@@ -239,7 +239,7 @@ def unmarshal(data: bytes) -> Any:
 
 
 def read(shape: Shape, value: Any) -> Any:
-    """What the client makes of a JSON value, all keys of the base protocol present."""
+    """Decode a JSON value as the client does. Raises if a key that is always sent is absent."""
     absent: list[str] = []
     answer = _fill(shape, value, shape.name, absent)
     if absent:
@@ -248,7 +248,7 @@ def read(shape: Shape, value: Any) -> Any:
 
 
 def marshal(value: Any) -> bytes:
-    """As Go's Encoder writes: compact, text as it is but for what HTML would mind, a newline."""
+    """JSON as Go's Encoder writes it: compact, HTML's special characters escaped, a newline."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -256,7 +256,7 @@ def marshal(value: Any) -> bytes:
 
 
 def check_config(config: Any, *, tui: bool) -> None:
-    """Follow the pointers that the client follows without a look."""
+    """Follow the pointers that the client follows without a check for nil."""
     for place in ("options", "providers"):
         if config is None or config[place] is None:
             raise Panic(f"nil pointer: config.{place}")
@@ -440,7 +440,7 @@ SKIP = Struct("Skip", {"skip": BOOL})
 NEEDS_INIT = Struct("NeedsInit", {"needs_init": BOOL})
 SHELL_ANSWER = Struct("ShellAnswer", {"output": STRING, "exit_code": INT})
 
-# By outer type: the payload, and the inner types the client knows there.
+# By outer type: the payload, and the inner types that the client knows.
 EVENTS: dict[str, tuple[Struct, tuple[str, ...]]] = {
     "session": (SESSION, ("created", "updated", "deleted")),
     "message": (MESSAGE, ("created", "updated", "deleted")),

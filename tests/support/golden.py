@@ -1,14 +1,14 @@
-"""The golden files: each shape of the wire as data, and the check of a value against it.
+"""The golden files: each shape of JSON as data, and the check of a value against it.
 
 A file of tests/golden says for its shape
 
     shape, about          its name, and where it travels
-    sent_by               daemon, client, or nobody (read, but never sent)
+    sent_by               daemon, client, or nobody: it is read but never sent
     class                 the wire class behind it, if it has one
     extends               a shape whose keys it has too
     always                key -> type: there in every value
     omitted_when_empty    key -> type: there exactly if it is not "", 0, false, [] or {}
-    omitted_when_unset    key -> type: there only if somebody set it, and then even if empty
+    omitted_when_unset    key -> type: there only if it was set, and then even if empty
     values, fixed         what a key may be, or must be
     parts                 the types of a message's parts, as a pattern
     added                 keys that the base protocol does not have, with the reason ("*": all)
@@ -83,12 +83,12 @@ def exact(value: Any) -> str:
 
 
 def load() -> dict[str, dict[str, Any]]:
-    """The files as they are, by name."""
+    """The content of the files, by name."""
     return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*"))}
 
 
 class Goldens:
-    """The shapes with what they inherit. `seen` collects those that a value was held against."""
+    """The shapes, with the keys that they inherit. `seen` collects those that were checked."""
 
     def __init__(self) -> None:
         files = load()
@@ -152,7 +152,7 @@ class Goldens:
 
 
 def _content(spec: dict[str, Any], value: dict[str, Any], where: str) -> Iterator[str]:
-    """The rules beyond keys and types."""
+    """What is wrong beyond keys and types: values that are not allowed."""
     for key, allowed in spec.get("values", {}).items():
         if key in value and value[key] not in allowed:
             yield f"{where}.{key} is none of {allowed}: {value[key]!r}"

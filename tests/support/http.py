@@ -36,7 +36,7 @@ class HTTPTestCase(BoundedTestCase):
             return await awaitable
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop run until a kernel's news has come through; for real sockets only."""
+        """Let the loop run until a condition holds that depends on real sockets."""
         while not condition():  # noqa: ASYNC110 - nothing in the process announces it
             await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A daemon as a process of its own, to be killed and started again at the same place."""
+"""A daemon in a process of its own, which can be killed and started again at the same address."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ __all__ = ["ProcessCase"]
 
 
 class ProcessCase(BoundedTestCase):
-    """A daemon as a process. `self.url` is where it listens: with `tcp`, on the port of its first
-    start."""
+    """`self.url` is where the daemon listens: with `tcp`, the port of its first start."""
 
     tcp = False
 
@@ -39,7 +38,7 @@ class ProcessCase(BoundedTestCase):
         self.env = [f"HOME={home}", f"PATH={os.environ['PATH']}", f"PWD={self.project}"]
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start the daemon, and wait until it says where it listens."""
+        """Start the daemon, and wait for the line that says where it serves."""
         daemon = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "crushlite", "serve", "--host", self.url, "--auth", "none"),
             *("--agent", "auto", "--log-level", "error"),
@@ -57,7 +56,7 @@ class ProcessCase(BoundedTestCase):
     async def stop(
         self, daemon: asyncio.subprocess.Process, how: signal.Signals = signal.SIGTERM
     ) -> int:
-        """Send the daemon a signal, unless it has ended; returns its exit code."""
+        """Send a signal, unless the process has ended, and return its exit code."""
         if daemon.returncode is None:
             daemon.send_signal(how)
         async with asyncio.timeout(LIMIT / 2):
@@ -66,7 +65,7 @@ class ProcessCase(BoundedTestCase):
         return daemon.returncode
 
     async def tui(self) -> Tui:
-        """A TUI that has started, and reconnects when the daemon is back."""
+        """A TUI that has started and reconnects when the daemon is back."""
         tui = Tui(self.url, self.project, self.env)
         self.addAsyncCleanup(tui.close)
         await tui.start()

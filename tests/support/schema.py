@@ -1,11 +1,11 @@
-"""A small JSON Schema validator: the keywords our own document uses, and a complaint about any
+"""A small JSON Schema validator: it knows the keywords that our own document uses and fails at any
 other, so that no constraint is overlooked."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Say something to a reader and nothing about validity.
+# Keywords for readers, which say nothing about validity.
 SILENT = {"description", "format", "discriminator"}
 TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
@@ -19,7 +19,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Validator:
-    """`complaints` says what is wrong with a value, place by place; nothing if it is valid."""
+    """`complaints` lists what is wrong with a value, place by place; it is empty if it is valid."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document

@@ -1,12 +1,12 @@
 """Recordings of the Crush client, played against a daemon, and the comparison of what comes back.
 
 A recording is a list of requests with their answers, and of events. Ids, paths, times and ports in
-it are stand-ins: `Names` knows what stands for what. The `Player` sends the requests in the order
+it are placeholders, for which `Names` has the values. The `Player` sends the requests in the order
 of the recording, each when all events recorded before it have come. Every answer, and afterwards
 every event, is compared with the recorded one; a difference is one line of text.
 
-The model obeys the prompts as the recorded one did. It keeps its answers back until the recording
-has got that far: what the client asked about a running turn is asked about a running turn.
+The model follows the prompts as the recorded one did, and holds each answer back until the
+recording has got that far: so requests that were made during a turn are made during one here.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ STREAM = (("Accept", "text/event-stream"), ("Cache-Control", "no-cache"))
 Line = dict[str, Any]
 
 PLACEHOLDER = re.compile(r"<(?:client|workspace|session|message|run|permission|id)\d+>")
-MINTED = ("<client", "<run")  # ids that the client makes up
-# Times, a counter that grows while it is being read, and words for people: compared are their
-# types, and whether there is anything in them.
+MINTED = ("<client", "<run")  # ids that the client chooses
+# Times, a counter that grows meanwhile, and texts for people: only their types are compared, and
+# whether they are empty.
 LOOSE = {
     *("created_at", "updated_at", "time", "start_time", "end_time", "message_count"),
     *("error", "message", "details", "content", "version"),
@@ -68,18 +68,19 @@ def recording(name: str) -> list[Line]:
     return [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
 
 
-# What stands for what -----------------------------------------------------------------------------
+# Placeholders -------------------------------------------------------------------------------------
 
 
 class Names:
-    """`texts` are stand-ins inside of strings, such as paths; ids are learned on the way."""
+    """Placeholders and their values. `texts` are those inside of strings, such as paths; ids are
+    learned from answers and events."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = dict(texts)
         self._ids: dict[str, str] = {}
 
     def fill(self, value: Any) -> Any:
-        """A recorded value in our words. What is not known yet stays a placeholder."""
+        """A recorded value with its placeholders replaced, as far as their values are known."""
         if isinstance(value, dict):
             return {key: self.fill(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -96,7 +97,7 @@ class Names:
                 self._ids.setdefault(found, str(uuid.uuid4()))
 
     def learn(self, recorded: Any, ours: Any) -> None:
-        """Take the ids in one value for those in the same places of the other."""
+        """Learn the ids of a recorded value from those in the same places of ours."""
         if isinstance(recorded, dict) and isinstance(ours, dict):
             for key in recorded.keys() & ours.keys():
                 self.learn(recorded[key], ours[key])
@@ -107,7 +108,7 @@ class Names:
             self._ids[recorded] = ours
 
     def may_be(self, recorded: Any, ours: Any) -> bool:
-        """Whether one id can be the other: it is, or neither is known yet."""
+        """Whether two ids can be the same: they are, or neither is known yet."""
         return self.fill(recorded) == ours or (self._unknown(recorded) and self._free(ours))
 
     def _unknown(self, value: Any) -> bool:
@@ -121,7 +122,7 @@ class Names:
 
 
 def compare(recorded: Any, ours: Any, path: str = "", key: str = "") -> Iterator[str]:
-    """Every difference between two JSON values; ids and paths are the same already."""
+    """Every difference between two JSON values, whose ids and paths are replaced already."""
     recorded, ours = _opened(recorded), _opened(ours)
     if _type(recorded, key) != _type(ours, key):
         yield f"{path} is {_short(ours)}, not {_short(recorded)}"
@@ -140,7 +141,7 @@ def compare(recorded: Any, ours: Any, path: str = "", key: str = "") -> Iterator
 
 
 def _opened(value: Any) -> Any:
-    """What is inside of a string that holds JSON: the metadata of a tool, say."""
+    """The value in a string that holds JSON, such as the metadata of a tool."""
     if isinstance(value, str) and value.startswith("{"):
         try:
             return json.loads(value)
@@ -158,7 +159,7 @@ def _equal(recorded: Any, ours: Any, key: str) -> bool:
 
 
 def _type(value: Any, key: str) -> str:
-    """Money may have a fraction; every other number of the protocol is one without."""
+    """The JSON type of a value. Only costs may have a fraction."""
     name = type(value).__name__
     return "number" if key.startswith("cost") and name in ("int", "float") else name
 
@@ -179,7 +180,7 @@ def kind_of(event: Line) -> str:
 
 
 def _outline(event: Line) -> tuple[Any, ...]:
-    """What makes an event the one that was recorded, whatever its details are."""
+    """The fields by which an event is matched with a recorded one."""
     payload = event["payload"]["payload"]
     parts = [
         (part["type"], part["data"].get("reason"), part["data"].get("finished"))
@@ -208,7 +209,7 @@ class EventStream:
             asyncio.get_running_loop().create_future()
         )
         self._changed = asyncio.Event()
-        self._cursors: Counter[str] = Counter()  # by kind: what has been waited for
+        self._cursors: Counter[str] = Counter()  # by kind: where the next wait begins
         self._task: asyncio.Task[None] | None = None
 
     def open(self, http: HTTPClient, target: str) -> None:
@@ -240,7 +241,7 @@ class EventStream:
             self.noise.append(line)
 
     async def come(self, recorded: Line, names: Names) -> None:
-        """Wait for the next event that is like this one, among those of its type."""
+        """Wait for the next event of the same type with the same outline."""
         self.recorded.append(recorded)
         while not self._has_come(recorded, names):
             self._changed.clear()
@@ -257,8 +258,9 @@ class EventStream:
         return False
 
     def differences(self, names: Names, known: Mapping[str, set[str]]) -> Iterator[str]:
-        """Ours against the recorded ones, type by type: across types the order is loose. `known`
-        is what the recording holds of each kind, for those that we send beyond it."""
+        """The differences between our events and the recorded ones, type by type: the order of
+        different types may vary. `known` has the fields that recordings hold of each kind, for
+        events that the daemon sends in addition."""
         yield from (f"events: there is {line!r}" for line in self.noise)
         for kind in sorted({event["type"] for event in [*self.recorded, *self.events]}):
             ours = [event for event in self.events if event["type"] == kind]
@@ -270,7 +272,7 @@ class EventStream:
             yield from _beyond(ours, known)
 
     def _match(self, recorded: Line, ours: list[Line], names: Names) -> tuple[int, list[str]]:
-        """The first of ours that is the same, else the first that is like it."""
+        """The first of our events that is equal, else the first with the same outline."""
         wanted, where = names.fill(recorded), f"event {kind_of(recorded)}: "
         numbers = [n for n, event in enumerate(ours) if alike(recorded, event, names)]
         found = [differences(where, wanted, ours[number]) for number in numbers]
@@ -306,7 +308,7 @@ def leaves(value: Any, path: str = "", key: str = "") -> Iterator[str]:
 
 
 def recorded_leaves() -> dict[str, set[str]]:
-    """What the recordings hold of each kind of event."""
+    """The leaves of each kind of event in all recordings."""
     found: dict[str, set[str]] = {}
     for file in FOLDER.glob("*.jsonl"):
         for line in recording(file.name):
@@ -317,21 +319,20 @@ def recorded_leaves() -> dict[str, set[str]]:
 
 # The model ----------------------------------------------------------------------------------------
 
-# What the model waits for before it goes on: that the recording has got so far. A step that fails
-# does so when it has begun, every other answer ends when something shows its end, and a title comes
-# when it came.
+# The points of the recording that the model waits for. A step that fails waits for the beginning of
+# its message, every other answer for an event after its end, and a title for its own event.
 BEGUN, ENDED, TITLED = 1, 2, 3
 
 
 class Gate(SystemClock):
-    """A clock on which one does not sleep for a time, but for one of those."""
+    """A clock whose `sleep` waits for one of these steps instead of for a time."""
 
     def __init__(self) -> None:
         self._open: set[float] = set()
         self._asleep: list[tuple[float, asyncio.Event]] = []
 
     def open(self, *points: float) -> None:
-        """Let those through who wait for these, and for now whoever comes for them."""
+        """End the sleeps for these steps, and later ones for them until the next call."""
         self._open = set(points)
         for wanted, woken in self._asleep:
             if wanted in points:
@@ -345,7 +346,7 @@ class Gate(SystemClock):
 
 
 class Script:
-    """The model of the recordings, and its small sibling, which is asked for titles."""
+    """The model of the recordings, and the small model, which makes titles."""
 
     def __init__(self, *, described: bool) -> None:
         self._described = described  # whether its questions are well formed
@@ -395,7 +396,7 @@ class Script:
 
 
 def needed(event: Line, titled: set[str]) -> tuple[int, ...]:
-    """How far the model must have come for this event to be; `titled` have their title already."""
+    """The step that the model must have reached for this event; `titled` sessions have a title."""
     kind, payload = kind_of(event), event["payload"]["payload"]
     if kind == "session updated" and payload["title"] == TITLE and payload["id"] not in titled:
         titled.add(payload["id"])
@@ -413,8 +414,8 @@ LOOK = re.compile(r"GET /v1/workspaces/<\w+>/sessions/(<\w+>)")
 
 
 def as_answered(lines: list[Line]) -> list[Line]:
-    """The recording is in the order of asking. Where an answer shows that it was given before or
-    after what stands next to it, the two change places."""
+    """The recording, which is in the order of requests, with lines moved where an answer shows that
+    it was given before or after its neighbours."""
     lines = list(lines)
     for number, line in enumerate(lines):
         request = line.get("request", "")
@@ -431,7 +432,7 @@ def as_answered(lines: list[Line]) -> list[Line]:
 
 
 def _announced(lines: list[Line], session: str) -> set[str]:
-    """The messages of a session of which these lines hold the creation."""
+    """The messages of a session whose creation is in these lines."""
     events = [line["event"] for line in lines if "event" in line]
     created = [e["payload"]["payload"] for e in events if kind_of(e) == "message created"]
     return {message["id"] for message in created if message["session_id"] == session}
@@ -456,7 +457,7 @@ class Player:
         self._http = daemon.connect(tcp=True)
         self._streams: dict[str, EventStream] = {}  # by the client's placeholder
         self._titled: set[str] = set()  # sessions, by their placeholders
-        self._client = ""  # whose stream it is when the recording does not say
+        self._client = ""  # the client whose stream it is, unless the recording says another
         self._waiting: asyncio.Task[None] | None = None  # a request that is answered late
         home = str(daemon.root / "home")
         base_url = {"http://127.0.0.1:9000/v1": model.base_url}
@@ -511,7 +512,7 @@ class Player:
             await self._model.call(number)
         else:
             stream = self._streams.get(line["request"].rpartition("/")[2])
-            if stream is not None:  # it says goodbye to whom it listened to
+            if stream is not None:  # the client that retires closes its stream
                 await stream.close()
             await self._exchange(line, method, target)
 
@@ -548,8 +549,8 @@ def _route(line: Line) -> str:
 
 
 def configuration(created: Line) -> Line:
-    """The crush.json behind the configuration in the answer to a create, without what the server
-    has worked out by itself."""
+    """The crush.json that leads to the configuration in the answer to a create, without what the
+    server has derived."""
     chosen: Line = {
         role: {key: choice[key] for key in ("model", "provider")}
         for role, choice in created["models"].items()
@@ -559,8 +560,8 @@ def configuration(created: Line) -> Line:
 
 
 async def play(name: str, *, described: bool = True) -> list[str]:
-    """Play a recording against a daemon of its own; what came back differently. `described` is
-    whether the recorded model put well-formed questions."""
+    """Play a recording against a daemon of its own and return the differences. `described` is
+    whether the recorded model asked well-formed questions."""
     lines, gate = recording(name), Gate()
     async with FakeModel(script=Script(described=described), clock=gate) as model:
         daemon = LocalDaemon(

@@ -1,8 +1,8 @@
 """A real browser: Debian's chromium, driven through chromedriver in plain WebDriver over HTTP.
 
-Waiting happens in the page: `wait` hands over a condition, which is looked at whenever the page
-changes and a few times a second besides, and gives up by name. Calls run in a thread, so that a
-daemon in the test's own event loop can answer the page meanwhile.
+Waiting happens in the page: `wait` gives it a condition, which is evaluated whenever the page
+changes and a few times a second, and fails with the condition after a while. Calls run in a thread,
+so that a daemon in the test's own event loop can answer the page meanwhile.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Browser", "Window"]
 
 PATIENCE = 60.0  # seconds for a condition in a page
 ANSWER = 60.0  # for chromedriver itself
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of a reference, by the standard
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's key for a reference
 
-# The page's policy forbids making code from text, so the condition is put in here.
+# The page's policy forbids making code from text, so the condition is written into this script.
 WAIT = """
 const [args, done] = arguments;
 let observer, timer;
@@ -57,7 +57,7 @@ class Browser:
             raise AssertionError(
                 "chromium and chromedriver are needed: apt-get install chromium chromium-driver"
             )
-        # What a browser leaves in a home and in /tmp goes with the folder.
+        # What a browser leaves in a home and in /tmp is deleted with the folder.
         env = {**os.environ, "HOME": self._folder.name, "TMPDIR": self._folder.name}
         self._process = subprocess.Popen(
             [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
@@ -118,7 +118,7 @@ class Browser:
         return Window(self, made["handle"])
 
     async def opened(self) -> list[Window]:
-        """Every window there is, those that pages opened too, the first one first."""
+        """Every window, including those that pages opened, the oldest first."""
         handles = await asyncio.to_thread(self.command, "GET", "/window/handles")
         others = [Window(self, handle) for handle in handles if handle != self.first.handle]
         return [self.first, *others]
@@ -129,7 +129,7 @@ class Browser:
         return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
     async def reset(self) -> None:
-        """One blank window: the pages of the last test are gone."""
+        """Close all windows but one, which is made blank."""
         await asyncio.to_thread(self._reset)
 
     def _reset(self) -> None:
@@ -161,7 +161,7 @@ class Window:
         return await self.run("POST", "/execute/sync", {"script": code, "args": args})
 
     async def wait(self, condition: str, *args: Any) -> Any:
-        """The first true value of an expression; it sees the arguments as `args`."""
+        """Wait until an expression is true and return its value. `args` holds the arguments."""
         body = {"script": WAIT.replace("CONDITION", condition), "args": [args]}
         try:
             found = await self.run("POST", "/execute/async", body)
@@ -188,7 +188,7 @@ class Window:
         await self.run("POST", f"/element/{await self.element(css)}/value", {"text": text})
 
     async def press(self, *keys: str) -> None:
-        """Keys for whatever has the focus."""
+        """Send keys to the element that has the focus."""
         strokes = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         source = {"type": "key", "id": "keyboard", "actions": strokes}
         await self.run("POST", "/actions", {"actions": [source]})
@@ -206,5 +206,5 @@ class Window:
         )
 
     async def devtools(self, command: str, **params: Any) -> Any:
-        """A command of chromium's own protocol: for what WebDriver has no word for."""
+        """A command of chromium's own protocol, for what WebDriver cannot do."""
         return await self.run("POST", "/goog/cdp/execute", {"cmd": command, "params": params})

@@ -1,5 +1,5 @@
-"""The Crush client of these tests is as strict as the real one: it writes what Go writes, and what
-Go would not understand it does not understand either."""
+"""The Crush client of these tests is as strict as the real one: it writes what Go writes, and
+refuses what Go would refuse."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ EVENT = (
 
 
 class ReaderTests(BoundedTestCase):
-    """A stream from a server that says just these bytes and hangs up."""
+    """Streams from a server that sends given bytes and closes."""
 
     async def stream(self, answer: bytes) -> EventStream:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,5 +1,6 @@
 """What the Crush client does, request by request, against a daemon: run, the TUI, prompts, cancel,
-dialogs, sessions, quitting. The programs are in helpers_crush; every field they read is checked."""
+dialogs, sessions, quitting. The programs are in tests/support/crush.py; every field they read is
+checked."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ class RunTests(WireCase):
         self.assertTrue((self.project / "made").exists())
 
     async def test_two_runs_at_once_each_get_their_own_answer(self) -> None:
-        """The first creator leaves while the other still runs: it must not notice."""
+        """The client that created the workspace leaves; the others still get their answers."""
         runs = [self.run_program() for _ in range(4)]
         ended = await asyncio.gather(*(run.main(f"hi {n}") for n, run in enumerate(runs)))
         self.assertEqual(
@@ -128,7 +129,7 @@ class RunTests(WireCase):
 
 
 class OfflineTests(WireCase):
-    """The same without any model: the offline agent stands as a provider of its own."""
+    """The same with the offline agent, which is shown as a provider."""
 
     agent = "offline"
     configured = False
@@ -187,7 +188,7 @@ class TuiTests(WireCase):
         self.anna = await self.tui()
 
     async def assert_drawn(self, tui: Tui) -> list[Any]:
-        """The screen holds what the server says, in its order."""
+        """The screen shows the messages of the server, in their order."""
         listed = await tui.get(f"/sessions/{tui.session}/messages", List(MESSAGE))
 
         def shown(messages: Any) -> list[Any]:
@@ -256,7 +257,7 @@ class TuiTests(WireCase):
         self.assertEqual([text_of(m) for m in await self.anna.up_arrow()], ["hi <b> & \u2028 ü"])
 
     async def test_a_prompt_carries_its_attachments(self) -> None:
-        """A file mentioned with `@` and an image: the one is inlined, both are kept."""
+        """A file mentioned with `@` and an image: the file is inlined, both are stored."""
         notes = self.project / "notes.txt"
         notes.write_text("buy milk\n")
         files = [
@@ -300,7 +301,7 @@ class TuiTests(WireCase):
         self.assertEqual(self.anna.events.all("agent_event"), [])
         await self.anna.probe()
         self.assertFalse(self.anna.agent["is_busy"])
-        await self.anna.escape()  # an idle one is no error
+        await self.anna.escape()  # cancelling an idle session is no error
 
     async def test_escape_clears_the_queue_first(self) -> None:
         self.plan = [[Say("so far"), Wait(3600)]]

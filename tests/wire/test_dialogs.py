@@ -23,7 +23,7 @@ class DialogTests(WireCase):
         self.anna, self.ben = await self.tui(), await self.tui(self.unix)
 
     async def dialogs(self, prompt: str) -> list[Any]:
-        """The request as both clients see it, awaited first."""
+        """The request as both clients get it, each after the notification that it waits."""
         await self.anna.send(prompt)
         requests = []
         for tui in (self.anna, self.ben):

@@ -1,9 +1,9 @@
 """The golden files against themselves and against the codec, both ways.
 
-A key that appears, vanishes or changes its type breaks somebody's client. Here it breaks a test
-first: every shape has a file in tests/golden, which says for each key whether it is always there,
-when it is left out, and of which JSON type it is (see helpers_golden). What a real daemon sends is
-held against the same files in test_golden_daemon.
+A key that appears, vanishes or changes its type breaks a client. So every shape has a file in
+tests/golden, which says for each key whether it is always there, when it is left out, and of which
+JSON type it is (see tests/support/golden.py). test_golden_daemon compares what a real daemon sends
+with the same files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wire_class(name: str) -> type:
 
 
 def wire_classes() -> set[type]:
-    """Every dataclass of the protocol, except the one that stands for a whole event."""
+    """Every dataclass of the protocol, except Envelope."""
     modules = pkgutil.iter_modules(crushlite.protocol.__path__)
     found = {
         value
@@ -98,7 +98,7 @@ class FileTests(unittest.TestCase):
         self.assertEqual(kinds, {f"event_{kind}" for kind in (*events.KINDS, "resync")})
 
     def test_a_value_with_a_flaw_is_not_taken_for_a_good_one(self) -> None:
-        """The checker itself: one wrong thing at a time in a good session."""
+        """The checker itself, with a session in which one thing is wrong."""
         good = GOLDENS.shapes["session"]["examples"]["with to-dos"]
         unfinished = {"content": "x", "status": "begun", "active_form": ""}
         changes: tuple[dict[str, Any], ...] = (
@@ -130,14 +130,14 @@ PLAIN = {"uuid": "string", "base64": "string", "json": "string", "parts": "["}
 
 
 def codec_kind(kind: Any) -> str:
-    """What the codec knows of a type."""
+    """The JSON type that the codec checks for a type of the golden files."""
     if isinstance(kind, dict) or kind in GOLDENS.shapes:
         return "object"
     return PLAIN.get(kind) or (kind if kind in TYPES else kind[0])
 
 
 def zeros(kinds: dict[str, Any]) -> dict[str, Any]:
-    """The empty value of each key."""
+    """Each key with its empty value."""
     empty = {"string": "", "int": 0, "number": 0, "bool": False, "object": {}, "any": 0}
     empty |= {"[": [], "{": {}}
     return {key: empty[codec_kind(kind)] for key, kind in kinds.items()}
@@ -175,7 +175,7 @@ class CodecTests(unittest.TestCase):
                 self.assertEqual(encode(decode(cls, {**always, **empty})).keys(), always.keys())
                 self.assertEqual(encode(decode(cls, {**always, **unset})).keys(), {*always, *unset})
 
-    def test_what_nobody_set_is_of_its_type_all_the_same(self) -> None:
+    def test_what_was_not_set_has_its_type_too(self) -> None:
         for name, golden, cls in with_classes():
             empty = zeros(golden.get("always", {})).items()
             least = {key: zero for key, zero in empty if key in required(cls)}

@@ -1,8 +1,8 @@
 """The golden files against what a real daemon sends, byte by byte, over its socket.
 
-Each test names the shapes it has to get; together they get every shape that a daemon sends. Every
-value is held against its file in tests/golden: no key missing, none too many, none empty that is
-left out when empty, each of its type.
+Each test names the shapes that it must get; together they get every shape that a daemon sends.
+Every value is compared with its file in tests/golden: no key is missing, none is unknown, none that
+is left out when empty is empty, and each has its type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Think
 from tests.support.basics import BoundedTestCase
-from tests.support.configured import CoderTestCase, use
+from tests.support.configured import ConfiguredTestCase, use
 from tests.support.golden import Goldens, exact
 from tests.support.routes import TABLE
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def sends(*shapes: str) -> Callable[[Any], Any]:
-    """The shapes that a test must have got from the daemon and checked when it is over."""
+    """Mark a test with the shapes that it must get from the daemon and check."""
 
     def decorate(method: Callable[[Any], Awaitable[None]]) -> Any:
         @functools.wraps(method)
@@ -46,7 +46,7 @@ def sends(*shapes: str) -> Callable[[Any], Any]:
 
 
 class Checks:
-    """Holds what a daemon sent against the files."""
+    """Compares what a daemon sent with the files."""
 
     goldens: Goldens
 
@@ -65,13 +65,13 @@ class Checks:
         self.check(own if own in self.goldens.shapes else "permission_request", request)
 
     def check_stream(self, reader: EventReader, *, ids: bool = False) -> None:
-        """Every byte that came: frames of one `data:` line (and an id line where asked for)."""
-        *frames, _ = bytes(reader.raw).split(b"\n\n")  # the last may still be on its way
+        """Check every byte of a stream: frames of one `data:` line, with an id line if `ids`."""
+        *frames, _ = bytes(reader.raw).split(b"\n\n")  # the last one may be incomplete
         for frame in frames:
             lines = frame.decode("ascii").split("\n")
             data = [line for line in lines if not (ids and line.startswith("id: "))]
             if ids and not data:
-                continue  # how such a stream opens
+                continue  # such a stream begins with an id alone
             if len(data) != 1 or not data[0].startswith("data: "):
                 raise AssertionError(f"this is no frame: {frame!r}")
             self.check_event(json.loads(data[0].removeprefix("data: ")))
@@ -89,7 +89,7 @@ class Checks:
                 raise AssertionError(f"stale on arrival: {event}")
 
     async def check_routes(self, who: Participant, session: str, run_id: str) -> None:
-        """Ask everything that can be asked for, as it stands now."""
+        """Send every GET request to the workspace and check the answers."""
         provider = next(iter(who.workspace["config"]["providers"]))
         query = {
             "lastread": f"?session_id={session}&path=/x",
@@ -114,7 +114,7 @@ class Checks:
                     self.check_message(message)
 
 
-# Where clients send what, below a workspace.
+# The shapes of request bodies, by their path below a workspace.
 BODIES = {
     "/agent": "prompt",
     "/agent/init": "agent_init",
@@ -131,7 +131,7 @@ ATTACHED = [{**PNG, "file_name": "a.png", "mime_type": "image/png"}]
 
 
 class OfflineShapes(Checks, BoundedTestCase):
-    """A daemon whose agent does, at a word, everything that clients can be shown."""
+    """A daemon with the offline agent, whose prompts can produce almost every shape."""
 
     async def asyncSetUp(self) -> None:
         self.goldens = Goldens()
@@ -140,7 +140,7 @@ class OfflineShapes(Checks, BoundedTestCase):
         self.session = await self.anna.session()
 
     @sends("workspace", "config", "provider_config", "model", "selected_model", "agent_info")
-    async def test_what_a_client_is_told_when_it_opens_a_workspace(self) -> None:
+    async def test_what_a_client_gets_when_it_opens_a_workspace(self) -> None:
         self.check("workspace", self.anna.workspace)
         every = await self.daemon.create(
             self.daemon.root / "every", yolo=True, debug=True, data_dir="data", channels=["a"]
@@ -217,7 +217,7 @@ class OfflineShapes(Checks, BoundedTestCase):
         self.assertEqual(actions, {"created", "updated", "deleted"})
 
     async def ended(self, prompt: str, **fields: Any) -> str:
-        """The id of a run that is over."""
+        """Run a prompt to its end and return its run id."""
         run_id = str((await self.anna.prompt(self.session, prompt, **fields)).json["run_id"])
         await self.anna.events.wait_for("run_complete", run_id=run_id)
         return run_id
@@ -330,7 +330,7 @@ class OfflineShapes(Checks, BoundedTestCase):
 
 
 class ScriptedShapes(Checks, BoundedTestCase):
-    """A daemon whose agent does what the test says: for what depends on the moment."""
+    """A daemon with a scripted agent, for shapes that depend on the moment."""
 
     async def asyncSetUp(self) -> None:
         self.goldens = Goldens()
@@ -400,7 +400,7 @@ class ScriptedShapes(Checks, BoundedTestCase):
         self.assertEqual(tool["parts"][0]["data"].keys(), keys)
 
 
-# What the model calls so that each tool asks a person; `{root}` is the daemon's folder.
+# Calls for which each tool asks for a permission; `{root}` is the daemon's folder.
 CALLS: dict[str, dict[str, Any]] = {
     "bash": {"command": "make check", "description": "run checks"},
     "write": {"file_path": "new.txt", "content": "one\n"},
@@ -424,8 +424,8 @@ MUTATIONS = {
 }
 
 
-class CoderShapes(Checks, CoderTestCase):
-    """The model agent: real tools, real files, a configuration with providers."""
+class CoderShapes(Checks, ConfiguredTestCase):
+    """The coder with its tools, files, and a configuration with providers."""
 
     described = {"context_window": 200_000, "cost_per_1m_in": 1.5}
 

@@ -1,6 +1,6 @@
-"""How the Crush client decides about a server it finds on a unix socket. It asks every server of
-another build to leave and, if that one agrees, starts its own: so this daemon must stay, except
-when one of our own clients asks."""
+"""How the Crush client decides about a server that it finds on a unix socket. It asks every server
+of another build to exit and, if that one agrees, starts its own: so this daemon must refuse, except
+to clients of crushlite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 
 async def control(client: GoClient, command: str, by: str = "") -> int:
-    """The status; the client sends this one as text/plain, and does not say who it is."""
+    """The status of a control request, which the client sends as text/plain and without its id."""
     body = {"command": command} | ({"client": by} if by else {})
     try:
         await client.call("POST", "/v1/control", body, kind="text/plain")
@@ -29,11 +29,11 @@ async def control(client: GoClient, command: str, by: str = "") -> int:
 
 
 async def negotiate(path: str) -> list[str]:
-    """The client's start, step by step; the last word is what it does: use it, or spawn its own."""
+    """The steps of the client's start; the last one is `use` or `spawn`."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return ["spawn"]
-        # The client waits 0.2 s; a socket with room in its backlog is connected without any wait.
+        # The client waits 0.2 s; connecting to a socket with room in its backlog takes no time.
         with socket.socket(socket.AF_UNIX) as dialed:
             dialed.setblocking(False)
             dialed.connect(path)
@@ -86,7 +86,7 @@ class UnixTests(WireCase):
         await anna.events.wait_for("run_complete")
 
     async def test_every_command_of_the_client_is_answered_409(self) -> None:
-        """Never 200, never 400, whoever is here: an old server would have said 400."""
+        """Never 200, and never 400, which an old server would have answered."""
         client = GoClient(self.unix)
         self.addAsyncCleanup(client.transport.close)
         for command in ("shutdown_if_idle", "shutdown"):
@@ -103,7 +103,7 @@ class UnixTests(WireCase):
         for key in ("version", "commit", "build_id", "go_version", "platform"):
             self.assertTrue(found[key], key)
 
-    async def test_a_command_nobody_knows_is_400(self) -> None:
+    async def test_an_unknown_command_is_400(self) -> None:
         client = GoClient(self.unix)
         self.addAsyncCleanup(client.transport.close)
         self.assertEqual(await control(client, "dance"), 400)

@@ -1,4 +1,4 @@
-"""HTTP as the Crush client uses it: what it sends that is odd, and what it cannot cope with."""
+"""HTTP as the Crush client uses it: its unusual requests, and answers that it cannot handle."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class HttpTests(WireCase):
                 self.assertTrue(told and told.startswith(message), told)
 
     async def test_a_prompt_that_cannot_be_taken_says_why(self) -> None:
-        """The only message of a refusal that the TUI shows in its status bar."""
+        """The TUI shows this message in its status bar, as it does for no other refusal."""
         session = (await self.anna.new_session("one"))["id"]
         for given, prompt in (("", "hi"), (session, ""), (str(uuid.uuid4()), "hi")):
             with self.assertRaises(Refused) as caught:
@@ -129,7 +129,7 @@ class HttpTests(WireCase):
             self.assertEqual(set(reply.headers["allow"].split(", ")), allowed)
 
     async def test_an_empty_id_takes_its_segment_with_it(self) -> None:
-        """As the client joins paths: another route, or none, and never a broken answer."""
+        """The client joins paths like that; the answer is another route's or 404, never broken."""
         for path, status in (
             (f"{self.anna.base}/sessions//messages", 404),
             (f"{self.anna.base}/sessions/", 200),

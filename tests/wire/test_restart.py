@@ -1,5 +1,5 @@
-"""A daemon that dies and comes back under two TUIs. They know only what the Crush client knows: a
-clean end of the stream, a 404 for the old workspace, and what they cached of it."""
+"""A daemon that dies and is started again while two TUIs run. They have only what the Crush client
+has: a clean end of the stream, a 404 for the old workspace, and what they cached of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RestartCase(ProcessCase):
         await self.ben.switch(self.anna.session)
 
     async def restart(self, how: signal.Signals) -> None:
-        """Both have lost it before it is back, and both find their way."""
+        """Restart the daemon after both have lost it, and wait until both have reconnected."""
         old = self.anna.workspace["id"]
         streams = [tui.events for tui in self.both]
         code = await self.stop(self.process, how)
@@ -53,7 +53,7 @@ class RestartCase(ProcessCase):
             self.assertEqual(await tui.probe_queue(), [])
 
     async def assert_works(self) -> None:
-        """A prompt from each is seen to its end by both, on their screens too."""
+        """A prompt of each is shown to its end on both screens."""
         for tui in self.both:
             text = f"and now {tui.id}?"
             await tui.send(text)
@@ -69,13 +69,13 @@ class RestartCase(ProcessCase):
         self.assertEqual(session["attached_clients"], 2)
 
     def created(self, tui: Tui) -> Any:
-        """What the last create said."""
+        """The body of the last create."""
         begin = b"POST /v1/workspaces HTTP"
         *_, last = (sent for sent in tui.transport.sent if sent.startswith(begin))
         return json.loads(last.partition(b"\r\n\r\n")[2])
 
     def finish(self, tui: Tui) -> dict[str, Any]:
-        """How the first turn ended, on a screen."""
+        """The finish reason of the first turn, on a screen."""
         user, assistant, *_ = tui.screen.values()
         self.assertEqual((user["role"], assistant["role"]), ("user", "assistant"))
         [finish] = parts_of(assistant, "finish")
@@ -110,8 +110,8 @@ class UnixRestartTests(RestartCase):
         await self.assert_works()
 
     async def test_a_snapshot_without_env_is_enough(self) -> None:
-        """After a change of the configuration the client has asked for the workspace again, and
-        nobody is told another's environment: the one it re-creates with is then empty."""
+        """A client that has read the workspace again, after a change of the configuration, knows no
+        environment: the answer holds none of other clients. So it creates again without one."""
         for tui in self.both:
             await tui.refresh()
             self.assertEqual(tui.workspace["env"], [])
@@ -144,7 +144,7 @@ class UnixRestartTests(RestartCase):
         self.assertTrue((self.project / "made").exists())
 
     async def test_both_come_back_after_an_orderly_stop(self) -> None:
-        """What ran is cancelled, and said so before the streams end."""
+        """Runs are cancelled, and their ends published before the streams end."""
         await self.busy("@slow 3600")
         await self.ben.events.wait_for("message", action="updated", role="assistant")
         streams = [tui.events for tui in self.both]
@@ -172,8 +172,8 @@ class TcpRestartTests(RestartCase):
         await self.assert_idle()
         await self.assert_works()
 
-    async def test_a_kill_in_the_middle_of_a_long_event_leaves_nobody_deaf(self) -> None:
-        """The kernel sends what was written and then the end: no framing is cut short."""
+    async def test_a_kill_in_the_middle_of_a_long_event_leaves_no_client_deaf(self) -> None:
+        """The kernel sends what was written and then the end, so the client sees a clean end."""
         await self.busy("hello")
         for tui in self.both:
             await tui.events.wait_for("run_complete")

@@ -1,5 +1,5 @@
-"""Every route of the base protocol, asked as the Crush client asks it. None may be missing: a 404
-or a 405 means something else to the client than "we do not have that"."""
+"""Every route of the base protocol, with the requests of the Crush client. None may be missing: the
+client does not take 404 or 405 for a feature that is not there."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class RouteTests(WireCase):
         await self.anna.events.wait_for("run_complete")
 
     async def walk(self, *routes: tuple[str, Any, Shape | None]) -> None:
-        """Each is `METHOD /path`, a body, and what the client decodes; below the workspace unless
-        the path begins with a version."""
+        """Send requests: each is `METHOD /path`, a body, and the shape of the answer. A path
+        without a version is below the workspace."""
         for line, body, shape in routes:
             with self.subTest(line):
                 method, _, path = line.partition(" ")
@@ -161,7 +161,7 @@ class ConfigTests(WireCase):
         self.anna, self.ben = await self.tui(), await self.tui()
 
     async def change(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Change it; both clients are told, ask again, and see the same."""
+        """Change the configuration; both clients get an event, read it again, and have the same."""
         await self.anna.post(f"/config/{path}", body)
         for tui in (self.anna, self.ben):
             await tui.events.wait_for("config_changed", workspace_id=tui.workspace["id"])

@@ -1,7 +1,7 @@
 """Three recordings of the Crush client with its own server, played against crushlite.
 
-Each answer and each event of ours is held against the recorded one: status, content type, keys,
-JSON types, null or empty, and the values that mean something. What differs must be in the table.
+Each answer and each event is compared with the recorded one: status, content type, keys, JSON
+types, null or empty, and values that matter. Every difference must be in the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IMPROVEMENTS: dict[str, tuple[str, ...]] = {
         "POST /v1/workspaces: .answer.data_dir is *.crushlite*, not *.crush*",
         "*: .answer*.options.data_directory is *.crushlite*, not *.crush*",
     ),
-    "a key is not shown to whoever may see the workspace": (
+    "a key is not shown to other clients of the workspace": (
         '*: .answer*.providers.fake.api_key is "[*]*", not "test-key"',
     ),
     "the configuration holds what clients are known to need, and always all of that": (
@@ -41,7 +41,9 @@ IMPROVEMENTS: dict[str, tuple[str, ...]] = {
         "*: .answer*.options.context_paths has * elements, not 0",
     ),
     "there are no skills to list": ("POST /v1/workspaces: .answer.skills is left out",),
-    "a client of another version is told so": ("POST /v1/workspaces: .answer.warning is added",),
+    "a client of another version gets a warning": (
+        "POST /v1/workspaces: .answer.warning is added",
+    ),
     "the promise of a prompt names its run": (
         "POST W/agent: .answer is added",
         "POST W/agent: .content_type is added",
@@ -64,7 +66,7 @@ IMPROVEMENTS: dict[str, tuple[str, ...]] = {
     "an empty message in an agent event means nothing, and half of one spoils it": (
         "event agent_event created: .payload.payload.message is left out",
     ),
-    "every event of a run names it, whoever made up its id": (
+    "every event of a run has its id, also one that the daemon made": (
         "event agent_event created: .payload.payload.run_id is added",
         "event run_complete updated: .payload.payload.run_id is added",
     ),
@@ -94,7 +96,7 @@ RECORDINGS = ("crush-run.jsonl", "crush-tui.jsonl", "crush-two-tuis.jsonl")
 
 
 async def played(name: str) -> list[str]:
-    """What differs. The model of the TUI's recording put a malformed question."""
+    """The differences. In the TUI's recording the model asked a malformed question."""
     return await play(name, described=name != "crush-tui.jsonl")
 
 
@@ -128,7 +130,7 @@ GONE = object()
 
 
 def changed(value: Any, path: str, new: Any) -> Any:
-    """A copy with something else at a dotted path, or with nothing there."""
+    """A copy with another value at a dotted path, or with the key removed."""
     answer = place = copy.deepcopy(value)
     *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
     for key in keys:
@@ -141,7 +143,7 @@ def changed(value: Any, path: str, new: Any) -> Any:
 
 
 class ComparisonTests(BoundedTestCase):
-    """A comparison that sees nothing would pass everything."""
+    """The comparison itself finds each kind of difference."""
 
     def setUp(self) -> None:
         super().setUp()

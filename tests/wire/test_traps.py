@@ -1,4 +1,4 @@
-"""What hurts the Crush client most when a server gets it wrong, one test each, in that order."""
+"""The mistakes of a server that hurt the Crush client most, one test each, the worst first."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class ConfiguredTests(Case):
         self.assertEqual(complete["message_id"], steps[-1]["id"])
         self.assertEqual(len(self.anna.events.all("run_complete")), 1)
 
-    async def test_14_busy_is_over_when_the_end_is_told(self) -> None:
+    async def test_14_busy_is_over_when_the_end_is_published(self) -> None:
         for text, word in (("hi", "agent_finished"), ("@fail 400 no", "error")):
             await self.anna.send(text)
             await self.anna.events.wait_for("agent_event", type=word)
@@ -318,13 +318,13 @@ class ConfiguredTests(Case):
         listed = await self.anna.get("/sessions", List(SESSION))
         self.assertEqual([session["id"] for session in listed], [self.anna.session])
 
-    async def test_21_the_client_is_told_to_call_nobody(self) -> None:
+    async def test_21_the_client_must_not_call_other_servers(self) -> None:
         options = self.anna.workspace["config"]["options"]
         self.assertTrue(options["disable_metrics"])
         self.assertTrue(options["disable_default_providers"])
 
     async def test_what_is_beyond_the_base_protocol_is_for_those_who_ask(self) -> None:
-        """The output of a running command goes to streams that resume, and only there."""
+        """The output of a running command goes only to streams that can resume."""
         await self.anna.toggle_skip()
         client = self.run_program()
         await client.create()
@@ -349,14 +349,14 @@ class OfflineTests(Case):
         check_config(await self.anna.get("/config", CONFIG), tui=True)
         self.assertTrue(self.anna.agent["is_ready"])
 
-    async def test_21_the_client_is_told_to_call_nobody(self) -> None:
+    async def test_21_the_client_must_not_call_other_servers(self) -> None:
         options = self.anna.workspace["config"]["options"]
         self.assertTrue(options["disable_metrics"])
         self.assertTrue(options["disable_default_providers"])
 
 
 class UnconfiguredTests(Case):
-    """The coder without any model: the TUI opens its onboarding, run says what is missing."""
+    """The coder without a model: the TUI opens its onboarding, `run` says what is missing."""
 
     agent = "coder"
     configured = False
@@ -396,7 +396,7 @@ class StubbornTests(Case):
         return agent_factory(agent)
 
     async def test_12_what_blocks_the_ui_is_answered_while_a_turn_will_not_end(self) -> None:
-        self.addCleanup(self.over.set)  # before the daemon waits for it
+        self.addCleanup(self.over.set)  # the agent must end before the daemon waits for it
         await self.anna.send("hi")
         await self.anna.events.wait_for("message", action="updated", role="assistant")
         await self.anna.escape()
@@ -430,7 +430,7 @@ class PatienceTests(WireCase):
         self.assertEqual(client.transport.dialed, 2)
 
     async def test_a_client_that_vanished_is_waited_for(self) -> None:
-        """Thirty seconds after a create, ten after a stream: the id stays good that long."""
+        """A workspace stays open for thirty seconds after a create, ten after its last stream."""
         anna = Tui(self.tcp, self.project, self.env)
         await anna.create()
         await self.time.advance(29)
@@ -447,7 +447,7 @@ class PatienceTests(WireCase):
         self.assertEqual(caught.exception.status, 404)
 
     async def test_a_stream_with_nothing_to_say_says_nothing(self) -> None:
-        """Each comment would be a warning in the client's log."""
+        """The client logs a warning for each comment."""
         anna = Tui(self.tcp, self.project, self.env)
         self.addAsyncCleanup(anna.close)
         await anna.start()

@@ -3,16 +3,17 @@
 export class ApiError extends Error {
   constructor(status, code, message) {
     super(message);
-    this.status = status; // 0: no answer came, and the request may or may not have been carried out
+    this.status = status; // 0: no answer came; the request may or may not have been carried out
     this.code = code;
   }
 }
 
-// `headers` for a token: with `--auth none` there is none to send.
+// The headers that carry a token; none with `--auth none`, where there is no token.
 export function bearer(token) {
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
+// Send a request; returns the decoded answer, null if it is empty. Throws ApiError.
 export async function request(token, method, path, body) {
   let response, text;
   try {
@@ -36,6 +37,7 @@ export async function request(token, method, path, body) {
   return value;
 }
 
+// The JSON value of a text; null if it is none.
 export function parsed(text) {
   try {
     return JSON.parse(text);

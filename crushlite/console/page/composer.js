@@ -7,7 +7,7 @@ const MOST = 20 << 20; // bytes of attachments; the daemon takes 32 MiB with bas
 
 export class Composer {
   // `send(session, {prompt, run_id, when_busy, attachments?})` posts a prompt, in a new session if that
-  // is null; `complain(text)` says what is wrong.
+  // is null; `complain(text)` shows the user what is wrong.
   constructor({ send, complain }) {
     this.send = send;
     this.complain = complain;
@@ -15,8 +15,8 @@ export class Composer {
     this.box = byId("prompt");
     this.list = byId("attachments");
     this.files = [];
-    this.session = null; // whose draft is shown
-    this.key = ""; // where it is kept
+    this.session = null; // the session whose draft is shown
+    this.key = ""; // where that draft is kept in the session storage
     this.posting = Promise.resolve();
     this.failed = null; // what could not be sent, with its run id
     this.listen();
@@ -64,6 +64,7 @@ export class Composer {
     this.fit();
   }
 
+  // Make the box as high as its text.
   fit() {
     this.box.style.height = "";
     if (this.box.value === "") return;
@@ -95,11 +96,11 @@ export class Composer {
     }
   }
 
-  // Nothing that was typed is lost, and sent again it is the same run.
+  // Put a prompt that could not be sent back where it was typed. Sent again it has the same run id.
   restore(attempt) {
     const { prompt, files, session, key } = attempt;
     if (session !== null && key !== this.key) {
-      sessionStorage.setItem(key, prompt); // another one is shown now: it waits there
+      sessionStorage.setItem(key, prompt); // another session is shown now: it becomes the draft there
       return;
     }
     this.failed = { ...attempt, key: this.key };

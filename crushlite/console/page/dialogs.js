@@ -1,23 +1,23 @@
-// What waits for a person: permissions and questions.
+// Requests for a person: permissions and questions.
 //
-// Both dialogs stand above the prompt and leave the page usable. They never take the focus from a
+// Both dialogs are above the prompt and leave the page usable. They never take the focus from a
 // person who is typing (the Enter meant for a prompt must not allow anything), and they close when
-// somebody else was first. What they show is what the daemon lists; nothing is remembered here.
+// another client has answered. They show what the daemon lists; nothing is remembered here.
 
 import { counts, drawDiff } from "./diff.js";
 import { changesOf, inputRows } from "./tools.js";
 import { el, plainText, setText } from "./text.js";
 
-const CALM = 350; // milliseconds before a new dialog takes a click that may have been for another
+const HOLD = 350; // milliseconds: an earlier click may have been meant for what was there before
 
-class Ask {
+class RequestDialog {
   // `answer(request, body)` sends an answer; `elsewhere(request)` is a button to its session.
   constructor(dialog, answer, elsewhere) {
     this.dialog = dialog;
     this.answer = answer;
     this.elsewhere = elsewhere;
     this.id = null;
-    this.answered = false; // in this page: the button, now disabled, has let the focus go
+    this.answered = false; // in this page: the button, now disabled, has lost the focus
   }
 
   // Show the first of the open requests, or nothing.
@@ -32,22 +32,23 @@ class Ask {
       this.id = first.id;
       this.dialog.replaceChildren(this.form(first));
       this.dialog.setAttribute("open", ""); // not show(): that would take the focus
-      this.calm();
+      this.holdButtons();
       if ([document.body, null].includes(document.activeElement)) this.dialog.querySelector("h2").focus();
     }
     this.more?.replaceChildren(requests.length > 1 ? `and ${requests.length - 1} more` : "");
   }
 
-  calm() {
+  // Disable the buttons of a new dialog for a moment.
+  holdButtons() {
     const buttons = [...this.dialog.querySelectorAll("button")];
     buttons.forEach((button) => (button.disabled = true));
-    setTimeout(() => buttons.forEach((button) => (button.disabled = false)), CALM);
+    setTimeout(() => buttons.forEach((button) => (button.disabled = false)), HOLD);
   }
 
   close() {
     if (this.id === null) return;
-    const adrift = this.answered && document.activeElement === document.body;
-    const inside = adrift || this.dialog.contains(document.activeElement);
+    const unfocused = this.answered && document.activeElement === document.body;
+    const inside = unfocused || this.dialog.contains(document.activeElement);
     this.id = null;
     this.answered = false;
     this.dialog.removeAttribute("open");
@@ -78,7 +79,7 @@ class Ask {
   }
 }
 
-export class PermissionAsk extends Ask {
+export class PermissionDialog extends RequestDialog {
   form(request) {
     const params = request.params || {};
     const rows = changesOf({}, params);
@@ -96,7 +97,7 @@ export class PermissionAsk extends Ask {
       "form",
       { onsubmit: (event) => event.preventDefault() },
       this.head("permission-title", `Allow ${request.tool_name}?`, request),
-      request.description && !said(request, params)
+      request.description && !repeats(request, params)
         ? el("p", { class: "description", dir: "auto" }, shortened(request.description))
         : null,
       this.what(request, params, rows),
@@ -129,8 +130,8 @@ export class PermissionAsk extends Ask {
   }
 }
 
-// Many a description only repeats the command or the path.
-function said({ description }, { command, file_path: path }) {
+// Whether a description only repeats the command or the path.
+function repeats({ description }, { command, file_path: path }) {
   return [command, path].some((value) => typeof value === "string" && value && description.endsWith(value));
 }
 
@@ -138,7 +139,7 @@ function shortened(text) {
   return text.length > 500 ? text.slice(0, 500) + "…" : text;
 }
 
-export class QuestionAsk extends Ask {
+export class QuestionDialog extends RequestDialog {
   form(batch) {
     const fields = batch.questions.map((question) => field(question));
     const form = el(
@@ -195,7 +196,8 @@ function field(question) {
     }),
     free,
   );
-  // An Answer pressed too early would be an answer. (Of many, none may be meant.)
+  // The answer must not be empty where one of several is to be chosen. (Of a multiple choice, none
+  // may be meant.)
   const check = () => {
     const missing = !free.value.trim() && !inputs.some((input) => input.checked);
     free.setCustomValidity(missing ? "Give an answer, or dismiss the question." : "");
@@ -217,7 +219,7 @@ function field(question) {
   return { node, read };
 }
 
-// Ask before something that cannot be undone; resolves to true or false.
+// RequestDialog before something that cannot be undone; resolves to true or false.
 export function confirmed(dialog, title, text) {
   setText(dialog.querySelector("h2"), title);
   setText(dialog.querySelector("p"), text);

@@ -1,4 +1,4 @@
-// What changed between two texts, line by line, computed here.
+// What changed between two texts, line by line.
 
 import { el } from "./text.js";
 
@@ -75,7 +75,7 @@ function middle(a, b) {
   return signs;
 }
 
-// Rows of a unified diff that somebody else has made.
+// The rows of a diff in the unified format.
 export function unified(text) {
   const rows = [];
   let old = 0;
@@ -106,7 +106,7 @@ export function counts(rows) {
   return { added: of("+"), removed: of("-") };
 }
 
-// Only the changes and what is around them.
+// Only the changed rows and those around them.
 function folded(rows) {
   const shown = [];
   let last = -1;

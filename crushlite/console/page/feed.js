@@ -1,11 +1,12 @@
-// The page's end of the event stream: the shared worker's, or its own where there is none.
+// Where a page gets its events: from the shared worker, or from a stream of its own in a browser
+// without shared workers.
 
-import { Feed } from "./stream.js";
+import { EventStream } from "./stream.js";
 import { uuid } from "./api.js";
 
 const SCRIPT = "/console/worker.js";
 
-// The page may make no script from a string (require-trusted-types-for), except this one.
+// The one script address that may be made from a string (require-trusted-types-for).
 function trusted(url) {
   if (!self.trustedTypes) return url;
   return trustedTypes.createPolicy("crushlite", { createScriptURL: () => SCRIPT }).createScriptURL(url);
@@ -20,7 +21,7 @@ function sharedWorker() {
   }
 }
 
-// Hold a lock for as long as this tab lives; resolves when it is ours.
+// Hold a lock for as long as this tab lives; resolves when it is held.
 function held(name) {
   if (!navigator.locks) return Promise.resolve();
   return new Promise((ready) => {
@@ -31,8 +32,8 @@ function held(name) {
   });
 }
 
-// `take` gets what stream.js emits, and {type: "relay", ...} of other tabs.
-export class Line {
+// `take` is called with what stream.js emits, and with {type: "relay"} from other tabs.
+export class Feed {
   constructor(take) {
     this.take = take;
     this.own = null;
@@ -47,12 +48,12 @@ export class Line {
 
   async open(path, client, token) {
     if (this.worker) {
-      await this.locked; // else the worker would get the lock first, and take us for dead
+      await this.locked; // else the worker could get the lock first, and take this tab for closed
       this.worker.port.postMessage({ type: "open", path, client, token, lock: this.lock });
     } else {
       this.own?.stop();
-      const feed = new Feed(path, client, token, (message) => this.own === feed && this.take(message));
-      this.own = feed;
+      const stream = new EventStream(path, client, token, (message) => this.own === stream && this.take(message));
+      this.own = stream;
     }
   }
 
@@ -62,13 +63,13 @@ export class Line {
     this.own = null;
   }
 
-  hurry(token) {
-    this.worker?.port.postMessage({ type: "hurry", token });
-    this.own?.hurry(token);
+  retryNow(token) {
+    this.worker?.port.postMessage({ type: "retry", token });
+    this.own?.retryNow(token);
   }
 
-  // Tell the other tabs of this workspace something that the daemon has no event for.
-  relay(message) {
-    this.worker?.port.postMessage({ ...message, type: "relay" });
+  // Make the other tabs of this workspace refresh: the daemon has no event for changes of the queue.
+  relay() {
+    this.worker?.port.postMessage({ type: "relay" });
   }
 }

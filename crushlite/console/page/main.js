@@ -1,12 +1,12 @@
-// The console: who we are, which workspace, and which of the screens is shown.
+// The console: the token and the client id, which workspace, and which of the screens is shown.
 //
 // The address that `crushlite web` prints has a one-time code in its fragment. It is exchanged for
 // the token of this port, which is kept in this origin's storage, and taken out of the address.
 
 import { ApiError, at, request, uuid } from "./api.js";
-import { Desk } from "./desk.js";
-import { Line } from "./feed.js";
+import { Feed } from "./feed.js";
 import { byId, el, setText } from "./text.js";
+import { WorkspaceView } from "./workspace.js";
 
 const TOKEN = "crushlite.token";
 const CLIENT = "crushlite.client";
@@ -29,38 +29,38 @@ async function api(method, path, body) {
     if (error instanceof ApiError && error.status === 401) needToken();
     // A daemon that was started again does not know the workspace until the stream is back.
     if (error.status === 404 && patience !== null) {
-      line.hurry(token());
+      feed.retryNow(token());
       throw new ApiError(0, "", "The daemon is just back. Try again.");
     }
     throw error;
   }
 }
 
-const line = new Line(take);
-const desk = new Desk({ api, line, client });
+const feed = new Feed(take);
+const view = new WorkspaceView({ api, feed, client });
 let opened = null; // the path of the workspace that is shown
 
 // The stream -------------------------------------------------------------------------------------
 
 function take(message) {
   if (message.type !== "relay" && message.path !== opened) return; // of a workspace that was left
-  if (message.type === "event") desk.take(message);
-  else if (message.type === "relay") desk.soon();
+  if (message.type === "event") view.take(message);
+  else if (message.type === "relay") view.soon();
   else if (message.type === "client") localStorage.setItem(CLIENT, message.id);
   else if (message.type === "unauthorized") needToken();
   else if (message.type === "failed") choose(message.message).catch((error) => retryLater(error, enter));
   else if (message.type === "lost") lost(message.message);
   else if (message.type === "live") {
-    // Only now: what cannot be opened is not tried again at the next visit.
+    // Not before: a workspace that cannot be opened is not tried again at the next visit.
     sessionStorage.setItem(PATH, opened);
     localStorage.setItem(PATH, opened);
     clearTimeout(patience);
     patience = null;
     connection("live", "connected", "");
-    const arriving = byId("desk").hidden;
-    show("desk");
-    if (arriving) desk.focus();
-    desk.live(message.workspace, message.refetch);
+    const arriving = byId("workspace-view").hidden;
+    show("workspace-view");
+    if (arriving) view.focus();
+    view.live(message.workspace, message.refetch);
   }
 }
 
@@ -69,7 +69,7 @@ let patience = null;
 function lost(why) {
   connection("lost", "reconnecting", why);
   const advice = "No connection. If the daemon has left, run “crushlite web” in a terminal.";
-  patience ??= setTimeout(() => desk.trouble(advice), PATIENCE);
+  patience ??= setTimeout(() => view.trouble(advice), PATIENCE);
 }
 
 function connection(state, words, why) {
@@ -86,13 +86,13 @@ function open(path) {
   setText(byId("workspace").querySelector(".folder"), path.slice(0, cut));
   setText(byId("workspace").querySelector(".name"), path.slice(cut));
   connection("connecting", "connecting", "");
-  line.open(path, client(), token());
+  feed.open(path, client(), token());
 }
 
 // The screens ------------------------------------------------------------------------------------
 
 function show(screen) {
-  for (const id of ["login", "chooser", "desk"]) byId(id).hidden = id !== screen;
+  for (const id of ["login", "chooser", "workspace-view"]) byId(id).hidden = id !== screen;
 }
 
 function needToken() {
@@ -109,7 +109,7 @@ function needToken() {
 
 async function choose(trouble = "") {
   opened = null;
-  line.close();
+  feed.close();
   sessionStorage.removeItem(PATH);
   for (const id of ["workspace", "yolo", "presence", "model"]) byId(id).hidden = true;
   chooserError(trouble);
@@ -142,8 +142,8 @@ function codeOf(text) {
 async function exchange(text) {
   const { code, path } = codeOf(text);
   const answer = await request("", "POST", "/v1/web/token", { code });
-  localStorage.setItem(TOKEN, answer.token); // other tabs hear of it too
-  // A path is believed only next to a good code: a link from elsewhere opens nothing.
+  localStorage.setItem(TOKEN, answer.token); // other tabs get an event
+  // A path counts only with a valid code: a link from another site must open nothing.
   if (path) sessionStorage.setItem(PATH, path);
   return path;
 }
@@ -169,12 +169,12 @@ function retryLater(error, again) {
 async function start() {
   const fragment = location.hash.slice(1);
   if (/(^|&)code=/.test(fragment)) {
-    history.replaceState(null, "", location.pathname); // the code is not for the history
+    history.replaceState(null, "", location.pathname); // the code must not stay in the history
     try {
       await exchange(fragment);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      loginError(error.message); // seen only if a token is needed, and the one we have is no good
+      loginError(error.message); // shown only if a token is required and ours is not valid
     }
   }
   try {
@@ -202,26 +202,26 @@ byId("login-form").addEventListener("submit", async (event) => {
     return;
   }
   byId("login-code").value = "";
-  line.hurry(token());
+  feed.retryNow(token());
   await enter();
 });
 byId("chooser-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const path = byId("chooser-path").value.trim();
-  // A relative one would begin wherever the daemon happens to stand.
+  // A relative path would be resolved from the daemon's own directory.
   if (path.startsWith("/")) open(path);
   else chooserError("Give the whole path, beginning with /");
 });
 byId("workspace").addEventListener("click", () => choose().catch((error) => retryLater(error, enter)));
 
-// Another tab got a token: this one goes on with it.
+// Another tab got a token: use it here too.
 addEventListener("storage", (event) => {
   if (event.key !== TOKEN || !event.newValue) return;
-  line.hurry(event.newValue);
+  feed.retryNow(event.newValue);
   if (!byId("login").hidden) enter();
 });
-addEventListener("online", () => line.hurry(token()));
-document.addEventListener("visibilitychange", () => document.hidden || line.hurry(token()));
+addEventListener("online", () => feed.retryNow(token()));
+document.addEventListener("visibilitychange", () => document.hidden || feed.retryNow(token()));
 addEventListener("pageshow", (event) => event.persisted && opened && open(opened));
 
 // The drawer of a narrow window ------------------------------------------------------------------
@@ -238,7 +238,7 @@ byId("drawer-toggle").addEventListener("click", () =>
 byId("shade").addEventListener("click", () => drawer(false));
 document.addEventListener("chosen", () => drawer(false));
 
-// Escape closes what is open in front, and else stops the run.
+// Escape closes the drawer or leaves a form, and else stops the run.
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
   if (document.querySelector("dialog:modal")) return;
@@ -248,7 +248,7 @@ document.addEventListener("keydown", (event) => {
   } else if (event.target.closest(".ask, #rename-form")) {
     byId("prompt").focus();
   } else if (!byId("cancel").hidden) {
-    desk.attempt(() => desk.cancel());
+    view.attempt(() => view.cancel());
   }
 });
 

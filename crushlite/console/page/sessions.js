@@ -10,12 +10,12 @@ export class Sessions {
     this.buttons = new Map();
   }
 
-  // What the daemon lists is all there is.
+  // Replace the list by the daemon's.
   reset(sessions) {
     this.all = new Map(sessions.map((session) => [session.id, session]));
   }
 
-  // An event knows nothing of who is busy or looks on: that is kept.
+  // Apply an event. It does not say who is busy or attached: that is kept from the last list.
   apply(action, session) {
     if (session.parent_session_id) return;
     const known = this.all.get(session.id);

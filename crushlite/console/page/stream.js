@@ -1,24 +1,24 @@
-// The event stream of one workspace, which comes back by itself.
+// The event stream of one workspace, which reconnects by itself.
 //
 // Runs in the shared worker, or in the page where there is none. What it emits:
 //   {type: "live", workspace, refetch}  events come from now on; `refetch`: what is shown may be old
 //   {type: "event", kind, action, payload}
 //   {type: "lost", message}             no connection; it will be tried again
-//   {type: "unauthorized"}              the token is no good; waits for another
+//   {type: "unauthorized"}              the token is not valid; waits for another
 //   {type: "failed", message}           the workspace cannot be opened; given up
 //   {type: "client", id}                our client id was retired, this is the new one
 
 import { ApiError, at, bearer, parsed, request, uuid } from "./api.js";
 
 const BACKOFF = { first: 250, most: 2000 }; // milliseconds; the daemon is on this machine
-const SILENCE = 40_000; // the daemon says something every 15 seconds
+const SILENCE = 40_000; // milliseconds until a stream counts as lost; the daemon writes every 15 s
 
-export class Feed {
+export class EventStream {
   constructor(path, client, token, emit) {
     this.path = path;
     this.client = client;
     this.token = token;
-    this.emit = (message) => emit({ ...message, path }); // a page may have gone on to another
+    this.emit = (message) => emit({ ...message, path }); // a page may show another one by now
     this.workspace = null;
     this.lastId = null;
     this.stopped = false;
@@ -27,8 +27,8 @@ export class Feed {
     this.run();
   }
 
-  // Another token, or the machine woke up: do not wait for the next attempt.
-  hurry(token = this.token) {
+  // Try again now: there is another token, or the machine woke up.
+  retryNow(token = this.token) {
     this.token = token;
     this.wake();
   }
@@ -54,9 +54,9 @@ export class Feed {
     }
   }
 
-  // Whether another attempt makes sense after this error; says what is the matter.
+  // Emit what an error means; returns whether to try again.
   survives(error) {
-    // What is no answer of the daemon is a broken connection, or a stream that fell silent.
+    // Any other error is a broken connection, or a stream without a sign of life.
     const known = error instanceof ApiError ? error : new ApiError(0, "", "No connection to the daemon.");
     const { status, code, message } = known;
     if (status === 404 || code === "workspace_closing") {
@@ -105,8 +105,8 @@ export class Feed {
       signal: this.abort.signal,
     });
     if (!response.ok) {
-      const told = parsed(await response.text());
-      throw new ApiError(response.status, told?.code || "", told?.message || `status ${response.status}`);
+      const refusal = parsed(await response.text());
+      throw new ApiError(response.status, refusal?.code || "", refusal?.message || `status ${response.status}`);
     }
     connected();
     this.emit({ type: "live", workspace: this.workspace, refetch: !resuming });

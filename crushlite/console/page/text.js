@@ -1,7 +1,7 @@
 // Text of models, tools and strangers, shown as text: nothing in here or in the modules that use it
 // ever makes markup from a string.
 
-// Make an element: el("p", {class: "x", onclick: f}, "text", child). Strings are made visible.
+// Make an element: el("p", {class: "x", onclick: f}, "text", child). Strings go through `put`.
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -18,7 +18,7 @@ export function el(tag, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// What a reader would not see, or what would reorder the rest: controls, bidirectional
+// Characters that a reader would not see, or that would reorder the rest: controls, bidirectional
 // overrides, zero-width characters, tags. (Joiners stay: scripts and emoji need them.)
 const UNSEEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\u{e0000}-\u{e007f}]/gu;
@@ -35,7 +35,7 @@ function named(character) {
   return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
-// Append text to a node; what cannot be seen is shown by name.
+// Append text to a node; characters that cannot be seen are shown by name.
 export function put(node, text) {
   const plain = text.replace(COLOURS, "").replaceAll("\r\n", "\n");
   let from = 0;
@@ -66,7 +66,7 @@ const SLICE = 4_000; // a block of a text that is shown whole; the browser lays 
 
 const isLong = (text) => text.length > HEAD + TAIL + 1_000;
 
-// Plain text in a <pre>-like element; of a long one the middle is left out until asked for.
+// Plain text in a <pre>-like element; of a long one the middle is shown on a click.
 export function plainText(node, text) {
   if (node.shownText === text) return;
   // A text that only grew gets only what is new, so that a selection in it survives.

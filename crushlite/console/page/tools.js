@@ -4,8 +4,8 @@ import { compare, counts, drawDiff, unified } from "./diff.js";
 import { el, plainText, put, setText } from "./text.js";
 import { parsed } from "./api.js";
 
-// Of an input, what says best what it does, the first that is there.
-const TELLING = [
+// The first of these keys that an input has is its headline.
+const HEADLINES = [
   "command",
   "file_path",
   "path",
@@ -16,7 +16,8 @@ const TELLING = [
   "question",
   "description",
 ];
-const QUIET = new Set(["view", "ls", "glob", "grep", "fetch", "todos", "question", "job_output"]);
+// Tools whose cards are closed unless something is wrong.
+const FOLDED = new Set(["view", "ls", "glob", "grep", "fetch", "todos", "question", "job_output"]);
 const WORDS = 160; // characters in the headline
 
 function objectOf(text) {
@@ -25,12 +26,12 @@ function objectOf(text) {
 }
 
 function headline(input) {
-  const found = TELLING.map((key) => input[key]).find((value) => typeof value === "string" && value);
+  const found = HEADLINES.map((key) => input[key]).find((value) => typeof value === "string" && value);
   const words = (found || "").replace(/\s+/g, " ").trim();
   return words.length > WORDS ? words.slice(0, WORDS) + "…" : words;
 }
 
-// The rows of what a call changes or wants to change; null if it is no change of a file.
+// The diff rows of what a call changes or wants to change; null if it changes no file.
 export function changesOf(input, metadata) {
   const text = (value) => (typeof value === "string" ? value : "");
   if ("old_content" in metadata || "new_content" in metadata) {
@@ -81,7 +82,8 @@ export class Card {
     this.output = el("pre", { class: "output", dir: "ltr", tabindex: "0", "aria-label": "Output" });
     this.image = el("div", {});
     const summary = el("summary", {}, this.name, this.words, this.counts, this.status);
-    summary.addEventListener("click", () => (this.touched = true)); // from now on it is the reader's
+    // From now on only the reader opens and closes it.
+    summary.addEventListener("click", () => (this.touched = true));
     this.node = el(
       "details",
       { class: "tool" },
@@ -90,16 +92,17 @@ export class Card {
     );
   }
 
-  // `state` holds call, result, live (output so far), waiting (for a permission) and over.
+  // `live` is the output so far, `waiting` whether a permission is asked for, `over` whether the
+  // answer that holds the call was stopped.
   update({ call, result, live, waiting, over }) {
     const raw = call.input || "";
     setText(this.name, call.name);
     if (this.raw !== raw || this.result !== result) this.drawCall(call, raw, result);
     this.setStatus(call, result, waiting, over);
-    const told = this.told(result, live);
-    plainText(this.output, told);
-    this.output.hidden = told === "";
-    if (!this.touched) this.node.open = waiting || !QUIET.has(call.name) || Boolean(result?.is_error);
+    const output = this.outputOf(result, live);
+    plainText(this.output, output);
+    this.output.hidden = output === "";
+    if (!this.touched) this.node.open = waiting || !FOLDED.has(call.name) || Boolean(result?.is_error);
   }
 
   drawCall(call, raw, result) {
@@ -141,9 +144,9 @@ export class Card {
     setText(this.status, words);
   }
 
-  told(result, live) {
+  outputOf(result, live) {
     if (!result) return live || "";
-    if (!result.is_error && this.changes.firstChild) return ""; // the diff says it better
+    if (!result.is_error && this.changes.firstChild) return ""; // the diff shows it
     if (result.is_error || typeof this.metadata.output !== "string") return result.content || "";
     return this.metadata.output;
   }
@@ -151,7 +154,7 @@ export class Card {
 
 const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 
-// A picture in base64, null if it is none that is safe and known.
+// An image element for a picture in base64; null if the type is not one of those.
 export function imageOf(type, base64) {
   if (!PICTURES.has(type) || !base64 || !/^[A-Za-z0-9+/]+=*$/.test(base64)) return null;
   return el("img", { class: "picture", alt: "attached picture", src: `data:${type};base64,${base64}` });

@@ -13,7 +13,7 @@ const ENDINGS = {
   content_filter: "Stopped by the provider's content filter",
 };
 const NEAR = 80; // pixels from the end that count as being there
-const PAUSE = 100; // milliseconds between two drawings in a tab that nobody sees
+const PAUSE = 100; // milliseconds between two drawings in a hidden tab
 
 export class Transcript {
   constructor(root, scroller, toEnd) {
@@ -29,7 +29,7 @@ export class Transcript {
     this.sticky = true;
     this.scheduled = false;
     this.top = 0; // where the last scroll ended
-    // Only going up lets go of the end: a dialog below that makes less room is no wish to stay.
+    // Only scrolling up leaves the end: a dialog that makes the transcript smaller does not.
     scroller.addEventListener("scroll", () => {
       const near = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
       if (near || scroller.scrollTop < this.top) this.sticky = near;
@@ -183,7 +183,7 @@ function article(message) {
   );
 }
 
-// One part of a message: its node, and how it follows the part.
+// For one part of a message: its node, and a function that draws a newer state of the part.
 function makeSlot({ type, data }, message) {
   if (type === "text") return textSlot(message);
   if (type === "reasoning") return reasoningSlot();

@@ -1,10 +1,10 @@
 // One event stream per workspace for all tabs of a browser: a browser keeps at most six connections
 // to a daemon, so ten tabs with a stream each would leave none for anything else.
 
-import { Feed } from "./stream.js";
+import { EventStream } from "./stream.js";
 
-const MOST = 4; // workspaces at a time, for the same reason
-const feeds = new Map(); // by path: {feed, ports, last}
+const MOST = 4; // workspaces at a time: each takes one of the six connections
+const shares = new Map(); // by path: {path, stream, ports, last}
 
 self.onconnect = ({ ports: [port] }) => {
   let shared = null;
@@ -12,8 +12,8 @@ self.onconnect = ({ ports: [port] }) => {
     if (shared === null) return;
     shared.ports.delete(port);
     if (shared.ports.size === 0) {
-      shared.feed.stop();
-      if (feeds.get(shared.path) === shared) feeds.delete(shared.path);
+      shared.stream.stop();
+      if (shares.get(shared.path) === shared) shares.delete(shared.path);
     }
     shared = null;
   };
@@ -21,12 +21,12 @@ self.onconnect = ({ ports: [port] }) => {
     if (data.type === "open") {
       leave();
       shared = join(port, data);
-      // A tab that dies says no goodbye, but loses its lock.
+      // A tab that is killed sends nothing, but its lock is released.
       if (data.lock && navigator.locks) navigator.locks.request(data.lock, leave);
     } else if (data.type === "close") {
       leave();
-    } else if (data.type === "hurry") {
-      shared?.feed.hurry(data.token);
+    } else if (data.type === "retry") {
+      shared?.stream.retryNow(data.token);
     } else if (data.type === "relay" && shared !== null) {
       for (const other of shared.ports) if (other !== port) other.postMessage(data);
     }
@@ -34,24 +34,24 @@ self.onconnect = ({ ports: [port] }) => {
 };
 
 function join(port, { path, client, token }) {
-  const known = feeds.get(path);
+  const known = shares.get(path);
   if (known) {
     known.ports.add(port);
     if (known.last) port.postMessage({ ...known.last, refetch: true });
-    if (known.last?.type !== "live") known.feed.hurry(token);
+    if (known.last?.type !== "live") known.stream.retryNow(token);
     return known;
   }
-  if (feeds.size >= MOST) {
+  if (shares.size >= MOST) {
     const message = `This browser has ${MOST} workspaces open, which is the most: close the tabs of one.`;
     port.postMessage({ type: "failed", message, path });
     return null;
   }
-  const shared = { path, ports: new Set([port]), last: null, feed: null };
-  feeds.set(path, shared);
-  shared.feed = new Feed(path, client, token, (message) => {
+  const shared = { path, ports: new Set([port]), last: null, stream: null };
+  shares.set(path, shared);
+  shared.stream = new EventStream(path, client, token, (message) => {
     if (message.type !== "event" && message.type !== "client") shared.last = message;
     for (const each of shared.ports) each.postMessage(message);
-    if (message.type === "failed") feeds.delete(path);
+    if (message.type === "failed") shares.delete(path);
   });
   return shared;
 }

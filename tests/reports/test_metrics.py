@@ -1,42 +1,32 @@
-"""Metrics and health: well-formed, exact, and true when something is wrong."""
+"""Metrics: well-formed, and exact."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
-import selectors
-import sys
-import threading
-import time
 import unittest
 import unittest.mock
-import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.scripted import ScriptedAgent
-from crushlite.api import system
-from crushlite.api.metrics import TEXT_FORMAT, Family, write
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.protocol.events import ConfigChanged
 from crushlite.protocol.messages import Message
 from crushlite.protocol.questions import Question
+from crushlite.reports.metrics import Family, write
+from crushlite.reports.wing import TEXT_FORMAT
 from crushlite.settings import Settings
-from crushlite.store import ThreadExecutor
-from crushlite.testing import LocalDaemon, Stores
+from crushlite.testing import LocalDaemon
 from crushlite.version import __version__
-from crushlite.watchdog import Watchdog
-from tests.support.basics import LIMIT, BoundedTestCase
+from tests.support.basics import BoundedTestCase
 from tests.support.disk import Disk
 from tests.support.places import ROOT
 from tests.support.prompts import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from crushlite.agent.base import Turn
-    from crushlite.store import Executor
 
 # The text format, as its description has it -----------------------------------------------------
 
@@ -62,7 +52,7 @@ def unescaped(text: str, *, quotes: bool) -> str:
 
 
 def parse(text: str) -> dict[str, Metric]:
-    """Strict: HELP, TYPE, samples; each family once and in one piece."""
+    """Read metrics strictly: HELP, TYPE, samples; each family once and in one piece."""
     assert text.endswith("\n")
     assert "\r" not in text
     metrics: dict[str, Metric] = {}
@@ -135,7 +125,7 @@ class MetricsTestCase(BoundedTestCase):
 
 
 class DaemonTests(MetricsTestCase):
-    async def test_a_daemon_nobody_uses_counts_nothing_and_says_what_it_is(self) -> None:
+    async def test_an_unused_daemon_counts_nothing_and_says_what_it_is(self) -> None:
         clock = FakeClock()
         await self.start(clock=clock)
         await clock.advance(5)
@@ -144,8 +134,8 @@ class DaemonTests(MetricsTestCase):
         self.assertEqual(read["crushlite_uptime_seconds"].value, 5)
         busy = {name for name, metric in read.items() if any(metric.values.values())}
         machine = {name for name in read if name.startswith(("process_", "crushlite_loop_"))}
-        told = {"crushlite_info", "crushlite_uptime_seconds", "crushlite_http_connections"}
-        self.assertEqual(busy - machine, told | {"crushlite_http_requests_in_flight"})
+        always = {"crushlite_info", "crushlite_uptime_seconds", "crushlite_http_connections"}
+        self.assertEqual(busy - machine, always | {"crushlite_http_requests_in_flight"})
         for name, metric in read.items():
             self.assertEqual(metric.kind == "counter", name.endswith("_total"))
             self.assertTrue(metric.about)
@@ -217,21 +207,21 @@ class WorkspaceTests(MetricsTestCase):
         await self.start()
         names = ("crushlite_workspaces", "crushlite_clients", "crushlite_streams")
 
-        async def told() -> list[float]:
+        async def counted() -> list[float]:
             read = await self.scrape()
             return [read[name].value for name in names]
 
         anna = await self.daemon.join()
-        self.assertEqual(await told(), [1, 1, 1])
+        self.assertEqual(await counted(), [1, 1, 1])
         bert = await self.daemon.join()
         await anna.attach()
-        self.assertEqual(await told(), [1, 2, 3])
+        self.assertEqual(await counted(), [1, 2, 3])
         other = self.daemon.root / "other"
         other.mkdir()
         await self.daemon.create(other, client_id=bert.id)
-        self.assertEqual(await told(), [2, 2, 3])
+        self.assertEqual(await counted(), [2, 2, 3])
         await bert.retire()
-        self.assertEqual(await told(), [1, 1, 2])
+        self.assertEqual(await counted(), [1, 1, 2])
 
     async def test_what_waits_for_a_person_is_pending_until_it_is_answered(self) -> None:
         await self.start()
@@ -274,7 +264,7 @@ class WorkspaceTests(MetricsTestCase):
         anna = await self.daemon.join()
         session, other = await anna.session(), await anna.session()
 
-        async def told() -> tuple[dict[str, float], dict[str, float]]:
+        async def counted() -> tuple[dict[str, float], dict[str, float]]:
             read = await self.scrape()
             runs, ended = read["crushlite_runs"], read["crushlite_runs_ended_total"]
             return (
@@ -289,15 +279,15 @@ class WorkspaceTests(MetricsTestCase):
         await anna.prompt(session, "four", when_busy="steer")
         await anna.prompt(other, "five")
         second = await self.daemon.entered(2)
-        self.assertEqual(await told(), ({"active": 2, "queued": 3}, {}))
+        self.assertEqual(await counted(), ({"active": 2, "queued": 3}, {}))
         health = (await self.daemon.call("GET", "/v1/health?verbose=1")).json
         self.assertEqual(health["busy_sessions"], 2)
         await run.do(lambda turn: turn.followups())
-        self.assertEqual(await told(), ({"active": 2, "queued": 2, "folded": 1}, {}))
+        self.assertEqual(await counted(), ({"active": 2, "queued": 2, "folded": 1}, {}))
         await anna.call("POST", f"/agent/sessions/{session}/prompts/clear")
         await anna.events.wait_for("run_complete")
         await anna.events.wait_for("run_complete")
-        self.assertEqual(await told(), ({"active": 2, "folded": 1}, {"cleared": 2}))
+        self.assertEqual(await counted(), ({"active": 2, "folded": 1}, {"cleared": 2}))
         run.release()
         for _ in range(2):
             await anna.events.wait_for("run_complete", error=None)
@@ -307,13 +297,27 @@ class WorkspaceTests(MetricsTestCase):
         await self.daemon.entered(3)
         await anna.cancel(session, wait=20)
         ended = {"completed": 2, "failed": 1, "canceled": 1, "cleared": 2}
-        self.assertEqual(await told(), ({}, ended))
+        self.assertEqual(await counted(), ({}, ended))
         await anna.retire()
-        self.assertEqual(await told(), ({}, ended))
+        self.assertEqual(await counted(), ({}, ended))
+
+    async def test_an_ending_that_waits_to_be_written_is_counted_until_it_is(self) -> None:
+        disk = Disk()
+        await self.start(stores=disk.stores(SystemClock()))
+        anna = await self.daemon.join()
+        await anna.prompt(await anna.session())
+        run = await self.daemon.entered(1)
+        disk.fill("UPDATE runs SET outcome")
+        run.release()
+        await anna.events.wait_for("run_complete")
+        self.assertEqual(await self.number("crushlite_endings_unsaved"), 1)
+        disk.free()
+        await anna.events.wait_for("session", action="updated")  # comes with the ending
+        self.assertEqual(await self.number("crushlite_endings_unsaved"), 0)
 
 
 class Stubborn:
-    """Does not hear that it was cancelled."""
+    """Ignores its cancellation until the test lets it end."""
 
     def __init__(self) -> None:
         self.inside = asyncio.Event()
@@ -329,7 +333,7 @@ class Stubborn:
 
 
 class Lingering(ScriptedAgent):
-    """Holds the end of its workspace up."""
+    """Keeps its workspace from closing until the test lets it."""
 
     def __init__(self) -> None:
         super().__init__(auto=True)
@@ -394,211 +398,9 @@ class EventTests(MetricsTestCase):
         self.assertEqual(await self.number(name), before + 1)
 
 
-def wait_for(gate: threading.Event) -> None:
-    gate.wait(20)
-
-
-# The event loop ---------------------------------------------------------------------------------
-
-
-class LagTests(BoundedTestCase):
-    def setUp(self) -> None:
-        self.watchdog = Watchdog(limit=0.3)
-        self.addCleanup(self.watchdog.stop)
-
-    async def test_a_loop_that_waits_for_events_is_not_late(self) -> None:
-        self.watchdog.start()
-
-        def look() -> bool:
-            deadline = time.monotonic() + LIMIT / 2
-            while not self.watchdog._is_waiting() and time.monotonic() < deadline:
-                pass  # the loop is still on its way to wait for this thread
-            return self.watchdog._is_waiting()
-
-        self.assertTrue(await asyncio.to_thread(look))
-        self.assertEqual((self.watchdog.lag < 0.3, self.watchdog.stalls), (True, 0))
-
-    async def test_a_blocked_loop_is_late_is_named_once_and_was_late(self) -> None:
-        self.watchdog.start()
-        with self.assertLogs("crushlite.watchdog", "WARNING") as logs:
-            deadline = time.monotonic() + LIMIT / 2
-            while not self.watchdog.stalls and time.monotonic() < deadline:
-                pass  # this is what it is about
-            late = self.watchdog.lag
-            self.assertGreaterEqual(late, 0.3)
-        self.assertEqual((len(logs.records), self.watchdog.stalls), (1, 1))
-        self.assertIn("test_a_blocked_loop", logs.output[0])
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        self.assertGreaterEqual(self.watchdog.worst, late)
-
-    async def test_a_loop_that_answers_between_two_looks_is_watched_on(self) -> None:
-        watchdog = self.watchdog
-        watchdog._asked = 0.0
-
-        def monotonic() -> float:  # where another thread may get its turn
-            watchdog._asked = None
-            return 0.1
-
-        looks = unittest.mock.Mock(wait=unittest.mock.Mock(side_effect=[False, True]))
-        with (
-            unittest.mock.patch("crushlite.watchdog.time", monotonic=monotonic),
-            unittest.mock.patch.object(watchdog, "_stop", looks),
-        ):
-            watchdog._watch()
-        self.assertEqual((looks.wait.call_count, watchdog.stalls), (2, 0))
-
-    async def test_a_loop_that_waits_for_the_selector_of_an_agent_is_blocked(self) -> None:
-        self.watchdog.start()
-        blocked, seen = threading.get_ident(), []
-        end, way_out = os.pipe()
-        self.addCleanup(os.close, end)
-
-        def look() -> None:
-            with open(way_out, "wb"):  # closed: the selector is done
-                deadline = time.monotonic() + LIMIT / 2
-                while time.monotonic() < deadline:
-                    frame = sys._current_frames()[blocked]
-                    if frame.f_code is selectors.DefaultSelector.select.__code__:
-                        break
-                seen.append(self.watchdog._is_waiting())
-
-        with selectors.DefaultSelector() as own:
-            own.register(end, selectors.EVENT_READ)
-            looking = threading.Thread(target=look)
-            looking.start()
-            own.select(LIMIT / 2)
-            looking.join()
-        self.assertEqual(seen, [False])
-
-    async def test_a_loop_that_is_closed_is_not_late(self) -> None:
-        self.watchdog._loop = asyncio.new_event_loop()
-        self.watchdog._loop.close()
-        self.assertFalse(self.watchdog._is_waiting())
-        self.assertEqual(self.watchdog.lag, 0.0)
-
-
-# Health -----------------------------------------------------------------------------------------
-
-
-class HealthTests(MetricsTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        # A machine that stands still for a second is not what any of these is about.
-        for name in ("STORE_SECONDS", "LAG_SECONDS"):
-            self.enterContext(unittest.mock.patch.object(system, name, 60.0))
-
-    async def health(self, query: str = "?verbose=1") -> Any:
-        answer = await self.daemon.call("GET", f"/v1/health{query}")
-        self.assertEqual(answer.status, 200)
-        return answer.json
-
-    def failing(self, health: Any) -> dict[str, str]:
-        self.assertEqual(health["status"] == "ok", all(check["ok"] for check in health["checks"]))
-        return {c["name"]: c.get("detail", "") for c in health["checks"] if not c["ok"]}
-
-    async def test_it_is_empty_unless_more_is_asked_for(self) -> None:
-        await self.start()
-        for query in ("", "?verbose=0", "?verbose=", "?other=1"):
-            self.assertIsNone(await self.health(query))
-        self.assertEqual((await self.health("?verbose=true"))["status"], "ok")
-
-    async def test_a_healthy_daemon_says_what_it_serves(self) -> None:
-        clock = FakeClock()
-        await self.start(clock=clock)
-        anna = await self.daemon.join()
-        await self.daemon.create(client_id=str(uuid.uuid4()))
-        await clock.advance(3)
-        health = await self.health()
-        checks = health.pop("checks")
-        self.assertEqual(
-            [(check["name"], check["ok"]) for check in checks],
-            [(n, True) for n in ("store", "endings", "event_loop", "open_files", "serving")],
-        )
-        self.assertGreaterEqual(health.pop("loop_lag_seconds"), 0)
-        wanted = {"status": "ok", "version": f"crushlite-{__version__}", "pid": os.getpid()}
-        wanted |= {"uptime_seconds": 3, "workspaces": 1, "clients": 2, "streams": 1}
-        wanted |= {"busy_sessions": 0}
-        self.assertEqual(health, wanted | {"store": {anna.workspace["data_dir"]: "ok"}})
-
-    async def test_a_store_that_cannot_write_is_found_out_and_so_is_its_recovery(self) -> None:
-        disk = Disk()
-        await self.start(stores=disk.stores(SystemClock()))
-        anna = await self.daemon.join()
-        for spoil, reason in ((disk.fill, "disk is full"), (disk.lock, "database is locked")):
-            spoil()
-            health = await self.health()
-            self.assertEqual(health["status"], "degraded")
-            self.assertIn(reason, health["store"][anna.workspace["data_dir"]])
-            self.assertIn(reason, self.failing(health)["store"])
-            disk.free()
-            self.assertEqual((await self.health())["status"], "ok")
-
-    async def test_an_ending_that_waits_to_be_written_is_told_until_it_is(self) -> None:
-        disk = Disk()
-        await self.start(stores=disk.stores(SystemClock()))
-        anna = await self.daemon.join()
-        await anna.prompt(await anna.session())
-        run = await self.daemon.entered(1)
-        disk.fill("UPDATE runs SET outcome")
-        run.release()
-        await anna.events.wait_for("run_complete")
-        self.assertEqual(
-            self.failing(await self.health()), {"endings": "1 ended runs are not saved yet"}
-        )
-        self.assertEqual(await self.number("crushlite_endings_unsaved"), 1)
-        disk.free()
-        await anna.events.wait_for("session", action="updated")  # comes with the ending
-        self.assertEqual(self.failing(await self.health()), {})
-        self.assertEqual(await self.number("crushlite_endings_unsaved"), 0)
-
-    async def test_a_store_that_does_not_answer_does_not_hold_the_answer_up(self) -> None:
-        gate = threading.Event()
-        self.addCleanup(gate.set)
-        writers: list[Executor] = []
-
-        def executor(name: str) -> Executor:
-            made = ThreadExecutor(name)
-            if name == "crushlite-writer":
-                writers.append(made)
-            return made
-
-        clock = SystemClock()
-        await self.start(stores=Stores(clock=clock, boot_id="boot", executor=executor))
-        anna = await self.daemon.join()
-        writers[0].submit(lambda: wait_for(gate))
-        self.assertIsNone(await self.health(""))
-        with unittest.mock.patch.object(system, "STORE_SECONDS", 1.0):
-            health = await self.health()
-        self.assertEqual(health["store"], {anna.workspace["data_dir"]: "no answer within 1 s"})
-        self.assertEqual(list(self.failing(health)), ["store"])
-        gate.set()
-        self.assertEqual((await self.health())["status"], "ok")
-
-    async def test_a_daemon_that_leaves_says_so(self) -> None:
-        await self.start()
-        self.daemon.backend.leaving.set()
-        self.assertEqual(self.failing(await self.health()), {"serving": "the daemon is leaving"})
-
-    async def test_a_late_loop_and_too_many_files_are_told(self) -> None:
-        await self.start()
-        watchdog = self.daemon.daemon.watchdog
-        used = len(os.listdir("/proc/self/fd")) - 1
-        limits: Callable[[int], tuple[int, int]] = lambda _: (used + 2, used + 2)  # noqa: E731
-        with unittest.mock.patch("resource.getrlimit", limits):
-            self.assertIn(f"of {used + 2}", self.failing(await self.health())["open_files"])
-        with unittest.mock.patch.object(type(watchdog), "lag", 60.5):
-            health = await self.health()
-        self.assertEqual(health["loop_lag_seconds"], 60.5)
-        self.assertEqual(self.failing(health), {"event_loop": "late by 60.5 s"})
-
-
 class DocumentationTests(MetricsTestCase):
-    async def test_every_metric_and_every_check_is_documented_and_no_other(self) -> None:
+    async def test_every_metric_is_documented_and_no_other(self) -> None:
         page = (ROOT / "docs" / "protocol.md").read_text("utf-8")
         await self.start()
         metrics = re.findall(r"`((?:crushlite|process)_\w+)(?:\{\w+\})?`", page)
         self.assertEqual(sorted(metrics), sorted(await self.scrape()))
-        health = (await self.daemon.call("GET", "/v1/health?verbose=1")).json
-        for check in health["checks"]:
-            self.assertIn(f"| `{check['name']}` |", page)

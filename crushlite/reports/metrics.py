@@ -1,7 +1,7 @@
 """Numbers for a monitoring system, in the text format of Prometheus.
 
 Counted over the whole daemon: a label never holds a path, an id or anything that a person wrote.
-A counter never goes down while the daemon lives, also when the workspace it was counted in is gone.
+A counter never goes down while the daemon lives, not even when a workspace closes.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..http.messages import Response
+from ..api.vitals import Process
 from ..protocol.runs import LIVE_STATES
 from ..runs import Outcome
 from ..version import __version__
-from .vitals import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ..api.vitals import Vitals
     from ..hosting.backend import Backend
-    from ..http.messages import Request
-    from .context import Context
-    from .vitals import Vitals
 
-TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-CLASSES = (2, 3, 4, 5)  # of statuses: there from the start, so that a rate sees the first one
+CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +39,20 @@ class Family:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-async def metrics(context: Context, request: Request) -> Response:
-    backend, vitals = context.backend, context.vitals
-    families = [
-        *_of_daemon(vitals),
-        *_of_workspaces(backend),
-        *_of_runs(backend),
-        *_of_events(backend),
-        *_of_server(vitals),
-        *_of_process(),
-    ]
-    return Response(200, write(families), TEXT_FORMAT)
+def families(backend: Backend, vitals: Vitals) -> Iterator[Family]:
+    """All metrics of a daemon, as they are now."""
+    yield from _of_daemon(vitals)
+    yield from _of_workspaces(backend)
+    yield from _of_runs(backend)
+    yield from _of_events(backend)
+    yield from _of_server(vitals)
+    yield from _of_process()
 
 
-def write(families: Iterable[Family]) -> bytes:
+def write(written: Iterable[Family]) -> bytes:
+    """Metrics in the text format."""
     lines: list[str] = []
-    for family in families:
+    for family in written:
         lines.append(f"# HELP {family.name} {_escaped(family.about)}")
         lines.append(f"# TYPE {family.name} {family.kind}")
         if isinstance(family.values, Mapping):
@@ -77,12 +71,12 @@ def _escaped(text: str, *, quotes: bool = False) -> str:
 
 
 def _of_daemon(vitals: Vitals) -> Iterator[Family]:
-    beat = vitals.heartbeat
+    loop = vitals.loop
     yield Family("crushlite_info", "Always 1; says what runs.", {__version__: 1}, "version")
     yield Family("crushlite_uptime_seconds", "Since the daemon started.", vitals.uptime)
-    yield Family("crushlite_loop_lag_seconds", "How late the event loop is.", beat.lag)
-    yield Family("crushlite_loop_lag_max_seconds", "How late it was at worst.", beat.worst)
-    yield Family("crushlite_loop_stalls_total", "How often it was blocked.", beat.stalls)
+    yield Family("crushlite_loop_lag_seconds", "How late the event loop is.", loop.lag)
+    yield Family("crushlite_loop_lag_max_seconds", "How late it was at worst.", loop.worst)
+    yield Family("crushlite_loop_stalls_total", "How often it was blocked.", loop.stalls)
 
 
 def _of_workspaces(backend: Backend) -> Iterator[Family]:

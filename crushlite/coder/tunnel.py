@@ -1,8 +1,8 @@
-"""Through a proxy: CONNECT, and TLS inside of it.
+"""TLS to a server inside of a tunnel through a proxy, opened with CONNECT.
 
-The proxy is told the name and port of the server and nothing else: what is said to the server is
-encrypted for the server. Plain http does not come through here: a proxy is asked for such an
-address as if it were the server (see the callers), as it may well refuse to CONNECT to its port.
+The proxy learns the name and port of the server and nothing else: the rest is encrypted for the
+server. Plain http does not use a tunnel, which a proxy may well refuse for port 80: such a request
+is sent to the proxy as if it were the server (see connecting.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .client import ConnectFailed, TCPConnector
+from ..http.client import ConnectFailed, TCPConnector
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -26,7 +26,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([\x20-\x7e]*))?\r?\n")
 class Proxy:
     host: str
     port: int
-    secure: bool = False  # spoken to in TLS
+    secure: bool = False  # the proxy itself is reached with TLS
     authorization: str = field(default="", repr=False)  # value of Proxy-Authorization: a secret
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Proxy:
 
 
 class ProxyRefused(ConnectFailed):
-    """The proxy is there and does not want to. Waiting helps only if its status is 5xx."""
+    """The proxy cannot be used or refuses to connect. A retry helps only if `status` is 5xx."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -54,30 +54,32 @@ class TunnelConnector:
         proxy_ssl: ssl_module.SSLContext | None = None,
     ) -> None:
         self._proxy = proxy
-        self._place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._ssl = ssl
         self._to_proxy = TCPConnector(proxy.host, proxy.port, ssl=proxy_ssl)
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        answer = _Answer()
+        """Raises ProxyRefused, or ConnectFailed if the connection or TLS fails."""
+        answer = _ProxyAnswer()
         transport = await self._to_proxy.connect(lambda: answer)
         try:
             transport.write(self._request())
             await answer.head
             self._check(bytes(answer.data))
-            return await self._secured(transport, factory())
+            return await self._start_tls(transport, factory())
         except BaseException:
             transport.abort()
             raise
 
     def _request(self) -> bytes:
-        lines = [f"CONNECT {self._place} HTTP/1.1", f"Host: {self._place}"]
+        lines = [f"CONNECT {self._address} HTTP/1.1", f"Host: {self._address}"]
         if self._proxy.authorization:
             lines.append(f"Proxy-Authorization: {self._proxy.authorization}")
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
     def _check(self, head: bytes) -> None:
+        """Raise ProxyRefused unless the proxy's answer has a status of 2xx."""
         found = _STATUS.match(head)
         if found is None:
             raise ProxyRefused(f"the proxy {self._proxy} does not speak HTTP")
@@ -86,7 +88,7 @@ class TunnelConnector:
             words = f"{status} {reason}".strip()
             raise ProxyRefused(f"the proxy {self._proxy} answered {words}", status)
 
-    async def _secured(
+    async def _start_tls(
         self, transport: asyncio.Transport, protocol: asyncio.Protocol
     ) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
@@ -95,16 +97,16 @@ class TunnelConnector:
                 transport, protocol, self._ssl, server_hostname=self._host
             )
         except OSError as error:  # includes ssl.SSLError
-            raise ConnectFailed(f"no TLS with {self._place}: {error}") from error
+            raise ConnectFailed(f"no TLS with {self._address}: {error}") from error
         if secured is None:
-            raise ConnectFailed(f"no TLS with {self._place}: the connection was lost")
-        protocol.connection_made(secured)  # start_tls leaves that to us
+            raise ConnectFailed(f"no TLS with {self._address}: the connection was lost")
+        protocol.connection_made(secured)  # start_tls does not call it
         return secured
 
 
-class _Answer(asyncio.Protocol):
-    """The head of the proxy's answer. Nothing of the server can follow it: the server waits for
-    our first words."""
+class _ProxyAnswer(asyncio.Protocol):
+    """Reads the head of the proxy's answer. No byte of the server can follow it: with TLS, the
+    server waits for ours."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -113,16 +115,16 @@ class _Answer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.data += data
         if b"\r\n\r\n" in self.data or len(self.data) > _HEAD_LIMIT:
-            self._settle(None)
+            self._resolve(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._settle(ConnectFailed(f"the proxy hung up: {exc or 'closed'}"))
+        self._resolve(ConnectFailed(f"the proxy hung up: {exc or 'closed'}"))
 
-    def _settle(self, error: Exception | None) -> None:
+    def _resolve(self, error: Exception | None) -> None:
         if self.head.done():
             return
         if error is None:
             self.head.set_result(None)
         else:
             self.head.set_exception(error)
-            self.head.exception()  # whoever waits may have left
+            self.head.exception()  # fetched, or asyncio complains when `connect` was cancelled

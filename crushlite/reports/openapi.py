@@ -6,21 +6,17 @@ table, shapes from the wire classes, codes from the error tree. So the document 
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from .. import errors
 from ..protocol.events import Envelope
-from ..protocol.schema import Schemas
 from ..version import __version__
-from .context import answer
+from .schema import Schemas
 
 if TYPE_CHECKING:
-    from ..http.messages import Request, Response
+    from ..api.entry import Entry, Param
     from ..protocol.codec import JSON
-    from .context import Context
-    from .entry import Entry, Param
 
 SCHEMAS = "#/components/schemas/"
 ABOUT = (
@@ -29,16 +25,16 @@ ABOUT = (
 )
 BEARER = "Asked for on TCP: the token is in the file named at start. A unix socket needs none."
 
-# Raised inside, and never the answer to a request.
+# Raised inside the daemon, and never the answer to a request.
 UNANSWERED = (
     *(errors.UsageError, errors.WrongPeer, errors.TurnOver, errors.LimitReached),
     errors.IllegalCall,
 )
-# What is refused before any route is reached, or by whoever carries requests out.
-AT_THE_DOOR: dict[int, tuple[str, ...]] = {
+# The codes of refusals that come from http/ and api/, before a route is reached or around it.
+OUTSIDE_ROUTES: dict[int, tuple[str, ...]] = {
     400: ("bad_request", "host_required"),
     401: ("token_required",),
-    403: ("foreign_origin", "bad_code"),
+    403: ("foreign_origin",),
     404: ("route_not_found",),
     405: ("method_not_allowed",),
     408: ("request_timeout",),
@@ -53,24 +49,16 @@ AT_THE_DOOR: dict[int, tuple[str, ...]] = {
     505: ("version_not_supported",),
 }
 ALWAYS = (400, 401, 403, 421, 500, 503)  # whatever the route
-CHANGES = (409, 502, 507)  # where something is asked for that may conflict or not be stored
-
-
-async def openapi(context: Context, request: Request) -> Response:
-    return _answer(context.table)
-
-
-@functools.cache
-def _answer(table: tuple[Entry, ...]) -> Response:
-    return answer(document(table))
+CHANGES = (409, 502, 507)  # where a request may conflict, or its effect not be stored
 
 
 def document(table: tuple[Entry, ...]) -> JSON:
+    """The OpenAPI document of these routes."""
     schemas = Schemas(SCHEMAS)
     paths: dict[str, dict[str, JSON]] = {}
     for entry in table:
         paths.setdefault(entry.pattern, {})[entry.method.lower()] = _operation(entry, schemas)
-    codes = _codes()
+    codes = _codes(table)
     error = {"message": {"type": "string"}, "code": {"type": "string"}}
     schemas.named["Error"] = {
         "type": "object",
@@ -106,7 +94,7 @@ def _operation(entry: Entry, schemas: Schemas) -> JSON:
     function = entry.function
     operation: dict[str, JSON] = {
         "operationId": _operation_id(entry),
-        "tags": [function.__module__.rpartition(".")[2]],
+        "tags": [_tag(function.__module__)],
         "summary": function.__name__.replace("_", " "),
     }
     if entry.public:
@@ -130,6 +118,12 @@ def _operation(entry: Entry, schemas: Schemas) -> JSON:
         "default": _reference("Refused"),
     }
     return operation
+
+
+def _tag(module: str) -> str:
+    """The module of a route of the core, such as `sessions`, or the name of its wing."""
+    room, name = module.split(".")[-2:]
+    return name if room == "api" else room
 
 
 def _operation_id(entry: Entry) -> str:
@@ -181,19 +175,22 @@ def _refusals(entry: Entry) -> list[int]:
         statuses.append(404)
     if entry.takes is not None:
         statuses.append(413)
-    # A client that must name itself may have been retired.
+    # A client that must give its id may have been retired: that is a conflict.
     named = any(param.required and param.name == "client_id" for param in entry.params)
     if entry.method != "GET" or named:
         statuses += CHANGES
     return sorted(statuses)
 
 
-def _codes() -> dict[int, list[str]]:
+def _codes(table: tuple[Entry, ...]) -> dict[int, list[str]]:
     """Every code that can be the answer to a request, by status."""
-    codes = {status: set(listed) for status, listed in AT_THE_DOOR.items()}
-    for error in errors.every_error():
-        if error not in UNANSWERED:
-            codes.setdefault(error.status, set()).add(error.code)
+    codes = {status: set(listed) for status, listed in OUTSIDE_ROUTES.items()}
+    answered = [error for error in errors.every_error() if error not in UNANSWERED]
+    for status, code in (
+        *((error.status, error.code) for error in answered),
+        *(refusal for entry in table for refusal in entry.refusals),
+    ):
+        codes.setdefault(status, set()).add(code)
     return {status: sorted(codes[status]) for status in sorted(codes)}
 
 

@@ -1,11 +1,11 @@
-"""JSON Schema (2020-12) of the wire, read off the same dataclasses that the codec reads.
+"""JSON Schema (2020-12) of the dataclasses of this package.
 
 A class has two schemas, one for each direction. An *answer* holds the keys of its class and no
 others: those that are left out when empty are optional, the rest are always there. A *body* follows
-the decoder: only a field without a default is required, `null` keeps a default, and keys that
-nobody knows are ignored. The second one is named after the class with `Body` behind it.
+the decoder: only a field without a default is required, `null` keeps a default, and unknown keys
+are ignored. Its schema is named after the class with `Body` behind it.
 
-A map of unknown content may say which objects it always holds, as dotted paths:
+A dict of unknown content may say which objects it always holds, as dotted paths:
 `Annotated[dict[str, Any], "options.tui", "providers"]`.
 """
 
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import types
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from .events import ACTIONS, KINDS, Resync
+from ..protocol.codec import has_default, key_of, without_none
+from ..protocol.events import ACTIONS, KINDS, Resync
 
 if TYPE_CHECKING:
-    from .codec import JSON
+    from ..protocol.codec import JSON
 
 _SCALARS: dict[Any, JSON] = {
     str: {"type": "string"},
@@ -33,7 +33,7 @@ _NOT_NULL = {"type": ["boolean", "number", "string", "array", "object"]}
 
 
 class Schemas:
-    """Hands out schemas; those of classes are collected in `named`, and referred to."""
+    """Makes schemas. Those of classes are collected in `named`; others refer to them."""
 
     def __init__(self, base: str) -> None:
         self.named: dict[str, JSON] = {}
@@ -45,8 +45,8 @@ class Schemas:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin is Annotated:
             return _always_holding([path.split(".") for path in hint.__metadata__])
-        if origin in (Union, types.UnionType):
-            return _or_null(self.of(_without_none(hint), body=body))
+        if (inner := without_none(hint)) is not hint:
+            return _or_null(self.of(inner, body=body))
         if origin is list:
             return {"type": "array", "items": self.of(arguments[0], body=body)}
         if origin is dict:
@@ -56,7 +56,7 @@ class Schemas:
         return dict(_SCALARS[hint])
 
     def events(self) -> JSON:
-        """The schema of what a stream carries: one for each kind, told apart by `type`."""
+        """The schema of the events of a stream: one for each kind, selected by `type`."""
         union = {kind: self._event(kind, cls) for kind, cls in KINDS.items()}
         union["resync"] = self._name("event.resync", _tagged("resync", "payload", self.of(Resync)))
         return self._name("Event", _one_of(union))
@@ -72,7 +72,7 @@ class Schemas:
         if self._classes.setdefault(name, cls) is not cls:
             raise TypeError(f"two wire types are called {name}")
         if name not in self.named:
-            self.named[name] = {}  # a class that holds itself refers to this
+            self.named[name] = {}  # so that a class that holds itself only refers to this
             self.named[name] = self._fields(cls, body=body)
         return self._reference(name)
 
@@ -81,14 +81,14 @@ class Schemas:
         properties: dict[str, JSON] = {}
         required: list[str] = []
         for field in dataclasses.fields(cls):
-            key = field.metadata.get("name") or field.name
+            key = key_of(field)
             hint, omitted = hints[field.name], field.metadata.get("omit", "")
             if "tags" in field.metadata:
                 schema = self._parts(field.metadata["tags"], body=body)
             else:
-                # What an answer leaves out when it is None is never null in it.
-                schema = self.of(_without_none(hint) if omitted and not body else hint, body=body)
-            if not (_has_default(field) if body else omitted):
+                # An answer leaves the field out instead of sending null.
+                schema = self.of(without_none(hint) if omitted and not body else hint, body=body)
+            if not (has_default(field) if body else omitted):
                 required.append(key)
                 schema = schema or (_NOT_NULL if body else {})
             elif body:
@@ -101,10 +101,10 @@ class Schemas:
             answer["description"] = about
         return answer
 
-    def _parts(self, registry: dict[str, type], *, body: bool) -> JSON:
+    def _parts(self, classes: dict[str, type], *, body: bool) -> JSON:
         union = {
             tag: self._name(f"part.{tag}", _tagged(tag, "data", self.of(cls, body=body)))
-            for tag, cls in registry.items()
+            for tag, cls in classes.items()
         }
         return {"type": "array", "items": self._name("Part", _one_of(union))}
 
@@ -136,7 +136,7 @@ def _one_of(union: dict[str, JSON]) -> JSON:
 
 
 def _or_null(schema: JSON) -> JSON:
-    if not schema:  # anything goes already
+    if not schema:  # allows any value
         return schema
     kind = schema.get("type")
     if isinstance(kind, str) and kind != "null":
@@ -154,18 +154,7 @@ def _always_holding(paths: list[list[str]]) -> JSON:
     return {"type": "object", "properties": properties, "required": list(below)}
 
 
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) not in (Union, types.UnionType):
-        return hint
-    return next(option for option in get_args(hint) if option is not type(None))
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    missing = dataclasses.MISSING
-    return field.default is not missing or field.default_factory is not missing
-
-
 def _documentation(cls: type) -> str:
-    """The docstring as one paragraph. A dataclass without one gets its signature for one."""
+    """The docstring as one paragraph; empty for the signature that dataclasses without one get."""
     text = inspect.cleandoc(cls.__doc__ or "")
     return "" if text.startswith(f"{cls.__name__}(") else " ".join(text.split())

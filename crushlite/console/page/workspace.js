@@ -6,7 +6,7 @@
 
 import { ApiError, at } from "./api.js";
 import { Composer } from "./composer.js";
-import { PermissionAsk, QuestionAsk, confirmed } from "./dialogs.js";
+import { PermissionDialog, QuestionDialog, confirmed } from "./dialogs.js";
 import { Sessions, titleOf } from "./sessions.js";
 import { Transcript } from "./transcript.js";
 import { byId, el, setText } from "./text.js";
@@ -14,21 +14,21 @@ import { byId, el, setText } from "./text.js";
 const POLL = 5_000; // milliseconds: presence, queue and skip have no events
 const WAITING = { steer: "joins in at the next step", interrupt: "starts at once" };
 const RETRY = 1_000;
-const SOON = 120; // several events at once are one reason to look
+const SOON = 120; // milliseconds after an event: several at once cause one refresh
 
-export class Desk {
-  // `api(method, path, body)`; `line` (feed.js) relays to other tabs; `client()` is our client id.
-  constructor({ api, line, client }) {
+export class WorkspaceView {
+  // `api(method, path, body)`; `feed` (feed.js) relays to other tabs; `client()` is our client id.
+  constructor({ api, feed, client }) {
     this.api = api;
-    this.line = line;
+    this.feed = feed;
     this.client = client;
     this.workspace = null;
     this.current = null; // id of the session that is shown
     this.early = null; // events that wait for a fetch of messages
     this.fetches = 0;
-    this.asked = 0; // events about requests so far
-    this.needed = 0; // how often everything had to be fetched, and which of these has been done
-    this.fetched = 0;
+    this.asked = 0; // how many events about permissions and questions came
+    this.needed = 0; // how often everything had to be fetched anew,
+    this.fetched = 0; // and the number of the last time that it was
     this.permissions = [];
     this.questions = [];
     this.queue = [];
@@ -39,12 +39,12 @@ export class Desk {
       complain: (text) => this.trouble(text),
     });
     const elsewhere = (request) => this.linkTo(request.session_id);
-    this.permissionAsk = new PermissionAsk(
+    this.permissionDialog = new PermissionDialog(
       byId("permission"),
       (...given) => this.answer("permissions", ...given),
       elsewhere,
     );
-    this.questionAsk = new QuestionAsk(
+    this.questionDialog = new QuestionDialog(
       byId("question"),
       (...given) => this.answer("questions", ...given),
       elsewhere,
@@ -68,7 +68,7 @@ export class Desk {
     document.addEventListener("visibilitychange", () => document.hidden || this.look());
   }
 
-  // Do something for the user; what goes wrong is said.
+  // Do something for the user; show a refusal.
   async attempt(action) {
     try {
       await action();
@@ -94,7 +94,7 @@ export class Desk {
 
   // Fetching -----------------------------------------------------------------------------------
 
-  // The stream is open. Everything is fetched unless it went on where it had stopped.
+  // The stream is open. Everything is fetched, unless the stream has resumed without a gap.
   async live(workspace, refetch) {
     const other = this.workspace?.path !== workspace.path;
     this.workspace = workspace;
@@ -115,7 +115,7 @@ export class Desk {
     this.drawAsked();
   }
 
-  // Fetch until it has worked: until then what is shown may be anything.
+  // Fetch everything, and try again until that has worked: until then what is shown may be old.
   async catchUp() {
     const number = this.needed;
     if (this.fetched >= number) return;
@@ -148,7 +148,7 @@ export class Desk {
     setText(byId("model"), model?.name || model?.id || "");
   }
 
-  // What is asked now. An answer that an event has overtaken is not believed: it is asked again.
+  // Fetch the open permissions and questions; again if an event about them came meanwhile.
   async fetchAsked() {
     for (let number = null; number !== this.asked;) {
       number = this.asked;
@@ -182,7 +182,7 @@ export class Desk {
       this.rename(false);
     }
     const messages = session ? await this.api("GET", this.path("sessions", session, "messages")) : [];
-    if (number !== this.fetches) return; // somebody chose another one meanwhile
+    if (number !== this.fetches) return; // another session was chosen meanwhile
     const early = this.early;
     this.early = null;
     this.transcript.reset(messages || [], { anew: other });
@@ -203,7 +203,8 @@ export class Desk {
     this.draw();
   }
 
-  // What no event tells: who is busy, who looks on, what waits, whether anybody is asked.
+  // Fetch what no event carries: busy sessions, other clients, the queue, whether tools may run
+  // without asking.
   async refresh() {
     if (this.refreshing) {
       this.again = true;
@@ -222,7 +223,7 @@ export class Desk {
         this.draw();
       } while (this.again);
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error; // the stream says what is the matter
+      if (!(error instanceof ApiError)) throw error; // the stream reports a lost connection
     } finally {
       this.refreshing = false;
     }
@@ -241,7 +242,7 @@ export class Desk {
         session_id: this.current || "",
       });
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error; // only a courtesy
+      if (!(error instanceof ApiError)) throw error; // other clients see less, nothing else
     }
     await this.refresh();
   }
@@ -313,7 +314,7 @@ export class Desk {
     this.focus();
   }
 
-  // Ready to type; not where that would make the keyboard of a telephone cover half of the page.
+  // Focus the prompt; not on a narrow screen, where a keyboard would cover half of the page.
   focus() {
     if (matchMedia("(min-width: 720px)").matches) byId("prompt").focus();
   }
@@ -331,7 +332,7 @@ export class Desk {
     this.sessions.setBusy(session, true);
     this.transcript.scrollToEnd();
     this.trouble("");
-    this.tellOthers();
+    this.feed.relay();
     await this.refresh();
   }
 
@@ -343,18 +344,14 @@ export class Desk {
     } finally {
       byId("cancel").disabled = false;
     }
-    this.tellOthers();
+    this.feed.relay();
     await this.refresh();
   }
 
   async unqueue(run) {
     await this.api("DELETE", this.path("agent", "sessions", this.current, "prompts", run));
-    this.tellOthers();
+    this.feed.relay();
     await this.refresh();
-  }
-
-  tellOthers() {
-    this.line.relay({ what: "queue" });
   }
 
   async answer(what, request, body) {
@@ -444,7 +441,7 @@ export class Desk {
 
   drawQueue() {
     const queue = JSON.stringify(this.queue);
-    if (queue === this.drawnQueue) return; // a button that is about to be pressed stays
+    if (queue === this.drawnQueue) return; // a button that is about to be pressed must stay
     this.drawnQueue = queue;
     const inside = byId("queue").contains(document.activeElement);
     byId("queue").hidden = this.queue.length === 0;
@@ -465,18 +462,18 @@ export class Desk {
   }
 
   drawAsked() {
-    const before = this.permissionAsk.id || this.questionAsk.id;
+    const before = this.permissionDialog.id || this.questionDialog.id;
     const here = (list) =>
       [...list].sort((a, b) => (b.session_id === this.current) - (a.session_id === this.current));
-    this.permissionAsk.show(here(this.permissions));
-    this.questionAsk.show(here(this.questions));
+    this.permissionDialog.show(here(this.permissions));
+    this.questionDialog.show(here(this.questions));
     this.transcript.setWaiting([...this.permissions, ...this.questions].map((each) => each.tool_call_id));
-    const now = this.permissionAsk.id || this.questionAsk.id;
+    const now = this.permissionDialog.id || this.questionDialog.id;
     if (now && now !== before)
-      this.announce(this.permissionAsk.id ? "A permission is asked for" : "The agent asks a question");
+      this.announce(this.permissionDialog.id ? "A permission is asked for" : "The agent asks a question");
   }
 
-  // Where a request comes from, if that is not the session that is shown.
+  // A button to the session of a request; null if that session is shown already.
   linkTo(session) {
     const known = this.sessions.get(session);
     if (session === this.current || !known) return null;

@@ -1,0 +1,146 @@
+"""A client of one daemon, and the workspaces that it has opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from ..clock import SystemClock, all_done
+from ..errors import NotFound
+from ..protocol.health import Health
+from ..protocol.web import WebAddress, WebRequest
+from ..protocol.workspaces import Control, CreateWorkspace, VersionInfo, Workspace
+from .following import RunStream
+from .requests import WorkspaceRequests
+from .stream import EventStream
+from .wire import Wire, route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..clock import Clock
+    from ..protocol.messages import Attachment
+    from ..protocol.runs import RunComplete
+
+CREATE_SECONDS = 5.0  # how long `retire` waits for a create that is on its way
+
+
+class RemoteWorkspace(WorkspaceRequests):
+    """A workspace of the daemon: requests about it, and streams of what happens in it."""
+
+    def __init__(self, client: Client, request: CreateWorkspace, info: Workspace) -> None:
+        super().__init__(client.wire, request, info)
+        self.client = client
+
+    def events(
+        self, *, resume: bool = True, reconnect: bool = True, last_id: str | None = None
+    ) -> EventStream:
+        """The event stream, to be used in `async with`. `last_id` continues an earlier one."""
+        return EventStream(self, resume=resume, reconnect=reconnect, last_id=last_id)
+
+    async def ask(
+        self, text: str, session_id: str = "", attachments: Iterable[Attachment] = ()
+    ) -> RunComplete:
+        """Send a prompt, in a new session unless one is given, and return how its run ended: with
+        a `text`, with an `error`, or `cancelled`. None of these is raised."""
+        async with self.start(text, session_id, attachments=attachments) as run:
+            return await run.end()
+
+    def start(self, text: str, session_id: str = "", **options: Any) -> RunStream:
+        """A prompt and the events of its run, to be used in `async with`: subscribes before it
+        sends the prompt, so that no event is missed. The options are those of `prompt`."""
+        return RunStream(self, session_id=session_id, prompt=text, options=options)
+
+    def follow(self, run_id: str) -> RunStream:
+        """The events of any run, from its beginning, also if it has ended; to be used in
+        `async with`."""
+        return RunStream(self, run_id=run_id)
+
+
+class Client:
+    """One client of one daemon. The daemon counts claims on workspaces by `client_id`."""
+
+    def __init__(
+        self, address: str, *, token: str = "", client_id: str = "", clock: Clock | None = None
+    ) -> None:
+        self.address = address
+        self.client_id = client_id or str(uuid.uuid4())
+        self.wire = Wire(address, token, self.client_id, clock or SystemClock())
+        self._opened: list[RemoteWorkspace] = []
+
+    @property
+    def retired(self) -> bool:
+        return self.wire.retired
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every stream and connection, without telling the daemon: see `retire`."""
+        await self.wire.aclose()
+
+    async def create(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        env: list[str] | None = None,
+        data_dir: str = "",
+        yolo: bool = False,
+    ) -> RemoteWorkspace:
+        """Open the workspace at a path, or join it. A relative path is relative to the working
+        directory of this process, not to the daemon's."""
+        request = CreateWorkspace(client_id=self.client_id, env=env, data_dir=data_dir, yolo=yolo)
+        request.path = os.path.join(os.getcwd(), path)
+        info = await self.wire.ask(Workspace, "POST", route("workspaces"), request)
+        return self._opened_workspace(request, info)
+
+    def attach(self, info: Workspace) -> RemoteWorkspace:
+        """A workspace that another client has opened, as listed by `workspaces`. Only an open event
+        stream claims it; without one the daemon may close it at any time."""
+        request = CreateWorkspace(path=info.path, client_id=self.client_id)
+        return self._opened_workspace(request, info)
+
+    def _opened_workspace(self, request: CreateWorkspace, info: Workspace) -> RemoteWorkspace:
+        workspace = RemoteWorkspace(self, request, info)
+        self._opened.append(workspace)
+        return workspace
+
+    async def workspaces(self) -> list[Workspace]:
+        return await self.wire.ask_all(Workspace, route("workspaces"))
+
+    async def retire(self) -> None:
+        """End every claim of this client; the daemon refuses its id from then on. Waits for a
+        create that is on its way: one that came later would leave a workspace open."""
+        self.wire.retired = True  # first: a stream that the daemon ends now must not reconnect
+        await all_done(self.wire.clock, tuple(self.wire.creates), CREATE_SECONDS)
+        try:
+            await self.wire.send("DELETE", route("clients", self.client_id))
+        except NotFound:  # a server without this route
+            for workspace in self._opened:
+                with contextlib.suppress(NotFound):
+                    await workspace.release()
+
+    async def web(self, port: int = 0) -> WebAddress:
+        """An address that opens the web console once. The daemon listens on loopback from then on,
+        at this port unless it is 0."""
+        return await self.wire.ask(WebAddress, "POST", route("web"), WebRequest(port))
+
+    async def health(self) -> None:
+        """Return if the daemon answers that it is well; raise otherwise."""
+        await self.wire.send("GET", route("health"))
+
+    async def vitals(self) -> Health:
+        """The daemon's own figures: load, workspaces, clients, and what its checks found."""
+        return await self.wire.ask(Health, "GET", route("health", verbose=1))
+
+    async def version(self) -> VersionInfo:
+        return await self.wire.ask(VersionInfo, "GET", route("version"))
+
+    async def control(self, command: str = "shutdown_if_idle") -> None:
+        """Ask the daemon to exit. Raises ServerInUse if it is in use."""
+        await self.wire.send("POST", route("control"), Control(command, client="crushlite"))

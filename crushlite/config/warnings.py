@@ -1,0 +1,37 @@
+"""What files say without the effect that their author may expect, as objects: programs look at the
+reason, people read the text."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Reason(enum.Enum):
+    FILE_SKIPPED = enum.auto()  # a whole file is not read
+    NOT_FOR_PROJECTS = enum.auto()  # a key is ignored, because a project's file holds it
+    TOOLS_NOT_ADDED = enum.auto()  # a project's file only removes allowed tools
+    VARIABLE_WITHHELD = enum.auto()  # a project's file gets no secrets
+    PROVIDER_MOVED = enum.auto()  # a project's file gives a provider another address
+    PROVIDER_LEFT_OUT = enum.auto()  # a provider cannot be used
+    HEADER_LEFT_OUT = enum.auto()  # a header cannot be set
+    MODEL_UNKNOWN = enum.auto()  # a model was chosen that no usable provider has
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigWarning:
+    """`text` is a whole sentence about `key` in `file`. It repeats no value: values may be keys."""
+
+    reason: Reason
+    file: Path
+    key: str  # dotted, as merge.spell writes it; empty if the whole file is meant
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.text}"
+
+
+# What the parts of loading call with the fields of a warning.
+Warn = Callable[[Reason, Path, str, str], None]

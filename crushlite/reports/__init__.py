@@ -1,0 +1,1 @@
+"""The daemon described to programs: its routes as OpenAPI, its state as metrics. A wing."""

@@ -1,0 +1,63 @@
+"""Features of the base protocol that crushlite does not have: their routes answer truthfully."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crushlite.testing import LocalDaemon
+from tests.support.basics import BoundedTestCase
+
+# Method, path, body, status, and the answer or words of the refusal.
+ABSENT: tuple[tuple[str, str, Any, int, Any], ...] = (
+    ("GET", "/lsps", None, 200, {}),
+    ("GET", "/lsps/gopls/diagnostics", None, 404, "no language server"),
+    ("POST", "/lsps/start", {"path": "/a"}, 200, None),
+    ("POST", "/lsps/stop", {"path": "/a"}, 200, None),
+    ("GET", "/mcp/states", None, 200, {}),
+    ("GET", "/mcp/pending-auth", None, 200, []),
+    ("GET", "/mcp/prompts", None, 200, []),
+    ("GET", "/project/needs-init", None, 200, {"needs_init": False}),
+    ("GET", "/skills", None, 200, []),
+    ("POST", "/skills/read", {"skill_id": "/a/SKILL.md"}, 404, "skill not found: /a/SKILL"),
+    ("GET", "/mcp/auth-url?name=gh", None, 200, {}),
+    ("GET", "/mcp/auth-url", None, 400, "name is required"),
+    ("POST", "/mcp/auth", {"name": "gh"}, 404, "gh"),
+    ("POST", "/mcp/auth", {"name": ""}, 400, "name is required"),
+    ("POST", "/mcp/get-prompt", {"client_id": "gh", "prompt_id": "p"}, 404, "gh:p"),
+    ("POST", "/mcp/read-resource", {"name": "gh", "uri": "u"}, 200, []),
+    ("POST", "/mcp/refresh-tools", {"name": "gh"}, 200, None),
+    ("POST", "/mcp/refresh-prompts", {"name": "gh"}, 200, None),
+    ("POST", "/mcp/refresh-resources", {"name": "gh"}, 200, None),
+    ("POST", "/mcp/docker/enable", None, 400, "not supported"),
+    ("POST", "/mcp/docker/disable", None, 400, "not supported"),
+    ("POST", "/config/import-copilot", None, 200, {"token": None, "success": False}),
+    ("POST", "/config/refresh-oauth", {"provider_id": "lab"}, 404, "lab"),
+)
+MODEL = {"model": "scripted", "provider": "scripted"}
+
+
+class FeatureTests(BoundedTestCase):
+    async def test_what_there_is_none_of_is_said_to_be_none_with_and_without_wings(self) -> None:
+        for wings in (None, ()):
+            async with LocalDaemon(wings=wings) as daemon:
+                anna = await daemon.join()
+                for method, path, body, status, wanted in ABSENT:
+                    with self.subTest(path, body=body, wings=wings):
+                        answer = await anna.call(method, path, body)
+                        self.assertEqual(answer.status, status, answer.json)
+                        if status == 200:
+                            self.assertEqual(answer.json, wanted)
+                        else:
+                            self.assertIn(wanted, answer.json["message"])
+
+    async def test_without_configuration_files_there_is_nothing_to_change(self) -> None:
+        async with LocalDaemon(wings=[]) as daemon:
+            anna = await daemon.join()
+            value = {"scope": 1, "key": "options.debug", "value": True}
+            other = {"model_type": "large", "model": MODEL | {"model": "other"}}
+            for path, body in (("/config/set", value), ("/config/model", other)):
+                answer = await anna.call("POST", path, body)
+                self.assertEqual((answer.status, answer.json["code"]), (404, "not_found"))
+            own = {"model_type": "large", "model": MODEL}
+            self.assertEqual((await anna.call("POST", "/config/model", own)).status, 200)
+            self.assertEqual((await anna.call("POST", "/agent/update")).status, 200)

@@ -1,0 +1,160 @@
+"""Every wing can be taken off, and what is left works: a prompt, a cancel, kill -9, a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h11
+
+from crushlite.wings import WINGS
+from tests.support.places import PACKAGE, TESTS
+
+SMOKE = TESTS / "support" / "smoke.py"
+PATIENCE = 120
+# What the script must have seen, whatever is missing.
+EXPECTED = {
+    "answer": "You said: hello",
+    "canceled": [["two", "active"]],
+    "outcome": "canceled",
+    "resumed": ["recovered", "resync"],
+    "runs": [["one", "completed"], ["two", "canceled"], ["three", "failed"]],
+    "prompts": ["hello", "hang", "hang"],
+    "left": "You said: still there?",
+    "exit": 0,
+}
+FOLDERS = [*(module.split(".")[1] for module, _ in WINGS), "cli"]
+
+
+class CopyCase(unittest.TestCase):
+    """Works on a copy of the package in a folder of its own."""
+
+    def setUp(self) -> None:
+        # A socket's path must be short: not below a long TMPDIR.
+        self.root = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp")))
+        h11_at = Path(h11.__file__).parent
+        shutil.copytree(h11_at, self.root / "deps" / "h11", ignore=shutil.ignore_patterns("tests"))
+
+    def copy(self, target: str = "crushlite", *, without: tuple[str, ...] = ()) -> Path:
+        """A copy of the package at a path below the root, with some wings taken off."""
+        package = self.root / "lib" / target
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PACKAGE, package, ignore=ignored)
+        listing = package / "wings.py"
+        for wing in without:
+            shutil.rmtree(package / wing)
+            lines = listing.read_text().splitlines(keepends=True)
+            listing.write_text("".join(line for line in lines if f'".{wing}.wing"' not in line))
+        return package
+
+    def python(
+        self, *arguments: str, path: str = "", **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        places = {name: str(self.root / name) for name in ("HOME", "XDG_RUNTIME_DIR", "TMPDIR")}
+        for place in places.values():
+            os.makedirs(place, mode=0o700, exist_ok=True)
+        path = path or str(self.root / "lib")
+        environment = {
+            **places,
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join((path, str(self.root / "deps"))),
+            "PYTHONWARNINGS": "error",
+            **env,
+        }
+        return subprocess.run(
+            # The interpreter behind the environment, in which no crushlite is installed. -P: the
+            # directory of the script must not be where the package is found.
+            [getattr(sys, "_base_executable", sys.executable), "-P", *arguments],
+            cwd=self.root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+
+    def smoke(self, package: str = "crushlite", *core: str, path: str = "") -> dict[str, Any]:
+        done = self.python(str(SMOKE), "try", package, str(self.root), *core, path=path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        seen: dict[str, Any] = json.loads(done.stdout)
+        self.assertEqual(seen.pop("address"), f"serving at unix://{self.root}/s")
+        return seen
+
+    def run_command(self, package: str, *, path: str = "") -> None:
+        """`run` by the package's own name finds no daemon, starts one, and gets an answer."""
+        run = ("-m", package, "run", "--agent", "offline", "hello")
+        done = self.python(*run, path=path, CRUSHLITE_IDLE_TIMEOUT="0.1")
+        self.assertEqual((done.returncode, done.stdout.count("hello")), (0, 1), done)
+
+
+class TakenOffTests(CopyCase):
+    def test_each_wing_can_be_taken_off(self) -> None:
+        for wing in FOLDERS:
+            with self.subTest(wing):
+                shutil.rmtree(self.root / "lib", ignore_errors=True)
+                shutil.rmtree(self.root / "project", ignore_errors=True)
+                self.copy(without=(wing,))
+                self.assertEqual(self.smoke(), EXPECTED)
+                if wing != "cli":
+                    self.run_command("crushlite")
+
+    def test_the_core_alone_is_a_daemon(self) -> None:
+        self.copy(without=tuple(FOLDERS))
+        shutil.rmtree(self.root / "lib" / "crushlite" / "worktree")  # which only wings use
+        self.assertEqual(self.smoke(), EXPECTED)
+
+    def test_a_daemon_can_leave_the_wings_that_are_there(self) -> None:
+        self.copy()
+        self.assertEqual(self.smoke("crushlite", "core"), EXPECTED)
+
+
+class VendoringTests(CopyCase):
+    """Under another name, deep inside another tool, with h11 beside it."""
+
+    NAME = "othertool._vendor.engine"
+
+    def vendor(self) -> Path:
+        package = self.copy("othertool/_vendor/engine")
+        for folder in (package.parent, package.parent.parent):
+            (folder / "__init__.py").write_text("")
+        return package
+
+    def test_a_copy_under_another_name_works_and_starts_itself_by_it(self) -> None:
+        self.vendor()
+        self.assertEqual(self.smoke(self.NAME), EXPECTED)
+        self.assertTrue((self.root / "project" / ".othertool" / "crushlite.db").is_file())
+        self.run_command(self.NAME)
+        sockets = self.root / "XDG_RUNTIME_DIR"
+        self.assertEqual([path.name for path in sockets.iterdir()], ["othertool"])
+
+    def test_a_copy_in_a_zip_archive_works_and_starts_itself(self) -> None:
+        package = self.vendor()
+        archive, top = self.root / "tool.zip", package.parent.parent.parent
+        with zipfile.ZipFile(archive, "w") as packed:
+            for path in sorted(top.rglob("*")):
+                packed.write(path, path.relative_to(top))
+        shutil.rmtree(top)
+        self.assertEqual(self.smoke(self.NAME, path=str(archive)), EXPECTED)
+        self.run_command(self.NAME, path=str(archive))
+
+    def test_no_string_that_is_imported_or_started_holds_the_name_of_the_package(self) -> None:
+        wrong = [
+            f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+            for path in sorted(PACKAGE.rglob("*.py"))
+            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+            if re.search(r"""["']-m["'], ["']crushlite|import_module\(f?["']crushlite""", line)
+            or re.match(r"\s*(from|import) crushlite\b", line)
+        ]
+        # Examples in docstrings show how others import it.
+        wrong = [
+            line for line in wrong if not re.search(r":\d+: from crushlite(\.\w+)? import", line)
+        ]
+        self.assertEqual(wrong, [])
