@@ -97,12 +97,14 @@ class StartTests(CommandCase):
 
     async def test_a_daemon_that_leaves_is_replaced(self) -> None:
         async with LocalDaemon() as leaving:
-            self.addCleanup(self.end_daemon, leaving.socket)
             leaving.backend.claims.latch()
             child = await self.start("run", f"--host=unix://{leaving.socket}", "hello")
             await child.notes("looking for another daemon")
             await leaving.daemon.stop()
-            self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
+            try:
+                self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
+            finally:
+                self.end_daemon(leaving.socket)  # here: its folder goes with the other one's
 
     async def test_ctrl_c_while_a_daemon_does_not_answer(self) -> None:
         host = self.root / "silent.sock"
