@@ -462,6 +462,14 @@ class FoldTest(MachineCase):
         steer = promised(runs, "s", WhenBusy.STEER)
         self.assertEqual(runs.fold(urgent), (steer,))
 
+    def test_nothing_folds_into_a_run_that_wants_its_turn_alone(self) -> None:
+        runs = Runs()
+        alone = runs.accept(S, "a", alone=True)
+        runs.durable(alone)
+        steer = promised(runs, "s", WhenBusy.STEER)
+        self.assertEqual(runs.fold(alone), ())
+        self.assertEqual(runs.describe(steer), "queued")
+
     def test_a_cleared_interrupt_is_no_barrier(self) -> None:
         urgent = self.runs.accept(S, "i", WhenBusy.INTERRUPT)
         self.runs.clear(S)

@@ -354,6 +354,6 @@ class CoderBench(Bench):
 
     async def stored(self, turn: LiveTurn) -> list[Message]:
         """The session's messages as the ending of this turn leaves them in the database."""
-        await self.store.submit(self.transcript.unsaved(turn.messages))
+        await self.store.submit(self.transcript.saving(turn.messages))
         self.transcript.saved(turn.messages)
         return await self.rows()
