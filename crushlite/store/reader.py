@@ -38,18 +38,16 @@ class Reader(Lane):
         path: Path,
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
-        poke: Callable[[], None],
     ) -> None:
         super().__init__(executor, conn, path, connect)
         self._checkpoints = checkpoints
-        self._poke = poke
         self._began = 0.0  # the read that is under way
 
     def _run(self, batch: list[StoreCall]) -> None:
         for call in batch:
-            with self._checkpoints.read(self._poke):
+            with self._checkpoints.reading():
                 self._read(call)
-                deliver(self._loop, [call])
+            deliver(self._loop, [call])
 
     def _read(self, call: StoreCall) -> None:
         try:

@@ -230,7 +230,7 @@ class Stores:
             executor, opened.conn, path, lambda: self._writing(path), checkpoints, health
         )
         try:
-            reader = await self._open_reader(path, checkpoints, writer)
+            reader = await self._open_reader(path, checkpoints)
         except BaseException:
             await writer.close()
             opened.lock.release()
@@ -243,14 +243,14 @@ class Stores:
             )
         return Store(path, self._boot_id, opened.lock, writer, reader, health)
 
-    async def _open_reader(self, path: Path, checkpoints: Checkpoints, writer: Writer) -> Reader:
+    async def _open_reader(self, path: Path, checkpoints: Checkpoints) -> Reader:
         executor = self._executor("crushlite-reader")
         try:
             conn = await run_in(executor, path, lambda: self._reading(path))
         except BaseException:
             executor.close()
             raise
-        return Reader(executor, conn, path, lambda: self._reading(path), checkpoints, writer.poke)
+        return Reader(executor, conn, path, lambda: self._reading(path), checkpoints)
 
     def _prepare(self, path: Path) -> _Opened:
         with translated(path):

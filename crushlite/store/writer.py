@@ -62,10 +62,6 @@ class Writer(Lane):
         self._damage: CorruptDatabase | None = None
         self.left_clean = False  # after close: the file is whole without its log
 
-    def poke(self) -> None:
-        """Trim the log soon; from any thread."""
-        self._executor.submit(self._trim)
-
     def compact(self) -> asyncio.Future[None]:
         """Make the file as small as what it holds. It is written anew, and nothing else is written
         meanwhile: some seconds for a gigabyte."""
