@@ -32,7 +32,7 @@ from .connection import configure, connect as default_connect, says_damage, tran
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .executor import Executor, ThreadExecutor
 from .health import StoreHealth
-from .inspection import damaged, inspect_owned, no_litter
+from .inspection import damaged, inspect, no_litter
 from .lanes import run_in
 from .migrations import VERSION, migrate
 from .reader import Reader
@@ -259,7 +259,7 @@ class Stores:
             lock = DirectoryLock(path.parent)
             try:
                 with no_litter(path):
-                    inspect_owned(path, self._connect, lock.note)
+                    inspect(path, self._connect, lock.note)
                     create_database_file(path)
                     opened = self._open_writer(path, lock)
                 lock.opened()

@@ -165,7 +165,7 @@ class Writer(Lane):
             if self._spoilt:
                 self._renew()
                 self._synchronous = ""
-            verdict = check_pages(self._conn, "quick_check") if self._doubt else None
+            verdict = check_pages(self._conn) if self._doubt else None
         except sqlite3.Error as error:
             if not says_damage(error):
                 raise

@@ -393,7 +393,7 @@ class DamageWhileOpenTests(StoreCase):
             with self.assertRaises(CorruptDatabase):
                 await store.submit(add("lost"))
             self.assertEqual(await store.submit(add("a")), "a")
-            self.assertIn("PRAGMA quick_check(1)", self.trace)
+            self.assertIn("PRAGMA integrity_check(1)", self.trace)
 
     async def test_a_damaged_file_is_read_but_not_written_to_any_more(self) -> None:
         async with self.opened() as store:
