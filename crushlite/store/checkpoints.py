@@ -58,7 +58,7 @@ class Checkpoints:
         conn.execute("PRAGMA wal_autocheckpoint = 0")
         conn.execute(f"PRAGMA journal_size_limit = {KEEP}")
 
-    def settle(self, conn: sqlite3.Connection) -> None:
+    def measure(self, conn: sqlite3.Connection) -> None:
         """Measure the log after a commit, before the commit is acknowledged. A log that was deleted
         in use still works but would be gone with the process, so copy it into the database now."""
         try:

@@ -81,7 +81,7 @@ _BUGS = (
     *(sqlite3.NotSupportedError, StopIteration),  # a future cannot hold the last one
 )
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SPOILING = (
+_BREAKING = (
     *(*_DAMAGE, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
 )
@@ -97,9 +97,9 @@ def says_damage(error: BaseException) -> bool:
     return isinstance(error, UnicodeDecodeError)
 
 
-def spoils(error: BaseException) -> bool:
+def breaks_connection(error: BaseException) -> bool:
     """Whether the connection may go on failing although the cause of this error is gone."""
-    return isinstance(error, sqlite3.Error) and _code(error) & 0xFF in _SPOILING
+    return isinstance(error, sqlite3.Error) and _code(error) & 0xFF in _BREAKING
 
 
 def translate(error: BaseException, path: Path) -> BaseException:

@@ -27,13 +27,12 @@ from ..errors import (
     StoreFailed,
     StoreUnusable,
 )
+from .callqueue import run_in
 from .checkpoints import Checkpoints
 from .connection import configure, connect as default_connect, says_damage, transaction, translated
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .executor import Executor, ThreadExecutor
-from .health import StoreHealth
 from .inspection import damaged, inspect, no_litter
-from .lanes import run_in
 from .migrations import VERSION, migrate
 from .reader import Reader
 from .recovery import recover
@@ -78,7 +77,6 @@ class Store:
         lock: DirectoryLock,
         writer: Writer,
         reader: Reader,
-        health: StoreHealth,
     ) -> None:
         self.path = path
         self.data_dir = path.parent
@@ -86,20 +84,19 @@ class Store:
         self._lock = lock
         self._writer = writer
         self._reader = reader
-        self._health = health
 
     @property
     def trouble(self) -> str | None:
         """Why the last write failed, until a write works again; None while all is well. Set
         before the future of the failed write is resolved."""
-        return self._health.trouble
+        return self._writer.trouble
 
     def on_healed(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the event loop each time trouble has ended, until `off_healed`."""
-        self._health.on_healed(callback)
+        self._writer.healed_callbacks.append(callback)
 
     def off_healed(self, callback: Callable[[], None]) -> None:
-        self._health.off_healed(callback)
+        self._writer.healed_callbacks.remove(callback)
 
     async def probe(self) -> bool:
         """Try a tiny write that changes nothing; returns whether it worked. `trouble` follows."""
@@ -110,7 +107,7 @@ class Store:
             )
         except CrushliteError:
             return False
-        self._health.worked()
+        self._writer.heal()
         return True
 
     def submit(
@@ -225,10 +222,8 @@ class Stores:
         except BaseException:
             executor.close()
             raise
-        checkpoints, health = Checkpoints(path), StoreHealth()
-        writer = Writer(
-            executor, opened.conn, path, lambda: self._writing(path), checkpoints, health
-        )
+        checkpoints = Checkpoints(path)
+        writer = Writer(executor, opened.conn, path, lambda: self._writing(path), checkpoints)
         try:
             reader = await self._open_reader(path, checkpoints)
         except BaseException:
@@ -241,7 +236,7 @@ class Stores:
                 path,
                 ", ".join(opened.recovered),
             )
-        return Store(path, self._boot_id, opened.lock, writer, reader, health)
+        return Store(path, self._boot_id, opened.lock, writer, reader)
 
     async def _open_reader(self, path: Path, checkpoints: Checkpoints) -> Reader:
         executor = self._executor("crushlite-reader")
@@ -264,10 +259,8 @@ class Stores:
                     opened = self._open_writer(path, lock)
                 lock.opened()
                 return opened
-            except BaseException as error:
+            except BaseException:
                 lock.release()
-                if says_damage(error):
-                    raise damaged(path, str(error)) from error
                 raise
 
     def _open_writer(self, path: Path, lock: DirectoryLock) -> _Opened:
@@ -277,17 +270,17 @@ class Stores:
             with transaction(conn):
                 recovered = recover(conn, self._boot_id, self._clock.now())
         except BaseException as error:
-            nonsense, last = isinstance(error, _NONSENSE), conn
-            if nonsense or says_damage(error):
-                # A file that is refused stays as it is: the writer must not close last. If nobody
-                # else can open it, the reason of the refusal is still the one to tell.
-                with contextlib.suppress(sqlite3.Error, OSError):
-                    last = self._reading(path)
+            if not isinstance(error, _NONSENSE) and not says_damage(error):
+                conn.close()
+                raise
+            # A file that is refused stays as it is, so the writer must not be the last to close.
+            # If no reader can be opened the file is refused for the same reason.
+            last = conn
+            with contextlib.suppress(sqlite3.Error, OSError):
+                last = self._reading(path)
             conn.close()
             last.close()
-            if nonsense:
-                raise damaged(path, str(error)) from error
-            raise
+            raise damaged(path, str(error)) from error
         return _Opened(conn, lock, recovered)
 
     def _reading(self, path: Path) -> sqlite3.Connection:

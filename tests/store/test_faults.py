@@ -160,9 +160,9 @@ class HealthTests(StoreCase):
             await asyncio.sleep(0)
             self.assertEqual((self.healed, await store.read(ids)), ([None], []))
 
-    async def test_a_watcher_that_raises_or_has_gone_silences_no_other(self) -> None:
+    async def test_a_callback_that_raises_or_was_removed_silences_no_other(self) -> None:
         def raises() -> None:
-            raise KeyError("a watcher's own trouble")
+            raise KeyError("trouble of its own")
 
         loop = asyncio.get_running_loop()
         seen: list[object] = []
