@@ -1,12 +1,12 @@
-"""A copy of a database, taken beside whoever uses it.
+"""A copy of a database, which a daemon may be using.
 
 The copy is made by SQLite from one moment of the database: everything that was committed before is
 in it, nothing that came later is half in it, and writers are not held up. It is checked before it
 gets its name, and is a whole database in one file: put into a data directory as `crushlite.db` it
 is opened like any other.
 
-Even reading makes SQLite write beside the database. Where nobody uses it that would leave litter
-or, after a crash, wipe out what shows that commits were lost; so there a copy of the files is read.
+Even to read a database SQLite writes beside it. If no daemon uses it that would leave files behind
+or, after a crash, wipe out what shows that commits were lost; so then a copy of the files is read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Copied:
 
 
 def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
-    """Copy the database `source` to a new file that only its owner may read. An existing one is
-    replaced only with `force`, and only by a copy that is good."""
+    """Copy the database `source` to a new file that only its owner may read. An existing file is
+    replaced only with `force`, and only by a copy that is good. Raises NotFound, Conflict,
+    CorruptDatabase or another error of the store."""
     if not source.exists():
         raise NotFound(f"there is no database {source}: name another data directory")
     if target.exists() and target.samefile(source):

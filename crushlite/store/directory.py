@@ -9,8 +9,8 @@ note to the next owner. `open BOOT` says that the database holds data and in whi
 machine it was written to; `closed SIZE MTIME` says that it was closed in order, and what the file
 then looked like.
 
-A project may come with a data directory in it, and what stands there may be a link. Nothing is
-written through one: a clone must not decide which of its user's files are overwritten.
+A cloned project may come with a data directory in it, and the files there may be links. Nothing is
+written through a link: a clone must not decide which of its user's files are overwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..errors import DataDirectoryInUse, StoreUnusable
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # where there is none every boot is unknown: ''
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "crushlite.lock"
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,7 +60,8 @@ def create_database_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    # Without it a power cut could take the new name away, and every promise inside with it.
+    """Flush a directory to disk. Without it a power cut could take a new file away, with every
+    promise in it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -69,6 +70,7 @@ def sync_directory(path: Path) -> None:
 
 
 def this_boot() -> str:
+    """An id of the machine's present boot, '' where the system has none."""
     try:
         return _BOOT.read_text("ascii").strip()
     except OSError:
@@ -125,7 +127,7 @@ def require_free(directory: Path) -> None:
 
 
 def last_note(directory: Path) -> Note:
-    """What the last owner of a directory that nobody owns left behind."""
+    """What the last owner of a directory left behind. Not for one that is in use."""
     return Note.parse(_lock_lines(directory)[1])
 
 
@@ -177,5 +179,5 @@ class DirectoryLock:
 
     def _write(self, line: str) -> None:
         content = f"{os.getpid()}\n{line}\n".encode("ascii", "replace")
-        os.pwrite(self._descriptor, content, 0)  # in this order: the pid is never missing
+        os.pwrite(self._descriptor, content, 0)  # before it is cut: the pid is never missing
         os.ftruncate(self._descriptor, len(content))

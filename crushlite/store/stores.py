@@ -1,9 +1,9 @@
 """Opening, sharing and closing stores.
 
-One Store per database file, whoever asks: opens of the same real path share it and count. Opening
-runs entirely in the new store's writer thread: own the directory, inspect the file, bring the
-schema up to date, recover. An open that fails gives back all it took. While a store is being
-closed, an open of the same path waits: this process must not meet its own lock.
+There is one Store per database file: opens of the same real path share it, and the last release
+closes it. Opening runs in the new store's writer thread: lock the directory, inspect the file,
+bring the schema up to date, recover. An open that fails gives back all it took. While a store is
+being closed, an open of the same path waits: this process must not meet its own lock.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What recovery meets in rows that make no sense: whatever it looks for was promised to be there.
+# What recovery raises for rows that make no sense: all that it looks for should be there.
 _NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, OverflowError)
 
 
@@ -60,11 +60,11 @@ def _real_path(path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Opened:
-    """What opening took, to be given back in this order, and whom it found interrupted."""
+    """What opening took, and the ids of the runs that it found interrupted."""
 
     conn: sqlite3.Connection
     lock: DirectoryLock
-    recovered: list[str]  # run ids
+    recovered: list[str]
 
 
 class Store:
@@ -125,14 +125,14 @@ class Store:
         return self._reader.submit(work, False)
 
     async def compact(self) -> tuple[int, int]:
-        """Give the room that deleted rows took back to the system; returns the bytes on disk before
-        and after. Writes wait for it: not while anybody is in a hurry."""
+        """Give the room that deleted rows took back to the system; return the bytes on disk before
+        and after. Writes wait for it, some seconds for a gigabyte."""
         before = bytes_of(self.path)
         await self._writer.compact()
         return before, bytes_of(self.path)
 
     async def close(self) -> None:
-        """For `Stores`, which alone knows when nobody uses the store any more."""
+        """Finish what waits, and close the file. Called by `Stores` after the last release."""
         try:
             await self._reader.close()
             # The connection that closes last merges the log into the file: this one can.
@@ -168,6 +168,8 @@ class Stores:
         self._entries: dict[Path, _Entry] = {}
 
     async def open(self, data_dir: Path) -> Store:
+        """Open the store in a data directory, or share the open one. Every open needs a `release`.
+        Raises StoreUnusable or a subclass, with what to do."""
         path = _real_path(data_dir)
         while (entry := self._entries.get(path)) is not None and entry.closing is not None:
             await asyncio.shield(entry.closing)
@@ -182,7 +184,8 @@ class Stores:
             raise
 
     async def release(self, store: Store) -> None:
-        """Give back one `open`; the last one closes the file and drops the lock."""
+        """Give back one `open`; the last one closes the file and drops the lock. Raises IllegalCall
+        if the store is not open."""
         entry = self._entries.get(store.data_dir)
         if entry is None or not entry.opening.done() or entry.opening.result() is not store:
             raise IllegalCall("the store is not open")
@@ -208,7 +211,7 @@ class Stores:
         try:
             return await self._open_file(data_dir / "crushlite.db")
         except (StoreBusy, StoreFailed) as error:
-            # Whoever named the place must do something about it: trying again is of no use.
+            # 409 and not 503: trying again does not help, the user must change something.
             cause = error.__cause__ or error
             advice = "; end the program that uses it" if isinstance(error, StoreBusy) else ""
             raise StoreUnusable(
@@ -286,8 +289,8 @@ class Stores:
     def _reading(self, path: Path) -> sqlite3.Connection:
         conn = self._connect(path, True)
         try:
-            # From the first read on the writer is not the last to close, which must not happen
-            # behind its back: it may be closed because it must not write.
+            # It must read once: only then does it count as open, and the writer can close without
+            # being the last, which would merge the log into the file.
             conn.execute("SELECT 1 FROM sqlite_master").fetchall()
         except BaseException:
             conn.close()

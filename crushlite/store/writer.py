@@ -125,7 +125,7 @@ class Writer(CallQueue):
             self._prepare()
             self._begin(_SAFE if any(call.promise for call in batch) else _FAST)
         except (sqlite3.Error, OSError, CrushliteError) as error:
-            # A lock that did not yield: nothing ran, and trying again would wait as long again.
+            # Not call by call: nothing ran, and each would wait for a lock as long again.
             for call in batch:
                 own = type(error)(str(error)) if isinstance(error, CrushliteError) else error
                 self._fail(call, own)
@@ -185,7 +185,8 @@ class Writer(CallQueue):
         self._suspect = self._suspect or says_damage(error)
 
     def _prepare(self) -> None:
-        """Make sure that what is about to be committed can be found again."""
+        """Before a transaction: replace a broken connection, and raise if the file is damaged, was
+        removed or was replaced. What is committed must be found again."""
         if self._damage is not None:
             raise CorruptDatabase(str(self._damage))  # a new one: raising adds to it
         try:
@@ -220,11 +221,11 @@ class Writer(CallQueue):
             if self._damage is None and not self._broken:
                 self._checkpoints.trim(self._conn)
         except sqlite3.Error as error:
-            # What was committed is safe in the log; the next batch tries again, or tells why not.
+            # What was committed is safe in the log; the next batch tries again, or fails.
             log.warning("%s: the log could not be shortened: %s", self._path, error)
 
     def _disconnect(self) -> None:
-        """Leave one file that needs no recovery, and statistics for the query planner."""
+        """Make statistics for the query planner, merge the log into the file, and close it."""
         if self._damage is not None:
             return
         try:
