@@ -23,9 +23,7 @@ from ..client import ConnectionFailed
 from ..errors import CrushliteError
 from ..listen import default_socket, parse_address
 from ..protocol.codec import omitted
-from ..store import connect
-from ..store.directory import Note
-from ..store.inspection import inspect
+from ..store.inspection import inspected_copy
 from ..version import WIRE_VERSION, __version__
 from ..wings import has_wing
 from .common import add_connection, add_json, address_of, command, reached, show, show_json
@@ -240,7 +238,8 @@ def _database(directory: Path, health: Health | None) -> Finding:
     if not database.exists():
         return Finding("database", "ok", "none yet")
     try:
-        inspect(database, connect, Note())
+        with inspected_copy(database):
+            pass
     except CrushliteError as error:
         return Finding("database", "broken", error.message)
     except OSError as error:
