@@ -1,7 +1,7 @@
 """The client side: blocking sockets and as little HTTP as the servers need, the same for all.
 
-An answer may have a length or come in chunks. Events may come in chunks or not: an event is a line
-that begins with `data:`. Times are of `time.monotonic`, which all processes share.
+Answers may have a length or come in chunks, events may come in chunks or not. Times are of
+`time.monotonic`, which all processes share.
 """
 
 import json
@@ -69,11 +69,12 @@ class Stream(Connection):
     def __init__(self, url: str, target: str) -> None:
         super().__init__(url)
         self.send("GET", target)
-        head, self._rest = b"", b""
+        head, self._framed, self._rest = b"", b"", b""
         while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows are events
             head += self._received(1)
         if head[9:12] != b"200":
             raise BenchError(f"GET {target} was answered {head!r}")
+        self._chunked = b"\r\ntransfer-encoding:" in head.lower()
 
     def wait(self, *marks: bytes) -> float:
         """Read until an event holds all of these; return when it came. Later ones that came in the
@@ -91,8 +92,22 @@ class Stream(Connection):
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes of the stream; return the events that they complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = (self._rest + self._unframed(data)).split(b"\n")
         return [line for line in lines if line.startswith(b"data:")]
+
+    def _unframed(self, data: bytes) -> bytes:
+        """The content of the chunks that these bytes complete; the bytes if there are no chunks."""
+        if not self._chunked:
+            return data
+        self._framed += data
+        content = b""
+        while (start := self._framed.find(b"\r\n") + 2) > 1:
+            end = start + int(self._framed[: start - 2], 16)
+            if len(self._framed) < end + 2:
+                break
+            content += self._framed[start:end]
+            self._framed = self._framed[end + 2 :]
+        return content
 
     def _received(self, size: int) -> bytes:
         data = self.sock.recv(size)

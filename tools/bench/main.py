@@ -157,12 +157,16 @@ def results(chosen: argparse.Namespace) -> report.Result:
             much = (url, chosen.folder, chosen.scale, chosen.size, chosen.idle)
             table = measured([Stage(recipe, *much) for recipe in found], rows, chosen.rounds)
             model.stdin.close()
+    load = os.getloadavg()[1]  # of the last five minutes
+    if load > 2:  # the benchmark alone keeps one or two processes busy
+        say(f"other programs ran too (load average {load:.1f}): the figures are partly theirs")
     meta = {
         "command": " ".join(["tools/bench/run", *sys.argv[1:]]),
         "servers": {recipe.name: recipe.what for recipe in found},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.platform()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
+        "load": load,
     }
     return {"meta": meta, "rows": table}
 

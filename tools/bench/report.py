@@ -5,6 +5,7 @@ a list for each server, one figure a round, None where there is none. The first 
 question; a ratio is its figure over another's in the same round.
 """
 
+import html
 import math
 import statistics
 from typing import Any
@@ -104,7 +105,7 @@ def plot(results: Result) -> str:
         y, colour = TOP + STEP * line + 6, COLOURS[others.index(other) % len(COLOURS)]
         low, middle, high = min(values), statistics.median(values), max(values)
         parts += [
-            f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{title}</text>',
+            f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{html.escape(title)}</text>',
             f'<path d="M{x(low)} {y}H{x(high)}" stroke="{colour}" stroke-width="3"/>',
             f'<circle cx="{x(middle)}" cy="{y}" r="5" fill="{colour}"/>',
             f'<text x="{LEFT + WIDTH + 8}" y="{y + 4}" fill="{colour}">{number(middle)} {other}'

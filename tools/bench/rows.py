@@ -165,7 +165,8 @@ def deltas(stage: Stage) -> Figures:
         for _ in range(stage.times(10)):
             server.turn(session := server.session())
             server.stream.skip(PAUSE)
-            collector = Collector(server.subscribe(10), b"run_complete")
+            streams = [*server.subscribe(9), *server.subscribe(1, "&resume=1&deltas=1")]
+            collector = Collector(streams, b"run_complete")
             before, began = server.cpu(), time.monotonic()
             server.prompt(session, f"@deltas {words}")
             server.line.answer()
@@ -174,8 +175,9 @@ def deltas(stage: Stage) -> Figures:
             if any(words not in (line.count(b"Lorem") for _, line in seen) for _, seen in results):
                 raise BenchError("the text did not arrive whole")
             wall = max(seen[-1][0] for _, seen in results) - began
-            figures.append((wall, cpu, results[0][0] / 1024 / 1e3))
-    return medians(("deltas", "deltas_cpu", "deltas_kb"), figures, 1e3)
+            plain, linear = (results[index][0] / 1024 / 1e3 for index in (0, -1))
+            figures.append((wall, cpu, plain, linear))
+    return medians(("deltas", "deltas_cpu", "deltas_kb", "linear_kb"), figures, 1e3)
 
 
 def sessions(stage: Stage) -> Figures:
@@ -299,6 +301,7 @@ ROWS = [
     Row("deltas", "2,000 deltas, 10 streams", "ms", deltas),
     Row("deltas_cpu", "  CPU of the server", "ms", deltas),
     Row("deltas_kb", "  bytes per stream", "KB", deltas),
+    Row("linear_kb", "  bytes with resume=1&deltas=1", "KB", deltas),
     Row("sessions", "list of 1,000 sessions, p50", "ms", sessions),
     Row("health", "health, one connection, p50", "us", health),
     Row("health_cpu", "  CPU per request", "us", health),

@@ -139,12 +139,12 @@ class Server:
                 raise BenchError(f"its agent was not ready after {START:g} s")
             time.sleep(0.01)
 
-    def subscribe(self, count: int) -> list[Stream]:
+    def subscribe(self, count: int, query: str = "") -> list[Stream]:
         """Open event streams of a new client."""
         client, path = str(uuid.uuid4()), str(self._project)
         body = {"path": path, "client_id": client, "env": [f"PWD={path}"]}
         self.base = f"/v1/workspaces/{self.json('POST', '/v1/workspaces', body)['id']}"
-        target = f"{self.base}/events?client_id={client}"
+        target = f"{self.base}/events?client_id={client}{query}"
         return [Stream(self.url, target) for _ in range(count)]
 
     def json(self, method: str, target: str, body: Any = None) -> Any:
