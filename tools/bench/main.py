@@ -102,9 +102,8 @@ def base_recipe(spec: str, folder: Path) -> Recipe:
 def recipes(chosen: argparse.Namespace, folder: Path) -> list[Recipe]:
     """This checkout first, then what it is compared with."""
     stored = HERE / "base"
-    usual = (
-        stored.read_text().strip() if stored.is_file() else git("describe", "--tags", "--abbrev=0")
-    )
+    usual = stored.read_text().strip() if stored.is_file() else ""
+    usual = usual or git("describe", "--tags", "--abbrev=0")
     spec = chosen.base or ("none" if chosen.crush else usual)
     state = git("describe", "--always", "--dirty")
     found = [checkout("here", ROOT, f"commit {state}" if state else str(ROOT))]
@@ -176,6 +175,7 @@ def main() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # hundreds of streams
     found = json.loads(chosen.stored.read_text()) if chosen.stored else results(chosen)
+    print(*(f"{key}: {value}" for key, value in found["meta"].items()), "", sep="\n")
     print(report.table(found))
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1) + "\n")
