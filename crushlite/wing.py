@@ -126,6 +126,10 @@ class Profile(Protocol):
 
     data_dir: Path
 
+    @property
+    def warning(self) -> str:
+        """What a client should show its user when it opens the workspace; empty if nothing."""
+
     def make_agent(self, env: Mapping[str, str]) -> Agent | None:
         """The agent of the workspace; `env` is what its commands see. None: nothing usable is
         configured, and prompts are refused."""

@@ -12,10 +12,12 @@ Files, each stronger than the one before (missing and empty ones are skipped, a 
    down to the workspace
 5. `crush.json` in the workspace's data directory (scope 1)
 
-1 to 3 are the *machine's* files and are trusted. 4 and 5 may have come with a repository: they can
-tighten what the machine's files allow, and bring providers of their own, but can neither allow more
-nor send a key or a variable with a secret to a server of their choice. The rules are in `project`
-(what is merged) and `expand` (which variables, and no commands).
+1 to 3 are the *machine's* files. 4 and 5 may have come with a repository: they can tighten what the
+machine's files allow. Only after `crushlite trust DIR`, and as long as they stay as they were then,
+they also choose models and bring providers of their own; but they can neither allow more nor send a
+key or a variable with a secret to a server of their choice. What the daemon writes to 5 at a
+client's request is trusted. The rules are in `trust` (which files), `project` (what is merged) and
+`expand` (which variables, and no commands).
 
     files      finding and reading            merge      types, merging, which file says what
     project    what a project may say         expand     $V, ${V:-x}, $(command)
@@ -23,7 +25,7 @@ nor send a key or a variable with a secret to a server of their choice. The rule
     secrets    redaction, child environment   view       Config, and what clients see of it
     loading    ConfigFiles: all of the above  writing    changing one file
     profile    what is in force, and changes  warnings   what has no effect, and why
-    options    the table of options
+    options    the table of options           trust      which projects' files the user trusts
     wing, part, routes: how it plugs into the daemon
 
 All but the last line is synchronous and reads files: call it in a thread.
@@ -32,7 +34,7 @@ All but the last line is synchronous and reads files: call it in a thread.
 from __future__ import annotations
 
 from .files import Roots
-from .loading import ConfigFiles, data_directory
+from .loading import ConfigFiles, ProjectFile, data_directory
 from .options import CONTEXT_FILES, ConfigOptions
 from .providers import Provider, Selected
 from .secrets import redact, scrubbed_environment
@@ -47,6 +49,7 @@ __all__ = [
     "ConfigFiles",
     "ConfigOptions",
     "ConfigWarning",
+    "ProjectFile",
     "Provider",
     "Reason",
     "Roots",

@@ -181,6 +181,9 @@ class Config:
             return AgentChoice("offline", f"the models of {names} are not known yet")
         keys = ", ".join(known.key for known in CATALOGUE.values())
         reason = f"no configured provider is usable, and none of {keys} gives a key"
+        for warning in self.warnings:
+            if warning.reason is Reason.UNTRUSTED:
+                reason += f"; {warning}"
         return AgentChoice("offline", reason)
 
     def _why(self, large: Selected) -> str:

@@ -43,6 +43,8 @@ def own_provider(agent: AgentInfo) -> dict[str, Any]:
 class PlainProfile:
     """Implements wing.Profile."""
 
+    warning = ""
+
     def __init__(self, opening: Opening, agents: AgentFactory) -> None:
         wanted = opening.data_dir or own_data_dir(opening.path)
         self.data_dir = Path(os.path.realpath(wanted))
