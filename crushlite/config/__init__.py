@@ -19,10 +19,17 @@ key or a variable with a secret to a server of their choice. What the daemon wri
 client's request is trusted. The rules are in `trust` (which files), `project` (what is merged) and
 `expand` (which variables, and no commands).
 
+Only the machine's files have a say in `permissions`, apart from tools that a project removes:
+
+    allowed_tools      tools that run without asking
+    project_variables  variables that trusted files of projects get although they may be secrets
+    command_variables  variables that commands get although they may be secrets; the rule for these
+                       is in `commands.environment`
+
     files      finding and reading            merge      types, merging, which file says what
     project    what a project may say         expand     $V, ${V:-x}, $(command)
     catalogue  providers that need only a key providers  usable providers, large and small model
-    secrets    redaction, child environment   view       Config, and what clients see of it
+    secrets    redaction                      view       Config, and what clients see of it
     loading    ConfigFiles: all of the above  writing    changing one file
     profile    what is in force, and changes  warnings   what has no effect, and why
     options    the table of options           trust      which projects' files the user trusts
@@ -37,7 +44,7 @@ from .files import Roots
 from .loading import ConfigFiles, ProjectFile, data_directory
 from .options import CONTEXT_FILES, ConfigOptions
 from .providers import Provider, Selected
-from .secrets import redact, scrubbed_environment
+from .secrets import redact
 from .view import AgentChoice, Config
 from .warnings import ConfigWarning, Reason
 from .writing import remove_value, set_value
@@ -57,6 +64,5 @@ __all__ = [
     "data_directory",
     "redact",
     "remove_value",
-    "scrubbed_environment",
     "set_value",
 ]

@@ -15,9 +15,9 @@ from .catalogue import CATALOGUE
 from .expand import Expander, SecretGuard, variables
 from .files import NAME, Source, environment, find, read
 from .merge import Merged, check
-from .project import ProjectRules, allowed_tools, choices, how_to_trust
+from .project import Layer, ProjectRules, allowed_tools, choices, how_to_trust
 from .providers import Builder
-from .secrets import is_secret_name, literals, looks_like_token
+from .secrets import is_secret_name, is_secret_value, literals, looks_like_token
 from .trust import Trust, TrustedFiles, TrustStore, resolved
 from .view import Config, Loaded
 from .warnings import ConfigWarning, Reason
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     from .files import Content, Roots
     from .warnings import Warn
     from .writing import Edited
-
-
-class Layer(NamedTuple):
-    """A file that exists, what it holds, and whether the user trusts it."""
-
-    source: Source
-    document: dict[str, Any]
-    trust: Trust
 
 
 class Pending(NamedTuple):
@@ -287,8 +279,8 @@ def _guard(machine: Merged) -> SecretGuard:
 
 
 def _tokens(env: Mapping[str, str]) -> Iterator[str]:
-    """Values of the environment that are secrets by name and by shape. The name alone is not enough
-    to hide a text everywhere: a password of `postgres` is a common word."""
+    """Values of the environment that are secrets by their form, or by name and by shape. The name
+    alone is not enough to hide a text everywhere: a password of `postgres` is a common word."""
     for name, value in env.items():
-        if is_secret_name(name) and looks_like_token(value):
+        if is_secret_value(value) or (is_secret_name(name) and looks_like_token(value)):
             yield value

@@ -40,6 +40,9 @@ class FileProfile:
     def make_agent(self, env: Mapping[str, str]) -> Agent | None:
         return self.agents(self.files.workspace, env, self.config)
 
+    def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
+        return self.config.command_env(env)
+
     def wire(self, agent: AgentInfo) -> dict[str, Any]:
         """An agent that is not one of the configured models is shown as a provider of its own."""
         own = agent.is_ready and agent.model_cfg.provider not in self.config.providers

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .catalogue import CATALOGUE
 from .expand import only_variable
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .files import Source
-    from .loading import Layer
     from .merge import Merged
     from .warnings import Warn
 
@@ -59,6 +58,14 @@ _NO_SAY = "project files have no say in this"
 _OUT = "it leads out of the workspace"
 _TAKEN = "that folder has another use"
 _SAFE_SIDE = "project files only set it to the safe side"
+
+
+class Layer(NamedTuple):
+    """A file that exists, what it holds, and whether the user trusts it."""
+
+    source: Source
+    document: dict[str, Any]
+    trust: Trust
 
 
 def choices(document: dict[str, Any]) -> dict[str, Any]:

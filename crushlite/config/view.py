@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from ..commands.environment import without_secrets
 from ..hosting.plain import own_provider
 from ..protocol.codec import decode, encode
 from ..protocol.config import Model, SelectedModel
@@ -145,6 +146,12 @@ class Config:
     def secrets(self) -> frozenset[str]:
         """Every text that must not be logged, sent to a client or given to a command."""
         return self._secrets
+
+    def command_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment for commands: without secrets, except for the variables that the user's
+        own files name in `permissions.command_variables`."""
+        allowed = self._merged.get("permissions", "command_variables") or ()
+        return without_secrets(env, secrets=self._secrets, allowed=frozenset(allowed))
 
     def discovered(self, found: Mapping[str, Iterable[Model]]) -> Config:
         """The same configuration with the models that providers listed when asked."""

@@ -27,7 +27,6 @@ from crushlite.config import (
     merge,
     redact,
     remove_value,
-    scrubbed_environment,
     set_value,
 )
 from crushlite.config.catalogue import CATALOGUE
@@ -1359,7 +1358,7 @@ class EnvironmentTests(ConfigCase):
             "CURL_OPTIONS": "-H 'X: hunter2-hunter2'",
         }
         env = kept | gone
-        self.assertEqual(scrubbed_environment(env, self.load(env).secrets()), kept)
+        self.assertEqual(self.load(env).command_env(env), kept)
         self.assertEqual(len(env), len(kept) + len(gone), "the given one is not changed")
 
 
