@@ -52,6 +52,7 @@ class Provider:
     system_prompt_prefix: str = ""
     flat_rate: bool = False
     discover: bool = False  # its models are still to be asked for
+    found: bool = False  # on this machine, named by no file: its listener must be the user's
 
     def __repr__(self) -> str:
         # Neither key nor headers nor address: logs and tracebacks hold it.

@@ -8,6 +8,7 @@ what the events of an answer mean is the business of a Decoder.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -20,6 +21,7 @@ from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, ConnectFailed, HTTPClient
 from ..connecting import TLS, USER_AGENT, RemoteServer
+from ..listeners import is_own_listener
 from ..proxies import NO_PROXIES, PORTS
 from ..tunnel import ProxyRefused
 from .base import ProviderError
@@ -28,7 +30,6 @@ from .failures import document_of, one_paragraph, refusal, retry_after
 from .reply import LINE_LIMIT, Reply
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 
     from ...clock import Clock
@@ -74,7 +75,16 @@ class Endpoint:
     """A base URL, taken apart, and the connector of its server. Raises ProviderError for a URL that
     can never work."""
 
-    def __init__(self, base_url: str, clock: Clock, timeout: float, proxies: Proxies) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        clock: Clock,
+        timeout: float,
+        proxies: Proxies,
+        *,
+        own_listener: bool = False,
+    ) -> None:
+        """`own_listener`: connect only if the port belongs to this user or to root."""
         try:
             url = urlsplit(base_url.strip())
             host = (url.hostname or "").encode("idna").decode("ascii")
@@ -92,6 +102,7 @@ class Endpoint:
         self._query = f"?{quote(url.query, safe='/%:@!$&()*+,;=~?')}" if url.query else ""
         self._clock = clock
         self._timeout = timeout
+        self._own_listener = own_listener
         secure, port = url.scheme == "https", port or PORTS[url.scheme]
         proxy: Proxy | None = None
         self._proxy_problem = ""  # reported by the first request: it must not prevent the start
@@ -112,18 +123,23 @@ class Endpoint:
         address = f"{self.host}:{self.server.port}"
         try:
             async with time_limit(self._clock, self._timeout):
-                return await self.server.connect(factory)
+                transport = await self.server.connect(factory)
         except TimeoutError:
             reason = f"no connection within {self._timeout:g} s"
             raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
         except (OSError, ValueError) as error:  # a bad name, a bad file of certificates
             raise ConnectFailed(f"cannot connect to {address}: {error}") from error
+        # Looked at when the connection stands: the listener of before may have ended.
+        if self._own_listener and not await asyncio.to_thread(is_own_listener, self.server.port):
+            transport.abort()
+            raise ConnectFailed(f"{address} belongs to another user now")
+        return transport
 
 
 class Transport:
     """Requests to one provider. Safe to use from many tasks of one loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a configuration says of a provider, by keyword
         self,
         base_url: str,
         *,
@@ -132,13 +148,17 @@ class Transport:
         clock: Clock,
         timeouts: Timeouts | None = None,
         proxies: Proxies = NO_PROXIES,
+        own_listener: bool = False,
     ) -> None:
         """`headers` are the provider's own; `extra_headers`, which are configured, win over them.
-        Raises ProviderError for a base URL or header that can never work."""
+        With `own_listener`, nothing is sent to a port that belongs to another user. Raises
+        ProviderError for a base URL or header that can never work."""
         pairs = _merged((*_HEADERS, *headers), extra_headers)
         self._timeouts = timeouts or Timeouts()
         self._clock = clock
-        self.endpoint = Endpoint(base_url, clock, self._timeouts.connect, proxies)
+        self.endpoint = Endpoint(
+            base_url, clock, self._timeouts.connect, proxies, own_listener=own_listener
+        )
         server = self.endpoint.server
         proxy_secret = server.proxy.authorization if server.proxy is not None else ""
         self._secrets = _secrets_in([*pairs, ("Proxy-Authorization", proxy_secret)])
