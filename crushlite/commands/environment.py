@@ -73,12 +73,11 @@ _KEY = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_PREFIXES)})")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
 # Of an address: a user with a password, or a long name in place of both, as Sentry has it.
 _USERINFO = re.compile(r"://(?:[^/\s?#@:]*:[^/\s?#@]+|[^/\s?#@:]{16,})@")
-_QUERY = re.compile(
-    r"[?&;](?:[\w-]*(?:key|token|secret|passw(?:or)?d|signature|credential)|auth|sig|code|pwd)"
-    r"=[^&\s;]{6}"
-    r"|\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)=[^;\s]{6}",
-    re.I,
+_FIELD = (
+    r"([?&;](?:[\w-]*(?:key|token|secret|passw(?:or)?d|signature|credential)|auth|sig|code|pwd)"
+    r"|\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd))=[^&\s;]{6}"
 )
+_QUERY = re.compile(_FIELD, re.I)
 _WEBHOOK = re.compile(
     r"://(?:hooks\.|[\w.-]*webhook|discord(?:app)?\.com/api/webhooks|maker\.ifttt\.com"
     r"|outlook\.office(?:365)?\.com/webhook|chat\.googleapis\.com/v1/spaces"
@@ -86,6 +85,13 @@ _WEBHOOK = re.compile(
     r"|qyapi\.weixin\.qq\.com/cgi-bin/webhook|[\w.-]+/(?:api/)?webhooks?/)",
     re.I,
 )
+# The same with all that belongs to it, to be replaced in a text.
+_WHOLE_KEY = re.compile(rf"{_KEY.pattern}[\w.=+/-]*")
+_WHOLE_PRIVATE_KEY = re.compile(
+    rf"{_PRIVATE_KEY.pattern}(?:[^-]*-----)?(?:[^-]*-----END[^-]*-----)?"
+)
+_WHOLE_QUERY = re.compile(rf"{_FIELD}[^&\s;\"']*", re.I)
+_WHOLE_WEBHOOK = re.compile(rf"{_WEBHOOK.pattern}[^\s\"']*", re.I)
 _FORMS = (_KEY, _PRIVATE_KEY, _USERINFO, _QUERY, _WEBHOOK)
 _RUN = re.compile(r"[A-Za-z0-9_+=-]{20,}")
 _CONTAINED = 12  # characters from which on a variable that only contains a secret is left out too
@@ -99,6 +105,15 @@ def is_secret_name(name: str) -> bool:
 def is_secret_value(value: str) -> bool:
     """Whether a text holds what only secrets look like."""
     return any(form.search(value) for form in _FORMS)
+
+
+def hide_secrets(text: str, mark: str) -> str:
+    """The text with a mark in place of all that only secrets look like."""
+    text = _WHOLE_PRIVATE_KEY.sub(mark, text)
+    text = _WHOLE_KEY.sub(mark, text)
+    text = _USERINFO.sub(f"://{mark}@", text)
+    text = _WHOLE_QUERY.sub(lambda found: f"{found[1]}={mark}", text)
+    return _WHOLE_WEBHOOK.sub(f"://{mark}", text)
 
 
 def looks_like_token(text: str) -> bool:

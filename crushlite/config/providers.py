@@ -18,7 +18,7 @@ from ..protocol.config import Model, SelectedModel
 from .catalogue import CATALOGUE, SUPPORTED_TYPES
 from .expand import Refused
 from .merge import spell
-from .secrets import looks_secret
+from .secrets import looks_secret, url_secrets
 from .warnings import Reason
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ class Builder:
             raise Refused("its base_url is not an http or https address")
         if "@" in parts.netloc:
             raise Refused("its base_url holds a user name; credentials belong in api_key")
+        self._expander.secrets.update(url_secrets(url))
         return url
 
     def _key(self, ident: str, known: Known | None, text: str | None) -> str:

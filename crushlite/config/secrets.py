@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from ..commands.environment import is_secret_name, is_secret_value, looks_like_token
 
@@ -26,6 +26,7 @@ __all__ = [
     "looks_secret",
     "mask",
     "redact",
+    "url_secrets",
     "worth_hiding",
 ]
 
@@ -77,6 +78,17 @@ def literals(value: Any, *, secret: bool = False) -> Iterator[str]:
             yield from literals(item, secret=secret)
     elif secret and isinstance(value, str) and "$" not in value:
         yield value
+
+
+def url_secrets(url: str) -> Iterator[str]:
+    """The secrets in an address: values of its query, and segments of its path that are tokens."""
+    parts = urlsplit(url)
+    for name, value in parse_qsl(parts.query):
+        if is_secret_name(name) or is_secret_value(f"?{name}={value}") or looks_like_token(value):
+            yield value
+    for segment in parts.path.split("/"):
+        if looks_like_token(segment) or is_secret_value(segment):
+            yield unquote(segment)
 
 
 def mask(secret: str) -> str:

@@ -7,7 +7,7 @@ import sys
 import unittest
 from typing import Any
 
-from crushlite.commands.environment import is_secret_value, without_secrets
+from crushlite.commands.environment import hide_secrets, is_secret_value, without_secrets
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
@@ -146,6 +146,7 @@ class EnvironmentTests(unittest.TestCase):
     def test_long_values_take_no_long_time(self) -> None:
         for text in ("://" * 40_000, "?" + "a" * 120_000, "eyJ" + "a" * 120_000, ":" * 120_000):
             self.assertFalse(is_secret_value(text))
+            self.assertEqual(hide_secrets(text, "-"), text)
 
 
 class CommandTests(BoundedTestCase):

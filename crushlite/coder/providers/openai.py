@@ -56,6 +56,7 @@ class OpenAIProvider:
             clock=clock,
             timeouts=timeouts,
             proxies=proxies,
+            extra_body=extra_body,
             own_listener=own_listener,
         )
         self._extra_body = dict(extra_body or {})

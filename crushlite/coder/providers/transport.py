@@ -27,6 +27,7 @@ from ..tunnel import ProxyRefused
 from .base import ProviderError
 from .decoding import decode_json
 from .failures import document_of, one_paragraph, refusal, retry_after
+from .hiding import SecretHider
 from .reply import LINE_LIMIT, Reply
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ _HOST = re.compile(r"[A-Za-z0-9._~:%-]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})
-_SECRET_NAME = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +149,14 @@ class Transport:
         timeouts: Timeouts | None = None,
         proxies: Proxies = NO_PROXIES,
         own_listener: bool = False,
+        extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         """`headers` are the provider's own; `extra_headers`, which are configured, win over them.
-        With `own_listener`, nothing is sent to a port that belongs to another user. Raises
-        ProviderError for a base URL or header that can never work."""
-        pairs = _merged((*_HEADERS, *headers), extra_headers)
+        With `own_listener`, nothing is sent to a port that belongs to another user. `extra_body`
+        are configured fields of the bodies that will be sent. Raises ProviderError for a base URL
+        or header that can never work."""
+        own, extra_headers = tuple(headers), tuple(extra_headers)
+        pairs = _merged((*_HEADERS, *own), extra_headers)
         self._timeouts = timeouts or Timeouts()
         self._clock = clock
         self.endpoint = Endpoint(
@@ -161,7 +164,8 @@ class Transport:
         )
         server = self.endpoint.server
         proxy_secret = server.proxy.authorization if server.proxy is not None else ""
-        self._secrets = _secrets_in([*pairs, ("Proxy-Authorization", proxy_secret)])
+        secret_headers = [*own, ("Proxy-Authorization", proxy_secret)]
+        self._hider = SecretHider(base_url, secret_headers, extra_headers, extra_body or {})
         self._client = HTTPClient(
             self.endpoint,
             host_header=self.endpoint.host_header,
@@ -240,14 +244,8 @@ class Transport:
             raise self._without_secrets(failed) from None
 
     def _without_secrets(self, error: ProviderError) -> ProviderError:
-        text = str(error)
-        for secret in self._secrets:
-            text = text.replace(secret, "[secret]")
-            # What was read may end in the middle of one.
-            half = next((n for n in range(len(secret), 3, -1) if text.endswith(secret[:n])), 0)
-            text = text[: len(text) - half]
         return ProviderError(
-            one_paragraph(text),
+            one_paragraph(self._hider.hide(str(error))),
             status=error.upstream_status,
             retryable=error.retryable,
             retry_after=error.retry_after,
@@ -295,16 +293,6 @@ def _merged(
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise ProviderError(f"the header {name!r} has a value that cannot be sent")
     return tuple(merged)
-
-
-def _secrets_in(headers: Iterable[tuple[str, str]]) -> list[str]:
-    """The values that must never be shown, the longest first: one may contain another. Very short
-    ones are placeholders ("x", "no"), and removing them would spoil every message."""
-    found: set[str] = set()
-    for name, value in headers:
-        if _SECRET_NAME.search(name):
-            found |= {value, value.rpartition(" ")[2]}
-    return sorted((s for s in found if len(s) >= 4), key=len, reverse=True)
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
