@@ -144,9 +144,10 @@ class EnvironmentTests(unittest.TestCase):
         self.assertEqual(sorted(left), sorted(allowed))
 
     def test_long_values_take_no_long_time(self) -> None:
-        for text in ("://" * 40_000, "?" + "a" * 120_000, "eyJ" + "a" * 120_000, ":" * 120_000):
-            self.assertFalse(is_secret_value(text))
-            self.assertEqual(hide_secrets(text, "-"), text)
+        pieces = ("://", "a", "eyJ_", ":", "-----BEGIN ", "?a", "&key", "://a.", "0", "sk-")
+        for text in (first + piece * 10_000 for piece in pieces for first in ("?", "://", "eyJ")):
+            is_secret_value(text)
+            hide_secrets(text, "-")
 
 
 class CommandTests(BoundedTestCase):

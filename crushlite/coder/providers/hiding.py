@@ -27,6 +27,7 @@ HIDDEN = "[secret]"
 _SHORTEST, _SHORTEST_HEADER = 4, 6
 _BEGINNING = 8  # characters of a long secret by which its beginning is recognised
 _LONG = 16
+_READ = 16_000  # characters of a text: a message is cut to a fraction of that
 _DEPTH = 8  # of values in the configured fields of a body
 
 
@@ -58,7 +59,9 @@ class SecretHider:
         self._pattern = re.compile("|".join(map(re.escape, ordered)), re.I) if spelt else None
 
     def hide(self, text: str) -> str:
-        """The text without secrets, and without what looks like one in any request."""
+        """The beginning of a text, longer than what is shown of a message, without secrets and
+        without what looks like one in any request."""
+        text = text[:_READ]
         if self._pattern is not None:
             text = self._pattern.sub(HIDDEN, text)
         for secret in self._secrets:
