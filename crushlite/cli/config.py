@@ -12,9 +12,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..commands.environment import is_secret_name, looks_like_token
 from ..config import redact
 from ..config.merge import spell, split_key
-from ..config.secrets import is_secret_name, looks_like_token, mask
+from ..config.secrets import mask
 from ..config.writing import put, take
 from .common import add_connection, add_json, command, inherit, say, show, show_json
 from .locations import config_files

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
+from ..commands.environment import is_secret_name
 from ..config import ConfigFiles, Roots
 from ..config.expand import variables
 from ..config.files import digest, environment, read_bytes
 from ..config.project import choice_keys
-from ..config.secrets import is_secret_name, mask
+from ..config.secrets import mask
 from ..config.trust import Trust
 from ..errors import ConfigError, CrushliteError
 from ..hosting.plain import OWN_DATA_DIR

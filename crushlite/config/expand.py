@@ -25,8 +25,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..commands.environment import is_secret_name, looks_like_token
 from ..errors import ConfigError
-from .secrets import is_secret_name, looks_like_token, looks_secret
+from .secrets import looks_secret
 from .warnings import Reason
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..commands.environment import is_secret_name, is_secret_value, looks_like_token
 from ..errors import BadRequest, ConfigError
 from ..hosting.plain import own_data_dir
 from .catalogue import CATALOGUE
@@ -17,7 +18,7 @@ from .files import NAME, Source, environment, find, read
 from .merge import Merged, check
 from .project import Layer, ProjectRules, allowed_tools, choices, how_to_trust
 from .providers import Builder
-from .secrets import is_secret_name, is_secret_value, literals, looks_like_token
+from .secrets import literals
 from .trust import Trust, TrustedFiles, TrustStore, resolved
 from .view import Config, Loaded
 from .warnings import ConfigWarning, Reason

@@ -17,19 +17,6 @@ from ..commands.environment import is_secret_name, is_secret_value, looks_like_t
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "HIDDEN",
-    "is_secret_name",
-    "is_secret_value",
-    "literals",
-    "looks_like_token",
-    "looks_secret",
-    "mask",
-    "redact",
-    "url_secrets",
-    "worth_hiding",
-]
-
 HIDDEN = "[redacted]"
 
 _WIDE_NAME = re.compile(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from ..commands.environment import without_secrets
+from ..commands.environment import is_secret_name, looks_like_token, without_secrets
 from ..hosting.plain import own_provider
 from ..protocol.codec import decode, encode
 from ..protocol.config import Model, SelectedModel
@@ -19,7 +19,7 @@ from .catalogue import CATALOGUE
 from .merge import split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
 from .providers import ROLES, catalogue_small, select
-from .secrets import HIDDEN, is_secret_name, literals, looks_like_token, mask, redact, worth_hiding
+from .secrets import HIDDEN, literals, mask, redact, worth_hiding
 from .warnings import ConfigWarning, Reason
 
 if TYPE_CHECKING:

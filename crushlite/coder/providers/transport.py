@@ -71,6 +71,10 @@ class Timeouts:
     idle: float = 120.0
 
 
+class _ForeignListener(ConnectFailed):
+    """The port of a server that was found on this machine belongs to another user."""
+
+
 class Endpoint:
     """A base URL, taken apart, and the connector of its server. Raises ProviderError for a URL that
     can never work."""
@@ -132,7 +136,7 @@ class Endpoint:
         # Looked at when the connection stands: the listener of before may have ended.
         if self._own_listener and not await asyncio.to_thread(is_own_listener, self.server.port):
             transport.abort()
-            raise ConnectFailed(f"{address} belongs to another user now")
+            raise _ForeignListener(f"{address} belongs to another user now")
         return transport
 
 
@@ -235,9 +239,10 @@ class Transport:
         except ProviderError as error:
             raise self._without_secrets(error) from None
         except (ClientError, OSError, ValueError, RecursionError) as error:
-            # No waiting makes a certificate good, or a proxy that refuses agree.
+            # No waiting makes a certificate good, a proxy that refuses agree, or a port ours.
             distrusted = isinstance(error.__cause__, ssl.SSLCertVerificationError)
             refused = isinstance(error, ProxyRefused) and error.status < 500
+            refused = refused or isinstance(error, _ForeignListener)
             failed = ProviderError(
                 f"{self.endpoint.host}: {error}", retryable=not (distrusted or refused)
             )
