@@ -110,7 +110,7 @@ def _list(files: ConfigFiles) -> int:
 
 
 async def _revoke(options: argparse.Namespace) -> int:
-    files = _files_at_any_rate(options)
+    files = _files_even_if_broken(options)
     gone = files.distrust()
     for path in gone:
         say(f"no longer trusted: {path}")
@@ -121,7 +121,7 @@ async def _revoke(options: argparse.Namespace) -> int:
     return 0
 
 
-def _files_at_any_rate(options: argparse.Namespace) -> ConfigFiles:
+def _files_even_if_broken(options: argparse.Namespace) -> ConfigFiles:
     """The files of a directory, also if it is gone, or if a file in it cannot be used."""
     try:
         return config_files(options)

@@ -175,8 +175,8 @@ class ConfigFiles:
         """Trust no file of this project any more, and none below its folder; return those that
         were trusted. Raises ConfigError."""
         own = {resolved(source.path) for source in self._sources(_drop) if not source.is_machine}
-        known = self.trust_store.read().paths()
         store = self.trust_store
+        known = store.read().paths()
         return store.forget(p for p in known if p in own or p.is_relative_to(self.workspace))
 
     def withheld(self, names: Iterable[str]) -> set[str]:
