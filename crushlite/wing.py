@@ -54,7 +54,7 @@ class OpenWorkspace(Protocol):
 
     id: str
     path: Path  # resolved
-    env: Mapping[str, str]  # what commands see
+    env: Mapping[str, str]  # of the client that opened it; commands see less of it
     store: ScopedStore
     hub: Hub  # publish events here, or subscribe to them
     clock: Clock
@@ -126,9 +126,16 @@ class Profile(Protocol):
 
     data_dir: Path
 
+    @property
+    def warning(self) -> str:
+        """What a client should show its user when it opens the workspace; empty if nothing."""
+
     def make_agent(self, env: Mapping[str, str]) -> Agent | None:
-        """The agent of the workspace; `env` is what its commands see. None: nothing usable is
+        """The agent of the workspace, whose environment is `env`. None: nothing usable is
         configured, and prompts are refused."""
+
+    def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
+        """What commands see of the environment of the workspace: no secrets."""
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may do this without asking anybody."""

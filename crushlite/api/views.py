@@ -25,6 +25,7 @@ def describe(hosted: Hosted, client: str | None = None) -> WireWorkspace:
         config=wire_config(hosted),
         env=hosted.envs.get(client, []) if client is not None else [],
         channels=hosted.channels,
+        warning=hosted.workspace.profile.warning,
     )
 
 

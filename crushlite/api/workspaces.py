@@ -26,10 +26,11 @@ async def create(context: Context, request: Request) -> Response:
     wanted.client_id = canonical_client(wanted.client_id, "invalid client_id: not a UUID")
     view = describe(await context.backend.create(wanted), wanted.client_id)
     if wanted.version not in ("", __version__, WIRE_VERSION):
-        view.warning = (
+        differs = (
             f"client version {wanted.version[:80]} differs from the daemon's {WIRE_VERSION}: "
             "if something misbehaves, restart the older of the two"
         )
+        view.warning = "; ".join(filter(None, (differs, view.warning)))
     return answer(view)
 
 

@@ -54,6 +54,7 @@ COMMANDS = (
     CommandRow("Act", "grant", "answer permission requests"),
     CommandRow("Act", "undo", "put back the files that a run changed", "undo"),
     CommandRow("Care", "config", "effective configuration, and changing it", "config"),
+    CommandRow("Care", "trust", "let the files of a project choose models", "config"),
     CommandRow("Care", "doctor", "what works, what does not, what to do"),
     CommandRow("Care", "logs", "the daemon's log"),
     CommandRow("Care", "backup", "copy the database, also while a daemon uses it"),

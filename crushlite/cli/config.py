@@ -12,9 +12,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..config import redact, remove_value, set_value
-from ..config.merge import spell
-from ..config.secrets import is_secret_name, looks_like_token, mask
+from ..commands.environment import is_secret_name, looks_like_token
+from ..config import redact
+from ..config.merge import spell, split_key
+from ..config.secrets import mask
+from ..config.writing import put, take
 from .common import add_connection, add_json, command, inherit, say, show, show_json
 from .locations import config_files
 from .lookup import open_here
@@ -153,24 +155,27 @@ def _value(given: str) -> Any:
 
 async def _write(options: argparse.Namespace, value: Any) -> int:
     key, scope = options.key, 0 if options.everywhere else 1
-    file = config_files(options).file(scope)
+    files = config_files(options)
     changed = await _through_daemon(
         options, lambda workspace: workspace.set_config(key, value, scope)
     )
     if not changed:
-        set_value(file, key, value)
-    say(f"{key} is set in {file}")
+        files.change(scope, lambda document: put(document, key, value))
+    say(f"{key} is set in {files.file(scope)}")
     _warn(options)
     return 0
 
 
 async def _unset(options: argparse.Namespace) -> int:
     key, scope = options.key, 0 if options.everywhere else 1
-    file = config_files(options).file(scope)
+    files = config_files(options)
+    file = files.file(scope)
     before = _content(file)
     changed = await _through_daemon(options, lambda workspace: workspace.remove_config(key, scope))
     if not changed:
-        remove_value(file, key)
+        split_key(key)  # a bad key is an error whether there is a file or not
+        if file.exists():
+            files.change(scope, lambda document: take(document, key))
     removed = _content(file) != before
     say(f"{key} is removed from {file}" if removed else f"{key} was not set in {file}")
     for origin in _origins(options, key):

@@ -42,7 +42,8 @@ OLDEST = (3, 11)
 CONNECT_SECONDS = 3.0
 LITTLE_SPACE = 200 * 2**20  # bytes free, below which a busy session may fill the disk
 NO_MODEL = (
-    "start Ollama, LM Studio or llama.cpp on this machine: they are found by themselves; or set "
+    "start Ollama, LM Studio or llama.cpp on this machine: on Linux they are found by themselves, "
+    "if they run as you or as root; or set "
     "OPENAI_API_KEY, ANTHROPIC_API_KEY or OPENROUTER_API_KEY; or add a provider to crush.json"
 )
 

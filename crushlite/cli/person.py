@@ -4,6 +4,7 @@ the permission requests of a run."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -32,13 +33,13 @@ def is_there() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
-async def agreed(workspace: RemoteWorkspace, question: str) -> bool:
+async def agreed(workspace: RemoteWorkspace | None, question: str) -> bool:
     """Ask the user a question; returns whether the answer is yes. Raises UsageError if there is no
-    terminal. The event stream keeps the workspace open meanwhile: a client without one counts as
-    gone after a while."""
+    terminal. The event stream keeps the workspace, if there is one, open meanwhile: a client
+    without a stream counts as gone after a while."""
     if not is_there():
         raise UsageError(f"{question} nobody is there to ask: say --yes")
-    async with workspace.events():
+    async with workspace.events() if workspace is not None else contextlib.nullcontext():
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         try:
             answer = await _line()

@@ -147,6 +147,8 @@ async def _run(
         except asyncio.CancelledError:
             return CANCELED  # only a signal cancels this task
         async with workspace.client:
+            if workspace.info.warning:
+                progress.say(workspace.info.warning)
             asked = _Asked(workspace, prompt, attachments, options, progress)
             interrupt.act = asked.stop
             try:

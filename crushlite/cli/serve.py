@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PR_SET_DUMPABLE = 4  # of prctl(2)
 LAST_SECONDS = 1.0  # for threads that agents have started to end
 
 
@@ -149,6 +150,7 @@ def _add_times(add: Callable[..., Any]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    _hide_memory()
     logs.configure(options.log_level, options.log_format)
     settings = Settings(
         graces=Graces(options.create_grace, options.detach_grace, options.idle_timeout),
@@ -181,6 +183,17 @@ def run(options: argparse.Namespace) -> int:
     daemon.run(_greet_browser if options.web else _greet)
     _leave_threads()
     return 0
+
+
+def _hide_memory() -> None:
+    """Keep other processes of this user, commands among them, from reading the memory of this one
+    and its environment, which holds keys; nor does it leave a core dump. On Linux only. A program
+    that this process starts can be read again: exec undoes it."""
+    if sys.platform == "linux":
+        import ctypes  # 5 ms that other systems need not wait for
+
+        if ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
+            log.warning("commands of yours can read the environment of this process")
 
 
 def _leave_threads() -> None:

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..agent.base import Agent
-from ..config import scrubbed_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +48,7 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     )
     return Agent(
         CoderAgent(
-            context=ToolContext(path, scrubbed_environment(env, config.secrets())),
+            context=ToolContext(path, config.command_env(env)),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
             tools=all_tools(config.options.disabled_tools, clock=clock),

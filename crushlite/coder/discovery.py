@@ -2,20 +2,25 @@
 
 A provider that is configured without models is asked for its list. If nothing at all is configured,
 the usual ports of the usual model servers are tried, on loopback only: a user who has started one
-of them wants it to be used. This takes a fraction of a second and never fails a request. Answers
-are remembered for a minute, missing ones for a few seconds.
+of them wants it to be used. But any user of the machine may listen there, so only a listener of
+this user or of root is asked, and this is looked at again for every connection later (see
+`listeners`). Another one can be used by naming it in the user's own crush.json. Looking takes a
+fraction of a second and never fails a request. Answers are remembered for a minute, missing ones
+for a few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import Provider
 from ..protocol.config import Model
+from .listeners import listener_owners
 from .providers.base import ProviderError
 from .providers.build import provider_of
 from .providers.failures import refusal
@@ -107,8 +112,16 @@ class Discovery:
         """The models that a server of this machine lists; empty if it does not run."""
 
         async def ask() -> list[str]:
+            if not await self._is_own(server):
+                return []
             timeouts = Timeouts(connect=PROBE_SECONDS)
-            transport = Transport(server.base_url, headers=(), clock=self._clock, timeouts=timeouts)
+            transport = Transport(
+                server.base_url,
+                headers=(),
+                clock=self._clock,
+                timeouts=timeouts,
+                own_listener=True,
+            )
             try:
                 return await transport.get("/models", _offered, timeout=PROBE_SECONDS)
             finally:
@@ -116,6 +129,20 @@ class Discovery:
 
         reason = f"no {server.name} on port {server.port}"
         return await self._remembered((server,), ask, reason, logging.DEBUG)
+
+    async def _is_own(self, server: LocalServer) -> bool:
+        """Whether a server of this user, or of root, listens where it is looked for."""
+        owners = await asyncio.to_thread(listener_owners, server.port)
+        if owners is None:
+            log.debug("%s is not looked for: whose it is cannot be found out here", server.name)
+        elif owners - {os.geteuid(), 0}:
+            log.warning(
+                "port %d, where %s is looked for, belongs to another user: it is not asked; if you "
+                "want to use it, make it a provider in your own crush.json, with base_url %s",
+                *(server.port, server.name, server.base_url),
+            )
+            return False
+        return bool(owners)
 
     async def _remembered(
         self,
@@ -164,4 +191,5 @@ def _provider(server: LocalServer, ids: list[str]) -> Provider:
         type=server.id,
         base_url=server.base_url,
         models=tuple(_models(ids)),
+        found=True,
     )

@@ -12,18 +12,27 @@ Files, each stronger than the one before (missing and empty ones are skipped, a 
    down to the workspace
 5. `crush.json` in the workspace's data directory (scope 1)
 
-1 to 3 are the *machine's* files and are trusted. 4 and 5 may have come with a repository: they can
-tighten what the machine's files allow, and bring providers of their own, but can neither allow more
-nor send a key or a variable with a secret to a server of their choice. The rules are in `project`
-(what is merged) and `expand` (which variables, and no commands).
+1 to 3 are the *machine's* files. 4 and 5 may have come with a repository: they can tighten what the
+machine's files allow. Only after `crushlite trust DIR`, and as long as they stay as they were then,
+they also choose models and bring providers of their own; but they can neither allow more nor send a
+key or a variable with a secret to a server of their choice. What the daemon writes to 5 at a
+client's request is trusted. The rules are in `trust` (which files), `project` (what is merged) and
+`expand` (which variables, and no commands).
+
+Only the machine's files have a say in `permissions`, apart from tools that a project removes:
+
+    allowed_tools      tools that run without asking
+    project_variables  variables that trusted files of projects get although they may be secrets
+    command_variables  variables that commands get although they may be secrets; the rule for these
+                       is in `commands.environment`
 
     files      finding and reading            merge      types, merging, which file says what
     project    what a project may say         expand     $V, ${V:-x}, $(command)
     catalogue  providers that need only a key providers  usable providers, large and small model
-    secrets    redaction, child environment   view       Config, and what clients see of it
+    secrets    redaction                      view       Config, and what clients see of it
     loading    ConfigFiles: all of the above  writing    changing one file
     profile    what is in force, and changes  warnings   what has no effect, and why
-    options    the table of options
+    options    the table of options           trust      which projects' files the user trusts
     wing, part, routes: how it plugs into the daemon
 
 All but the last line is synchronous and reads files: call it in a thread.
@@ -32,10 +41,10 @@ All but the last line is synchronous and reads files: call it in a thread.
 from __future__ import annotations
 
 from .files import Roots
-from .loading import ConfigFiles, data_directory
+from .loading import ConfigFiles, ProjectFile, data_directory
 from .options import CONTEXT_FILES, ConfigOptions
 from .providers import Provider, Selected
-from .secrets import redact, scrubbed_environment
+from .secrets import redact
 from .view import AgentChoice, Config
 from .warnings import ConfigWarning, Reason
 from .writing import remove_value, set_value
@@ -47,6 +56,7 @@ __all__ = [
     "ConfigFiles",
     "ConfigOptions",
     "ConfigWarning",
+    "ProjectFile",
     "Provider",
     "Reason",
     "Roots",
@@ -54,6 +64,5 @@ __all__ = [
     "data_directory",
     "redact",
     "remove_value",
-    "scrubbed_environment",
     "set_value",
 ]

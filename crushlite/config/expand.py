@@ -4,14 +4,14 @@
 before `V`; `\\$` is a dollar sign. `$(command)` is run by `sh -c` if the daemon was started with
 `--allow-config-commands`: the text of the file is the script, nothing is pasted into it.
 
-In the files of a project
+In the files of a project, which are expanded only if the user trusts them,
   - no command is ever run: opening a repository must not start its programs;
   - a variable that looks like a secret, by its name or its value, or that the user's own files
     use for a key or a header, counts as unset: the project decides where the value would be sent.
     The field does not matter, because a key goes to the project's host as surely as a part of its
     address. The user lifts this for one variable by naming it in `permissions.project_variables`
-    of a file of their own. A key or header for a server on this machine gets what it asks for:
-    there the value does not leave the machine, unless that server passes it on.
+    of a file of their own. A server on this machine is no exception: another user's program may
+    be listening there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..commands.environment import is_secret_name, looks_like_token
 from ..errors import ConfigError
-from .secrets import is_secret_name, looks_like_token, looks_secret
+from .secrets import looks_secret
 from .warnings import Reason
 
 if TYPE_CHECKING:
@@ -103,11 +104,16 @@ class Expander:
     def variable(self, name: str) -> str:
         return self.env.get(f"CRUSH_{name}", self.env.get(name, ""))
 
-    def expand(self, text: str, source: Source, key: str, *, stays: bool = False) -> str:
-        """The text at this key of this file with variables and commands replaced. `stays`: the
-        value does not leave this machine. Raises ConfigError if the text is wrong, Refused if what
-        it asks for is not for this file or not set."""
-        return _Expansion(self, source, key, stays).expand(text, MAX_NESTING)
+    def expand(self, text: str, source: Source, key: str) -> str:
+        """The text at this key of this file with variables and commands replaced. Raises
+        ConfigError if the text is wrong, Refused if what it asks for is not for this file or not
+        set."""
+        return _Expansion(self, source, key).expand(text, MAX_NESTING)
+
+    def withholds(self, name: str) -> bool:
+        """Whether a variable that is set counts as unset in the files of a project."""
+        value = self.variable(name)
+        return bool(value) and name not in self.shared and self.is_secret(name, value)
 
     def is_secret(self, name: str, value: str) -> bool:
         """Whether projects do not get this variable."""
@@ -121,11 +127,10 @@ class Expander:
 class _Expansion:
     """One value of one file."""
 
-    def __init__(self, expander: Expander, source: Source, key: str, stays: bool) -> None:
+    def __init__(self, expander: Expander, source: Source, key: str) -> None:
         self._expander = expander
         self._source = source
         self._key = key
-        self._stays = stays
 
     def expand(self, text: str, nesting: int) -> str:
         if not nesting:
@@ -165,8 +170,7 @@ class _Expansion:
         value = expander.variable(name)
         if not value:
             return ""
-        given = source.trusted or self._stays or name in expander.shared
-        if not given and expander.is_secret(name, value):
+        if not source.is_machine and expander.withholds(name):
             text = (
                 f"{self._key}: ${name} counts as unset: it may be a secret, and project "
                 "files get none; to allow it, name it in permissions.project_variables of your "
@@ -179,7 +183,7 @@ class _Expansion:
         return value
 
     def _output(self, command: str) -> str:
-        if not self._source.trusted:
+        if not self._source.is_machine:
             raise Refused(f"{self._key}: commands of project files are not run")
         if not self._expander.allow_commands:
             raise self._error(f"$(...) is only run with {FLAG}")

@@ -10,11 +10,12 @@ Knows nothing of what the keys mean.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import ConfigError
 from ..protocol.codec import NotJSON, loads
@@ -22,7 +23,7 @@ from ..version import NAME as OWN_NAME
 from .warnings import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from .warnings import Warn
 
@@ -48,8 +49,15 @@ class Source:
     kind: Kind
 
     @property
-    def trusted(self) -> bool:
+    def is_machine(self) -> bool:
         return self.kind == "machine"
+
+
+class Content(NamedTuple):
+    """What a file holds."""
+
+    document: dict[str, Any]
+    digest: str  # of exactly the bytes that the document was parsed from
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +149,26 @@ def _project_folders(workspace: Path) -> list[Path]:
 # Reading ----------------------------------------------------------------------------------------
 
 
-def read(source: Source, workspace: Path, warn: Warn) -> dict[str, Any] | None:
-    """The object in a file; None if the file is missing, empty, or another user's. Raises
-    ConfigError if it cannot be read or holds anything else."""
-    content = _content(source, workspace, warn)
-    return parse(source.path, content) if content is not None and content.strip() else None
+def read(source: Source, workspace: Path, warn: Warn) -> Content | None:
+    """The content of a file; None if the file is missing, empty, or another user's. Raises
+    ConfigError if it cannot be read or holds anything but an object."""
+
+    def accept(status: os.stat_result) -> bool:
+        accepted = source.is_machine or _owned(source.path, status, source.kind, workspace)
+        if not accepted:
+            text = "ignored: it belongs to another user than the workspace"
+            warn(Reason.FILE_SKIPPED, source.path, "", text)
+        return accepted
+
+    content = read_bytes(source.path, accept)
+    if content is None or not content.strip():
+        return None
+    return Content(parse(source.path, content), digest(content))
+
+
+def digest(content: bytes) -> str:
+    """The SHA-256 of the content of a file, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def parse(path: Path, content: bytes) -> dict[str, Any]:
@@ -159,8 +182,9 @@ def parse(path: Path, content: bytes) -> dict[str, Any]:
     return document
 
 
-def _content(source: Source, workspace: Path, warn: Warn) -> bytes | None:
-    path = source.path
+def read_bytes(path: Path, accept: Callable[[os.stat_result], bool]) -> bytes | None:
+    """The bytes of a file; None if it is missing, or if `accept` returns False for the status of
+    the opened file. Raises ConfigError if it is no regular file, too large or unreadable."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
@@ -171,9 +195,7 @@ def _content(source: Source, workspace: Path, warn: Warn) -> bytes | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: cannot be read: not a regular file")
-        if not source.trusted and not _owned(path, status, source.kind, workspace):
-            text = "ignored: it belongs to another user than the workspace"
-            warn(Reason.FILE_SKIPPED, path, "", text)
+        if not accept(status):
             return None
         if status.st_size > MAX_FILE:
             raise ConfigError(f"{path}: larger than {MAX_FILE} bytes")

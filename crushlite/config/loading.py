@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import BadRequest
+from ..commands.environment import is_secret_name, is_secret_value, looks_like_token
+from ..errors import BadRequest, ConfigError
 from ..hosting.plain import own_data_dir
 from .catalogue import CATALOGUE
 from .expand import Expander, SecretGuard, variables
 from .files import NAME, Source, environment, find, read
 from .merge import Merged, check
-from .project import ProjectRules, allowed_tools
+from .project import Layer, ProjectRules, allowed_tools, choices, how_to_trust
 from .providers import Builder
-from .secrets import is_secret_name, literals, looks_like_token
+from .secrets import literals
+from .trust import Trust, TrustedFiles, TrustStore, resolved
 from .view import Config, Loaded
-from .warnings import ConfigWarning
+from .warnings import ConfigWarning, Reason
+from .writing import change
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from .files import Roots
-    from .warnings import Reason, Warn
+    from .files import Content, Roots
+    from .warnings import Warn
+    from .writing import Edited
 
-Layer = tuple[Source, dict[str, Any]]  # a file that exists, and what it holds
+
+class Pending(NamedTuple):
+    """A document that is to be written to a file. `trusted`: with the user's trust."""
+
+    document: dict[str, Any]
+    trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectFile:
+    """A file of a project as it is now."""
+
+    path: Path
+    content: Content
+    trust: Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +88,11 @@ class ConfigFiles:
             return self.data_dir
         return self.data_dir / hashlib.sha256(os.fsencode(self.workspace)).hexdigest()[:16]
 
-    def load(self, pending: Mapping[Path, dict[str, Any]] | None = None) -> Config:
+    @property
+    def trust_store(self) -> TrustStore:
+        return TrustStore.of(self.roots, self.env)
+
+    def load(self, pending: Mapping[Path, Pending] | None = None) -> Config:
         """Read the configuration. A document in `pending` counts instead of what its file holds.
         Raises ConfigError if a file that exists cannot be used."""
         warnings: dict[ConfigWarning, None] = {}  # each once, in order
@@ -77,13 +100,9 @@ class ConfigFiles:
         def warn(reason: Reason, file: Path, key: str, text: str) -> None:
             warnings[ConfigWarning(reason, file, key, text)] = None
 
-        sources = find(self.workspace, self.env, self.roots, warn)
-        sources.append(Source(self.file(1), "data"))
-        layers = list(_layers(sources, self.workspace, warn, pending or {}))
+        layers = self._layers(self._sources(warn), warn, pending or {})
         machine, merged = _merged(layers, self.workspace, warn)
-        expander = Expander(
-            self.env, warn, allow_commands=self.allow_commands, guard=_guard(machine)
-        )
+        expander = self._expander(machine, warn)
         providers = Builder(merged, expander, warn).providers()
         allowed = allowed_tools(layers, warn)
         loaded = Loaded(
@@ -91,16 +110,133 @@ class ConfigFiles:
             allowed_tools=allowed,
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),
-            files=tuple(source.path for source, _ in layers),
+            files=tuple(layer.source.path for layer in layers),
         )
         return Config(loaded, providers)
+
+    def _sources(self, warn: Warn) -> list[Source]:
+        sources = find(self.workspace, self.env, self.roots, warn)
+        return [*sources, Source(self.file(1), "data")]
+
+    def _layers(
+        self, sources: list[Source], warn: Warn, pending: Mapping[Path, Pending]
+    ) -> list[Layer]:
+        """The files that exist. Raises ConfigError if one of them cannot be used."""
+        trusted = self._trusted(warn)
+        layers: list[Layer] = []
+        for source in sources:
+            if source.path in pending:
+                document, good = pending[source.path]
+                trust = Trust.TRUSTED if good else Trust.UNKNOWN
+            elif content := read(source, self.workspace, warn):
+                document, trust = content.document, trusted.state(source.path, content.digest)
+            else:
+                continue
+            check(document, source.path)
+            layers.append(Layer(source, document, trust))
+        return layers
+
+    def _trusted(self, warn: Warn) -> TrustedFiles:
+        """The trusted files; none if the list of them cannot be used."""
+        store = self.trust_store
+        try:
+            return store.read()
+        except ConfigError as error:
+            text = error.message.removeprefix(f"{store.file}: ")
+            warn(Reason.FILE_SKIPPED, store.file, "", f"no project is trusted: {text}")
+            return TrustedFiles({})
+
+    def _expander(self, machine: Merged, warn: Warn) -> Expander:
+        guard = _guard(machine)
+        return Expander(self.env, warn, allow_commands=self.allow_commands, guard=guard)
+
+    # Trust ---------------------------------------------------------------------------------------
+
+    def project_files(self) -> list[ProjectFile]:
+        """The project's files that exist, as they are now. Raises ConfigError if one of them
+        cannot be used."""
+        trusted = self._trusted(_drop)
+        found = []
+        for source in self._sources(_drop):
+            content = None if source.is_machine else read(source, self.workspace, _drop)
+            if content is not None:
+                check(content.document, source.path)
+                trust = trusted.state(source.path, content.digest)
+                found.append(ProjectFile(source.path, content, trust))
+        return found
+
+    def trust(self, files: Iterable[ProjectFile]) -> None:
+        """Trust these files, with the contents that were read. Raises ConfigError."""
+        digests = {file.path: {file.content.digest} for file in files}
+        if digests:
+            self.trust_store.record(digests)
+
+    def distrust(self) -> list[Path]:
+        """Trust no file of this project any more, and none below its folder; return those that
+        were trusted. Raises ConfigError."""
+        own = {resolved(source.path) for source in self._sources(_drop) if not source.is_machine}
+        store = self.trust_store
+        known = store.read().paths()
+        return store.forget(p for p in known if p in own or p.is_relative_to(self.workspace))
+
+    def withheld(self, names: Iterable[str]) -> set[str]:
+        """Those of the variables that this project's files do not get, even if they are trusted.
+        Raises ConfigError if a file cannot be used."""
+        machine, _ = _merged(self._layers(self._sources(_drop), _drop, {}), self.workspace, _drop)
+        expander = self._expander(machine, _drop)
+        return {name for name in names if expander.withholds(name)}
+
+    # Changes -------------------------------------------------------------------------------------
+
+    def change(
+        self,
+        scope: int,
+        edit: Callable[[dict[str, Any]], None],
+        accept: Callable[[Config], None] | None = None,
+    ) -> bool:
+        """Edit the file of a scope; return whether that changed anything. `accept` is called with
+        the configuration as it would be, and may raise to refuse it. Raises ConfigError, and
+        changes nothing, if the file could not be read afterwards.
+
+        What is written at the user's request is trusted. But not together with choices that the
+        workspace's file held before and that the user has not seen: then the file stays untrusted,
+        and an edit that concerns such choices is refused."""
+        file = self.file(scope)
+
+        def accepted(edited: Edited) -> contextlib.AbstractContextManager[object]:
+            trusted = scope == 0 or self._may_vouch(file, edited)
+            if accept is not None:
+                accept(self.load({file: Pending(edited.after.document, trusted)}))
+            if scope == 0 or not trusted:
+                return contextlib.nullcontext()
+            before = edited.before.digest if edited.before else None
+            return self.trust_store.following(file, before, edited.after.digest)
+
+        return change(file, edit, accepted)
+
+    def _may_vouch(self, file: Path, edited: Edited) -> bool:
+        """Whether an edit of the workspace's file makes it trusted. Raises ConfigError if it cannot
+        be made because the file is not trusted."""
+        before, after = edited
+        unseen = choices(before.document) if before else {}
+        if before is None or not unseen:
+            return True
+        if self._trusted(_drop).state(file, before.digest) is Trust.TRUSTED:
+            return True
+        if (wanted := choices(after.document)) and wanted != unseen:
+            raise ConfigError(
+                f"{file} is not trusted: remove it, or see what it asks for and allow that with "
+                f"`{how_to_trust(self.workspace)}`"
+            )
+        return not wanted
 
 
 def data_directory(workspace: Path, env: Mapping[str, str], roots: Roots) -> Path | None:
     """Where `options.data_directory` wants the database; None if no file says. It cannot wait for
     `load`, which needs the answer to find the last file."""
     sources = find(workspace, env, roots, _drop)
-    _, merged = _merged(list(_layers(sources, workspace, _drop, {})), workspace, _drop)
+    files = ConfigFiles(workspace, env, roots, workspace)
+    _, merged = _merged(files._layers(sources, _drop, {}), workspace, _drop)
     wanted = merged.get("options", "data_directory")
     if not wanted:
         return None
@@ -113,29 +249,17 @@ def _drop(*warning: object) -> None:
     """Do nothing about a warning: `load` gives it again."""
 
 
-def _layers(
-    sources: list[Source], workspace: Path, warn: Warn, pending: Mapping[Path, dict[str, Any]]
-) -> Iterator[Layer]:
-    for source in sources:
-        document = pending.get(source.path)
-        if document is None:
-            document = read(source, workspace, warn)
-        if document is not None:
-            check(document, source.path)
-            yield source, document
-
-
 def _merged(layers: list[Layer], workspace: Path, warn: Warn) -> tuple[Merged, Merged]:
     """What the machine's files say alone, and what all files say together."""
     machine, merged = Merged(), Merged()
-    for source, document in layers:
-        if source.trusted:
+    for source, document, _ in layers:
+        if source.is_machine:
             machine.add(document, source)
             merged.add(document, source)
     rules = ProjectRules(merged, workspace, warn)
-    for source, document in layers:
-        if not source.trusted:
-            merged.add(rules.admit(document, source), source)
+    for layer in layers:
+        if not layer.source.is_machine:
+            merged.add(rules.admit(layer), layer.source)
     return machine, merged
 
 
@@ -156,8 +280,8 @@ def _guard(machine: Merged) -> SecretGuard:
 
 
 def _tokens(env: Mapping[str, str]) -> Iterator[str]:
-    """Values of the environment that are secrets by name and by shape. The name alone is not enough
-    to hide a text everywhere: a password of `postgres` is a common word."""
+    """Values of the environment that are secrets by their form, or by name and by shape. The name
+    alone is not enough to hide a text everywhere: a password of `postgres` is a common word."""
     for name, value in env.items():
-        if is_secret_name(name) and looks_like_token(value):
+        if is_secret_value(value) or (is_secret_name(name) and looks_like_token(value)):
             yield value

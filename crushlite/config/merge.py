@@ -62,7 +62,9 @@ SCHEMA: dict[str, Any] = {
     "options": {name: option.kind for name, option in OPTIONS.items()},
     "providers": {"*": _PROVIDER},
     "models": {"*": _SELECTED},
-    "permissions": {"allowed_tools": _TEXTS, "project_variables": _TEXTS},
+    "permissions": dict.fromkeys(
+        ("allowed_tools", "project_variables", "command_variables"), _TEXTS
+    ),
     "mcp": {"*": _SERVER},
     "lsp": {"*": _SERVER},
     "tools": {"*": {"max_depth": int, "max_items": int}},

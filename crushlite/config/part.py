@@ -69,11 +69,13 @@ class ConfigPart(WorkspacePart):
         async with self._reading:
             config = await asyncio.to_thread(profile.files.load)
             config = await completed(profile.agents, workspace.env, config, again=again)
-            if not config.same_as(profile.config):
-                changed = True
+            same = config.same_as(profile.config)
+            if not same or config.warnings != profile.config.warnings:
                 for warning in config.warnings:
                     log.warning("%s", warning)
                 profile.config = config
+            if not same:
+                changed = True
                 # An agent that was given by hand stays: it was made once.
                 if isinstance(profile.agents, FollowsConfig) and not workspace.closing:
                     workspace.change_agent(profile.make_agent(workspace.env))

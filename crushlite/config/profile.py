@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, ConfigError
 from ..protocol.codec import encode
+from .loading import Pending
 from .providers import ROLES
 from .warnings import Reason
-from .writing import change, edited, put, take
+from .writing import edited, put, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,10 +40,19 @@ class FileProfile:
     def make_agent(self, env: Mapping[str, str]) -> Agent | None:
         return self.agents(self.files.workspace, env, self.config)
 
+    def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
+        return self.config.command_env(env)
+
     def wire(self, agent: AgentInfo) -> dict[str, Any]:
         """An agent that is not one of the configured models is shown as a provider of its own."""
         own = agent.is_ready and agent.model_cfg.provider not in self.config.providers
         return self.config.wire(self.data_dir, agent if own else None)
+
+    @property
+    def warning(self) -> str:
+        """What the project's files ask for and do not get, because they are not trusted."""
+        unheard = (w for w in self.config.warnings if w.reason is Reason.UNTRUSTED)
+        return "; ".join(f"{warning.file.name}: {warning.text}" for warning in unheard)
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may run without asking."""
@@ -94,23 +104,20 @@ class FileProfile:
         scope = wanted.scope
         if scope == 0:
             file = self.files.file(0)
-            config = self.files.load({file: edited(file, edit)})
+            config = self.files.load({file: Pending(edited(file, edit), trusted=True)})
             used = config.origin(f"{section}.api_key") == file
             scope = 0 if used or wanted.provider_id not in config.providers else 1
         return self._change(scope, edit)
 
     def _change(self, scope: int, edit: Callable[[dict[str, Any]], None]) -> bool:
-        file = self.files.file(scope)
-
-        def accept(document: dict[str, Any]) -> None:
-            config = self.files.load({file: document})
+        def accept(config: Config) -> None:
             # A key that would have no effect there is refused: it would be written and forgotten.
             for warning in config.warnings if scope else ():
                 ignored = warning.reason is Reason.NOT_FOR_PROJECTS
                 if ignored and warning not in self.config.warnings:
                     raise ConfigError(f"{warning}; the user's own file is scope 0")
 
-        return change(file, edit, accept)
+        return self.files.change(scope, edit, accept)
 
 
 def _recent(document: dict[str, Any], wanted: ModelChoice) -> list[dict[str, Any]]:

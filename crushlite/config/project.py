@@ -1,8 +1,13 @@
 """What the files of a project may say: they can tighten what the user allows, never widen it.
 
-A repository brings its own `crush.json`, and opening it must not need trust. So a document from a
-project, or from the data directory inside it, goes through `ProjectRules.admit` before it is
-merged. Only what is listed here is let through: a key that crushlite does not know is ignored.
+A repository brings its own `crush.json`, and opening it must be safe. So a document from a project,
+or from the data directory inside it, goes through `ProjectRules.admit` before it is merged. Only
+what is listed here is let through: a key that crushlite does not know is ignored.
+
+Until the user trusts the file (see `trust`), it has no say in who is asked and what is sent: all of
+its providers, models and recent models are ignored, and the switch that turns the catalogue off,
+because taking a provider away chooses another one. What is left of it is never expanded. That is
+reported in one warning, which says what to do.
 
   permissions   `allowed_tools` of a project only removes: `"-bash"` or `"!bash"` takes back a tool
                 with all its actions, `"-bash:execute"` one action (and `bash` as a whole, if that
@@ -21,12 +26,14 @@ merged. Only what is listed here is let through: a key that crushlite does not k
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import shlex
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .catalogue import CATALOGUE
 from .expand import only_variable
 from .merge import spell
 from .options import OPTIONS, UNKNOWN, Rule
+from .trust import Trust
 from .warnings import Reason
 
 if TYPE_CHECKING:
@@ -37,6 +44,11 @@ if TYPE_CHECKING:
     from .merge import Merged
     from .warnings import Warn
 
+# What counts only in a file that the user trusts: sections, and options.
+_CHOICES = ("providers", "models", "recent_models")
+_CHOICE_OPTIONS = ("disable_default_providers",)
+_NAMED = 5  # keys in a warning
+
 _PASSED = frozenset({"$schema", "tools", "recent_models"})
 # Of a provider that is not the project's own.
 _ADDITIONS = frozenset({"id", "name", "models", "system_prompt_prefix"})
@@ -44,19 +56,60 @@ _ADDITIONS = frozenset({"id", "name", "models", "system_prompt_prefix"})
 _SENT = ("api_key", "extra_headers", "extra_body", "provider_options", "oauth")
 _NO_SAY = "project files have no say in this"
 _OUT = "it leads out of the workspace"
+_TAKEN = "that folder has another use"
 _SAFE_SIDE = "project files only set it to the safe side"
 
 
-def allowed_tools(layers: Iterable[tuple[Source, dict[str, Any]]], warn: Warn) -> tuple[str, ...]:
+class Layer(NamedTuple):
+    """A file that exists, what it holds, and whether the user trusts it."""
+
+    source: Source
+    document: dict[str, Any]
+    trust: Trust
+
+
+def choices(document: dict[str, Any]) -> dict[str, Any]:
+    """The part of a project's document that counts only if the user trusts its file."""
+    part = {key: document[key] for key in _CHOICES if document.get(key)}
+    options = document.get("options")
+    if isinstance(options, dict):
+        switches = {key: options[key] for key in _CHOICE_OPTIONS if options.get(key)}
+        part |= {"options": switches} if switches else {}
+    return part
+
+
+def choice_keys(document: dict[str, Any]) -> list[str]:
+    """The keys of that part, down to the name of a provider or role."""
+    keys: list[str] = []
+    for section, inner in choices(document).items():
+        names = inner if isinstance(inner, dict) else ()
+        keys += [spell((section, name)) for name in names] or [section]
+    return keys
+
+
+def _without_choices(document: dict[str, Any]) -> dict[str, Any]:
+    rest = {key: value for key, value in document.items() if key not in _CHOICES}
+    options = rest.pop("options", None) or {}
+    if kept := {key: value for key, value in options.items() if key not in _CHOICE_OPTIONS}:
+        rest["options"] = kept
+    return rest
+
+
+def how_to_trust(workspace: Path) -> str:
+    """The command that shows what the files of a workspace ask for, and trusts them."""
+    return f"crushlite trust {shlex.quote(str(workspace))}"
+
+
+def allowed_tools(layers: Iterable[Layer], warn: Warn) -> tuple[str, ...]:
     """The tools that run without asking. Only the machine's files add to them, any file removes."""
     key = "permissions.allowed_tools"
     allowed: dict[str, None] = {}
-    for source, document in layers:
+    for source, document, _ in layers:
         entries = (document.get("permissions") or {}).get("allowed_tools") or []
         for entry in filter(None, map(str.strip, entries)):
             if entry.startswith(("-", "!")):
                 _remove(allowed, entry[1:].strip())
-            elif source.trusted:
+            elif source.is_machine:
                 allowed[entry] = None
             elif entry not in allowed and entry.partition(":")[0] not in allowed:
                 text = f"{key}: project files only remove entries"
@@ -84,9 +137,13 @@ class ProjectRules:
         self._ids = {*(merged.get("providers") or {}), *self._known}  # not the project's own
         self._moved: set[str] = set()  # of these, those to which a project gave another address
 
-    def admit(self, document: dict[str, Any], source: Source) -> dict[str, Any]:
+    def admit(self, layer: Layer) -> dict[str, Any]:
         """What may be merged of a project's document. From a provider to which it gives another
         address, what the user's files would have sent there is dropped."""
+        source, document, trust = layer
+        if trust is not Trust.TRUSTED:
+            self._warn_of_choices(source, document, trust)
+            document = _without_choices(document)
         answer: dict[str, Any] = {}
         for key, value in document.items():
             if key in _PASSED:
@@ -102,6 +159,19 @@ class ProjectRules:
         for key in set(document.get("permissions") or {}) - {"allowed_tools"}:
             self._ignored(source, ("permissions", key), _NO_SAY)
         return answer
+
+    def _warn_of_choices(self, source: Source, document: dict[str, Any], trust: Trust) -> None:
+        keys = choice_keys(document)
+        if not keys:
+            return
+        named = ", ".join(keys[:_NAMED])
+        if len(keys) > _NAMED:
+            named += f" and {len(keys) - _NAMED} more"
+        text = (
+            f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models "
+            f"and providers: ignored are {named}"
+        )
+        self._warn(Reason.UNTRUSTED, source.path, "", text)
 
     def _ignored(self, source: Source, path: tuple[str, ...], reason: str) -> None:
         key = spell(path)
@@ -130,10 +200,21 @@ class ProjectRules:
         # A data directory cannot say where the data directory is.
         if rule is Rule.NOTHING or (key == "data_directory" and source.kind == "data"):
             return None, _NO_SAY
+        if key == "data_directory" and self._is_taken(value):
+            return None, _TAKEN
         if isinstance(value, str):
             return (value, "") if self._is_inside(value) else (None, _OUT)
         inside = [path for path in value if self._is_inside(path)]
         return inside, _OUT if len(inside) < len(value) else ""
+
+    def _is_taken(self, path: str) -> bool:
+        """Whether a folder holds the project itself, or what git keeps: the daemon's own files,
+        among them a `.gitignore` for all, must not go there."""
+        if "\0" in path:
+            return False
+        root = os.path.realpath(self._workspace)
+        real = os.path.realpath(os.path.join(root, path))
+        return real == root or ".git" in os.path.relpath(real, root).split(os.sep)
 
     def _is_inside(self, path: str) -> bool:
         if path.startswith("~") or "\0" in path:

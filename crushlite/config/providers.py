@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..http.addresses import is_local
 from ..protocol.codec import decode
 from ..protocol.config import Model, SelectedModel
 from .catalogue import CATALOGUE, SUPPORTED_TYPES
 from .expand import Refused
 from .merge import spell
-from .secrets import looks_secret
+from .secrets import looks_secret, url_secrets
 from .warnings import Reason
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ class Provider:
     system_prompt_prefix: str = ""
     flat_rate: bool = False
     discover: bool = False  # its models are still to be asked for
+    found: bool = False  # on this machine, named by no file: its listener must be the user's
 
     def __repr__(self) -> str:
         # Neither key nor headers nor address: logs and tracebacks hold it.
@@ -126,14 +126,13 @@ class Builder:
         if not models and not discover:
             raise Refused("it lists no models, and discover_models is false")
         url = self._base_url(ident, known, section.get("base_url") or "")
-        stays = is_local(url)
         return Provider(
             id=ident,
             name=section.get("name") or (known.name if known else ident),
             type=kind,
             base_url=url,
-            api_key=self._key(ident, known, section.get("api_key"), stays=stays),
-            extra_headers=self._headers(ident, section.get("extra_headers") or {}, stays=stays),
+            api_key=self._key(ident, known, section.get("api_key")),
+            extra_headers=self._headers(ident, section.get("extra_headers") or {}),
             extra_body=section.get("extra_body") or {},
             provider_options=section.get("provider_options") or {},
             models=models,
@@ -154,10 +153,10 @@ class Builder:
             models[model.id] = model
         return tuple(dataclasses.replace(model) for model in models.values())
 
-    def _expanded(self, text: str, *path: str, stays: bool = False) -> str:
+    def _expanded(self, text: str, *path: str) -> str:
         """The text at a path, expanded. Raises Refused if HTTP cannot carry the result."""
         source = self._source(*path)
-        value = self._expander.expand(text, source, spell(path), stays=stays).strip()
+        value = self._expander.expand(text, source, spell(path)).strip()
         if not _fits_header(value):
             raise Refused(f"{path[-1]} holds a line break or another character not fit for HTTP")
         return value
@@ -182,12 +181,13 @@ class Builder:
             raise Refused("its base_url is not an http or https address")
         if "@" in parts.netloc:
             raise Refused("its base_url holds a user name; credentials belong in api_key")
+        self._expander.secrets.update(url_secrets(url))
         return url
 
-    def _key(self, ident: str, known: Known | None, text: str | None, *, stays: bool) -> str:
+    def _key(self, ident: str, known: Known | None, text: str | None) -> str:
         """The key, expanded; without a text the value of the catalogue's variable."""
         if text is not None:
-            key = self._expanded(text, "providers", ident, "api_key", stays=stays) if text else ""
+            key = self._expanded(text, "providers", ident, "api_key") if text else ""
         else:
             key = self._expander.variable(known.key).strip() if known else ""
             if not _fits_header(key):
@@ -197,14 +197,14 @@ class Builder:
         self._expander.secrets.add(key)
         return key
 
-    def _headers(self, ident: str, listed: dict[str, str], *, stays: bool) -> dict[str, str]:
+    def _headers(self, ident: str, listed: dict[str, str]) -> dict[str, str]:
         headers: dict[str, str] = {}
         for name, text in listed.items():
             path = ("providers", ident, "extra_headers", name)
             if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
                 self._warn_of(Reason.HEADER_LEFT_OUT, path, "is no header to set")
                 continue
-            if value := self._expanded(text, *path, stays=stays):
+            if value := self._expanded(text, *path):
                 headers[name] = value
             if value and looks_secret(name, value):
                 self._expander.secrets.update((value, value.rpartition(" ")[2]))

@@ -1,9 +1,8 @@
-"""What counts as a secret, and keeping it out of logs, answers and child processes.
+"""What counts as a secret, and keeping it out of logs and answers.
 
-Names say more than values: most secrets are in variables called something like KEY or TOKEN. For
-child commands that narrow rule decides, since a build needs its environment. Where a project asks
-for a variable the rule is wide and looks at the value too: there a mistake sends it to a stranger,
-and a refusal costs one line in the user's own file.
+What commands do not get is decided by the rule in `commands.environment`, which is narrow, since a
+build needs its environment. Where a project asks for a variable the rule is wide: there a mistake
+sends it to a stranger, and a refusal costs one line in the user's own file.
 """
 
 from __future__ import annotations
@@ -11,31 +10,27 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from ..commands.environment import is_secret_name, is_secret_value, looks_like_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Set
+    from collections.abc import Iterable, Iterator
 
 HIDDEN = "[redacted]"
 
-_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL", re.I)
 _WIDE_NAME = re.compile(
     r"KEY|SECRET|TOKEN|PASS|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|BEARER|SIGNATURE|WEBHOOK"
     r"|(?:^|_)(?:PAT|JWT|DSN|PIN|PW|CERT)(?:_|$)",
     re.I,
 )
-# Names to which the narrow rule would apply although they hold a mere setting. (SSH_AUTH_SOCK is
-# kept anyway: git over ssh needs it, and the agent behind it never gives the key away.)
-_HARMLESS = frozenset({"KEYTIMEOUT", "TOKENIZERS_PARALLELISM"})
 # What people write when a local server wants no key. Hiding these words would garble every log.
 _PLACEHOLDERS = frozenset(
     {"dummy", "empty", "local", "lm-studio", "no-key", "none", "not-needed", "ollama", "sk-no-key"}
 )
 _SHORTEST = 6  # characters: a shorter text is found in others by chance
-_CONTAINED = 12  # characters from which on a variable that only contains the secret is removed too
 _MASK = "****"
 _TAIL_FROM = 24  # the last four of a shorter key would be too much of it
-_RUN = re.compile(r"[A-Za-z0-9_+=-]{20,}")
 _USERINFO = re.compile(r"://[^/\s?#]*@")
 _SCHEME = re.compile(r"\b(Bearer|Basic)(\s+)[A-Za-z0-9._~+/=-]{8,}", re.I)
 _HEADER = re.compile(
@@ -43,25 +38,14 @@ _HEADER = re.compile(
 )
 
 
-def is_secret_name(name: str) -> bool:
-    """The narrow rule, for environment variables and configuration keys."""
-    return _NAME.search(name) is not None and name not in _HARMLESS
-
-
 def looks_secret(name: str, value: str) -> bool:
     """The wide rule, for what a project asks for."""
     return (
         _WIDE_NAME.search(name) is not None
         or _USERINFO.search(value) is not None
+        or is_secret_name(name)
+        or is_secret_value(value)
         or looks_like_token(value)
-    )
-
-
-def looks_like_token(text: str) -> bool:
-    """Whether a text holds a long run of letters and digits, as generated keys do."""
-    return any(
-        any(c.isdigit() for c in run) and any(c.isalpha() for c in run)
-        for run in _RUN.findall(text)
     )
 
 
@@ -83,6 +67,17 @@ def literals(value: Any, *, secret: bool = False) -> Iterator[str]:
         yield value
 
 
+def url_secrets(url: str) -> Iterator[str]:
+    """The secrets in an address: values of its query, and segments of its path that are tokens."""
+    parts = urlsplit(url)
+    for name, value in parse_qsl(parts.query):
+        if is_secret_name(name) or is_secret_value(f"?{name}={value}") or looks_like_token(value):
+            yield value
+    for segment in parts.path.split("/"):
+        if looks_like_token(segment) or is_secret_value(segment):
+            yield unquote(segment)
+
+
 def mask(secret: str) -> str:
     """What is shown in place of a secret: stars, and the end of a long one to recognise it by."""
     return _MASK + secret[-4:] if len(secret) >= _TAIL_FROM else _MASK
@@ -96,16 +91,3 @@ def redact(text: str, secrets: Iterable[str]) -> str:
             text = text.replace(spelt, HIDDEN)
     text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
     return _SCHEME.sub(rf"\1\2{HIDDEN}", text)
-
-
-def scrubbed_environment(env: Mapping[str, str], secrets: Set[str]) -> dict[str, str]:
-    """The environment for child commands: without variables whose name is that of a secret, and
-    without those that hold one of `secrets` under another name."""
-    long = [secret for secret in secrets if len(secret) >= _CONTAINED]
-    return {
-        name: value
-        for name, value in env.items()
-        if not is_secret_name(name)
-        and value not in secrets
-        and not any(secret in value for secret in long)
-    }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from ..commands.environment import is_secret_name, looks_like_token, without_secrets
 from ..hosting.plain import own_provider
 from ..protocol.codec import decode, encode
 from ..protocol.config import Model, SelectedModel
@@ -18,7 +19,7 @@ from .catalogue import CATALOGUE
 from .merge import split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
 from .providers import ROLES, catalogue_small, select
-from .secrets import HIDDEN, is_secret_name, literals, looks_like_token, mask, redact, worth_hiding
+from .secrets import HIDDEN, literals, mask, redact, worth_hiding
 from .warnings import ConfigWarning, Reason
 
 if TYPE_CHECKING:
@@ -146,6 +147,12 @@ class Config:
         """Every text that must not be logged, sent to a client or given to a command."""
         return self._secrets
 
+    def command_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment for commands: without secrets, except for the variables that the user's
+        own files name in `permissions.command_variables`."""
+        allowed = self._merged.get("permissions", "command_variables") or ()
+        return without_secrets(env, secrets=self._secrets, allowed=frozenset(allowed))
+
     def discovered(self, found: Mapping[str, Iterable[Model]]) -> Config:
         """The same configuration with the models that providers listed when asked."""
         providers = dict(self.providers)
@@ -181,6 +188,9 @@ class Config:
             return AgentChoice("offline", f"the models of {names} are not known yet")
         keys = ", ".join(known.key for known in CATALOGUE.values())
         reason = f"no configured provider is usable, and none of {keys} gives a key"
+        for warning in self.warnings:
+            if warning.reason is Reason.UNTRUSTED:
+                reason += f"; {warning}"
         return AgentChoice("offline", reason)
 
     def _why(self, large: Selected) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 class Reason(enum.Enum):
     FILE_SKIPPED = enum.auto()  # a whole file is not read
+    UNTRUSTED = enum.auto()  # keys are ignored until the user trusts the project's file
     NOT_FOR_PROJECTS = enum.auto()  # a key is ignored, because a project's file holds it
     TOOLS_NOT_ADDED = enum.auto()  # a project's file only removes allowed tools
     VARIABLE_WITHHELD = enum.auto()  # a project's file gets no secrets

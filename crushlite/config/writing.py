@@ -13,10 +13,10 @@ import fcntl
 import json
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError
-from .files import MAX_FILE, Source, parse, read
+from .files import MAX_FILE, Content, Source, digest, parse, read
 from .merge import check, kind_of, spell, split_key
 
 if TYPE_CHECKING:
@@ -24,29 +24,43 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class Edited(NamedTuple):
+    """A file before and after an edit."""
+
+    before: Content | None  # None: it was missing or empty
+    after: Content
+
+
+def _accept(change: Edited) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext()
+
+
 def change(
     file: Path,
     edit: Callable[[dict[str, Any]], None],
-    accept: Callable[[dict[str, Any]], None] = lambda document: None,
+    accept: Callable[[Edited], contextlib.AbstractContextManager[object]] = _accept,
 ) -> bool:
     """Edit the document of a file; return whether that changed anything. Raises ConfigError, and
     changes nothing, if the file could not be read afterwards. `accept` is called with the result
-    before it is written, and may raise to refuse it."""
-    with _locked_folder(file) as folder:
-        content = _encoded(file, edited(file, edit))
-        if content == _encoded(file, _document(file)):
+    before it is written, and may raise to refuse it; the file is written inside of the context that
+    it returns."""
+    with locked_folder(file) as folder:
+        before = _stored(file)
+        content = encoded(file, edited(file, edit))
+        if content == encoded(file, before.document if before else {}):
             return False
         document = parse(file, content)
         check(document, file)
-        accept(document)
-        _replace(file, content, folder)
+        with accept(Edited(before, Content(document, digest(content)))):
+            replace(file, content, folder)
         return True
 
 
 def edited(file: Path, edit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The document of a file as an edit would leave it; nothing is written. Raises ConfigError if
     the file cannot be used, and what `edit` raises."""
-    document = _document(file)
+    stored = _stored(file)
+    document = stored.document if stored else {}
     edit(document)
     return document
 
@@ -95,16 +109,16 @@ def remove_value(file: Path, key: str) -> bool:
     return file.exists() and change(file, lambda document: take(document, key))
 
 
-def _document(file: Path) -> dict[str, Any]:
+def _stored(file: Path) -> Content | None:
     # Renaming over a link would break it, and writing through one could change any file that a
     # repository names: neither is what was asked for.
     if file.is_symlink():
         raise ConfigError(f"{file}: is a symbolic link, which is not written to")
-    return read(Source(file, "machine"), file.parent, lambda *warning: None) or {}
+    return read(Source(file, "machine"), file.parent, lambda *warning: None)
 
 
 @contextlib.contextmanager
-def _locked_folder(file: Path) -> Iterator[int]:
+def locked_folder(file: Path) -> Iterator[int]:
     """The folder of a file as a locked descriptor. It is made if it is missing."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +132,7 @@ def _locked_folder(file: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _replace(file: Path, content: bytes, folder: int) -> None:
+def replace(file: Path, content: bytes, folder: int) -> None:
     """Put the content in place of the file's, in one step that survives a crash."""
     temporary = ""
     try:
@@ -137,7 +151,9 @@ def _replace(file: Path, content: bytes, folder: int) -> None:
             os.unlink(temporary)
 
 
-def _encoded(file: Path, document: dict[str, Any]) -> bytes:
+def encoded(file: Path, document: dict[str, Any]) -> bytes:
+    """The content of a file with this document. Raises ConfigError if it is no JSON, or too
+    large."""
     try:
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
         content = f"{text}\n".encode()

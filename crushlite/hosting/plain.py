@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..commands.environment import without_secrets
 from ..errors import StoreUnusable
 from ..protocol.codec import encode
 from ..version import NAME
@@ -43,6 +44,8 @@ def own_provider(agent: AgentInfo) -> dict[str, Any]:
 class PlainProfile:
     """Implements wing.Profile."""
 
+    warning = ""
+
     def __init__(self, opening: Opening, agents: AgentFactory) -> None:
         wanted = opening.data_dir or own_data_dir(opening.path)
         self.data_dir = Path(os.path.realpath(wanted))
@@ -51,6 +54,9 @@ class PlainProfile:
 
     def make_agent(self, env: Mapping[str, str]) -> Agent | None:
         return self._agents(self._path, env, None)
+
+    def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
+        return without_secrets(env)
 
     def allows(self, tool: str, action: str) -> bool:
         return False

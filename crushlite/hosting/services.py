@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ..clock import Clock
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Services:
     path: Path
     env: Mapping[str, str]
+    command_env: Callable[[], Mapping[str, str]]  # what commands see of it, at this moment
     store: ScopedStore
     hub: Hub
     clock: Clock

@@ -61,7 +61,8 @@ async def start_command(  # noqa: PLR0913 - the options of a command
     on_output: Callable[[bytes], None] | None = None,
     read_only: bool = False,
 ) -> WatchedCommand:
-    """Start a command: in the workspace's directory and environment, unless others are given."""
+    """Start a command: in the workspace's directory and with its environment without secrets,
+    unless others are given."""
     watches: list[CommandWatch] = []
     try:
         for part in () if read_only else services.parts:
@@ -71,7 +72,7 @@ async def start_command(  # noqa: PLR0913 - the options of a command
         started = await process.start(
             command,
             cwd=cwd or services.path,
-            env=services.env if env is None else env,
+            env=services.command_env() if env is None else env,
             clock=services.clock,
             on_output=on_output,
         )

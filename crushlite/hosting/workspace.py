@@ -95,6 +95,7 @@ class Workspace:
         services = Services(
             path=path,
             env=env,
+            command_env=functools.partial(profile.command_env, env),
             store=self.store,
             hub=self.hub,
             clock=clock,

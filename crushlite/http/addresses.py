@@ -1,17 +1,8 @@
-"""Whether an address is this machine: then a secret may be sent to it, and no proxy is used."""
+"""Whether an address is this machine: then no proxy is used."""
 
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
-
-
-def is_local(url: str) -> bool:
-    """Whether a URL leads to this machine, even if a name server lies: of the names that mean it,
-    only `localhost` itself is resolved by a file of the machine."""
-    host = urlsplit(url).hostname or ""
-    address = ip_address(host)
-    return host == "localhost" or (address is not None and "%" not in host and is_loopback(host))
 
 
 def is_loopback(host: str) -> bool:

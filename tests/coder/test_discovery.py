@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.find import find_agent
 from crushlite.clock import FakeClock, SystemClock
+from crushlite.coder import listeners
 from crushlite.coder.discovery import LOCAL_SERVERS, NONE_SECONDS, LocalServer
 from crushlite.coder.wing import CoderWing
 from crushlite.testing import LocalDaemon
@@ -141,6 +146,61 @@ class LocalServerTests(DiscoveryTestCase):
         ports = [await self.enterAsyncContext(serving(replying(body))) for body in bodies]
         await self.start(*ports)
         self.assertEqual(await self.in_use(), "offline/offline")
+
+    async def test_a_listener_of_another_user_is_not_asked_and_the_log_says_it(
+        self,
+    ) -> None:
+        for owners in ({os.geteuid() + 1}, {0, os.geteuid() + 1}):
+            with (
+                mock.patch("crushlite.coder.discovery.listener_owners", return_value=owners),
+                self.assertLogs("crushlite", "WARNING") as logged,
+            ):
+                await self.start(self.model.port)
+            self.assertEqual(await self.in_use(), "offline/offline")
+            self.assertIn(f"port {self.model.port}", "".join(logged.output))
+            self.assertIn("crush.json", "".join(logged.output))
+        unknowns: tuple[set[int] | None, ...] = (None, set())
+        for unknown in unknowns:
+            with mock.patch("crushlite.coder.discovery.listener_owners", return_value=unknown):
+                await self.start(self.model.port)
+            self.assertEqual(await self.in_use(), "offline/offline")
+        self.assertEqual(self.model.connections, 0)
+
+    async def test_a_server_that_was_found_gets_no_prompt_when_its_port_changes_hands(self) -> None:
+        await self.start(self.model.port)
+        self.assertEqual(await self.in_use(), "local0/qwen")
+        before = len(self.model.calls)
+        transport = "crushlite.coder.providers.transport"
+        with mock.patch(f"{transport}.is_own_listener", return_value=False):
+            session = await self.anna.session()
+            await self.anna.prompt(session, "hello")
+            done = await self.anna.events.wait_for("run_complete")
+        self.assertIn("another user", done["error"])
+        self.assertEqual(len(self.model.calls), before)
+
+    def test_the_owner_of_a_listener_is_read_from_the_kernel(self) -> None:
+        listening = "0100007F", "00000000", "0" * 32, "0000000000000000FFFF00000100007F"
+        others = "0200007F", "00000000000000000000000001000000"
+        for address, state, wanted in (
+            *((address, "0A", {1001}) for address in listening),
+            *((address, "0A", set()) for address in others),
+            ("0100007F", "01", set()),
+        ):
+            line = f"  0: {address}:2CAA 00000000:0000 {state} 0:0 00:0 00000000  1001  0 7 1\n"
+            with tempfile.TemporaryDirectory() as folder:
+                table = Path(folder, "tcp")
+                table.write_text("  sl  local_address rem_address   st\n" + line)
+                with mock.patch.object(listeners, "TABLES", (f"{folder}/none", str(table))):
+                    self.assertEqual(listeners.listener_owners(11434), wanted, line)
+                    self.assertEqual(listeners.listener_owners(11435), set())
+                    self.assertFalse(listeners.is_own_listener(11435))
+                table.write_text("nonsense nonsense\n")
+                with mock.patch.object(listeners, "TABLES", (str(table),)):
+                    self.assertIsNone(listeners.listener_owners(11434))
+        with mock.patch.object(listeners, "TABLES", ("/nonexistent",)):
+            self.assertIsNone(listeners.listener_owners(11434))
+            self.assertFalse(listeners.is_own_listener(11434))
+        self.assertTrue(listeners.is_own_listener(self.model.port))
 
     async def test_only_loopback_is_asked(self) -> None:
         self.assertEqual([server.port for server in LOCAL_SERVERS], [11434, 1234, 8080])

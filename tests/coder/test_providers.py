@@ -8,13 +8,16 @@ of connections use the real sockets of the fake model.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import email.utils
+import html
 import json
 import random
 import ssl
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from urllib.parse import quote
 
 from crushlite.coder.providers import reply
 from crushlite.coder.providers.anthropic import AnthropicProvider
@@ -716,6 +719,37 @@ class Failures(Case):
         data = http(401, b"tok-abcdef session=zzzz and " + KEY.encode())
         error = await self.failure(provider, data)
         self.assertIn("[secret] [secret] and [secret]", str(error))
+
+    async def test_what_a_server_quotes_of_headers_address_and_body_is_not_shown(self) -> None:
+        canaries = {
+            "header": "plain-canary-value",
+            "user": "kim:canary-password",
+            "query": "canary/query+1&x",
+            "path": "canary0123456789abcdef",
+            "field": "canary-in-the-body",
+            "own": KEY,
+        }
+        basic = base64.b64encode(canaries["user"].encode()).decode()
+        headers = {"X-Plain": canaries["header"], "X-Basic": f"Basic {basic}"}
+        query = quote(canaries["query"], safe="")
+        provider = self.openai(
+            f"http://model/{canaries['path']}/v1?api-version=2024-10-01&key={query}",
+            extra_headers=headers,
+            extra_body={"deep": [{"auth_token": canaries["field"]}], "user": "kim"},
+        )
+        known = [*canaries.values(), basic, "canary-password"]
+        quoted = [json.dumps(json.dumps(known)), html.escape(" ".join(known)), query]
+        quoted += ["begins " + " and ".join(one[:12] + "..." for one in known if len(one) >= 16)]
+        quoted += [" ".join(known).upper(), "?token=other-canary", "://u:canary-other@h/"]
+        for text in quoted:
+            error = await self.failure(provider, http(401, text.encode()))
+            with self.subTest(text):
+                self.assertNotIn("canary", str(error).lower())
+                self.assertNotIn(basic[:8], str(error))
+                self.assertNotIn(KEY[:8], str(error))
+        error = await self.failure(provider, http(400, b"no 2024-10-01 for kim, Bearer abcdefgh12"))
+        self.assertIn("no 2024-10-01 for kim", str(error))
+        self.assertNotIn("abcdefgh12", str(error))
 
     async def test_a_server_that_does_not_listen_can_be_retried(self) -> None:
         async with FakeModel() as model:

@@ -27,7 +27,6 @@ from crushlite.config import (
     merge,
     redact,
     remove_value,
-    scrubbed_environment,
     set_value,
 )
 from crushlite.config.catalogue import CATALOGUE
@@ -75,6 +74,7 @@ class ConfigCase(unittest.TestCase):
 
     def load(self, env: dict[str, str] | None = None, *, commands: bool = False) -> Config:
         found = ConfigFiles(self.workspace, env or {}, self.roots, self.data_dir, commands)
+        found.trust(found.project_files())  # what they say without that is tested in test_trust.py
         return found.load()
 
     def refused(self, env: dict[str, str] | None = None, *, commands: bool = False) -> str:
@@ -328,12 +328,13 @@ class WarningTests(ConfigCase):
             },
         )
         outside, project = self.places["global"], self.places["project"]
-        found = [
-            (warning.reason, warning.file, warning.key)
-            for warning in self.load({"LAB_KEY": "k1"}).warnings
-        ]
+        self.load()  # trusts what was written so far
+        self.write("hidden", {"models": {"small": large}})
+        files = ConfigFiles(self.workspace, {"LAB_KEY": "k1"}, self.roots, self.data_dir)
+        found = [(w.reason, w.file, w.key) for w in files.load().warnings]
         wanted = [
             (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
+            (Reason.UNTRUSTED, self.places["hidden"], ""),
             (Reason.NOT_FOR_PROJECTS, project, "env"),
             (Reason.TOOLS_NOT_ADDED, project, "permissions.allowed_tools"),
             (Reason.VARIABLE_WITHHELD, project, "providers.own.api_key"),
@@ -1090,22 +1091,18 @@ class ProjectVariableTests(ConfigCase):
         self.assertEqual(self.expand("$LAB_KEY")[1], {"k1"})
         self.assertEqual(self.expand("$GITHUB_TOKEN")[1], {""})
 
-    def test_a_server_on_this_machine_gets_them_and_runs_no_command(self) -> None:
+    def test_a_server_on_this_machine_gets_no_more_than_another(self) -> None:
         here = ("127.0.0.1:8000", "localhost", "[::1]:1", "127.9.9.9")
         elsewhere = ("127.0.0.1.evil.example", "evil.localhost", "localhost.", "127.0.0.1.")
         for host in (*here, *elsewhere, "localhost.x", "[fe80::1]", "0.0.0.0"):
-            local = host in here
             own: JSONObject = {"base_url": f"http://{host}/v1", "api_key": "$LAB_KEY"}
             own |= {"models": [MODEL], "extra_headers": {"X-A": "Bearer $PLAIN"}}
             self.write("project", {"providers": {"own": own}})
             provider = self.load(self.ENV).providers.get("own")
             with self.subTest(host):
-                if local:
-                    assert provider is not None
-                    sent = f"Bearer {self.ENV['PLAIN']}"
-                    self.assertEqual(provider.api_key, self.ENV["LAB_KEY"])
-                    self.assertEqual(provider.extra_headers, {"X-A": sent})
-                elif provider is not None:
+                if host in here:
+                    self.assertIsNotNone(provider)
+                if provider is not None:
                     self.assertEqual(provider.api_key, "")
                     self.assertNotIn(self.ENV["PLAIN"], str(provider.extra_headers))
             self.write("project", {"providers": {"own": own | {"api_key": "$(echo k)"}}})
@@ -1361,7 +1358,7 @@ class EnvironmentTests(ConfigCase):
             "CURL_OPTIONS": "-H 'X: hunter2-hunter2'",
         }
         env = kept | gone
-        self.assertEqual(scrubbed_environment(env, self.load(env).secrets()), kept)
+        self.assertEqual(self.load(env).command_env(env), kept)
         self.assertEqual(len(env), len(kept) + len(gone), "the given one is not changed")
 
 

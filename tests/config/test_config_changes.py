@@ -11,6 +11,7 @@ from crushlite.agent.base import FollowsConfig
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
+from crushlite.config import ConfigFiles, Roots
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.support.basics import BoundedTestCase
@@ -396,6 +397,8 @@ class KeyTests(ConfiguredTestCase):
         (self.project / "crush.json").write_text(
             json.dumps({"providers": {"lab": {"base_url": self.model.base_url, "models": MODELS}}})
         )
+        files = ConfigFiles(self.project, {}, Roots.below(self.home), self.own_file.parent)
+        files.trust(files.project_files())
         await self.anna.call("POST", "/agent/update")
         await self.set_key("key-for-the-project")
         key = self.written(self.own_file)["providers"]["lab"]["api_key"]

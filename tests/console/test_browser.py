@@ -591,6 +591,17 @@ class Entrance(BrowserCase):
         await self.window.shows("Choose a workspace", "#chooser")
         self.assertEqual((await self.daemon.call("GET", "/v1/workspaces")).json, [])
 
+    async def test_a_project_that_is_not_trusted_is_named_with_what_to_do(self) -> None:
+        await self.serve(auth="none")
+        project = self.daemon.root / "project"
+        project.mkdir(exist_ok=True)
+        (project / "crush.json").write_text('{"providers": {"own": {"base_url": "http://x"}}}')
+        await self.daemon.join()
+        await self.window.open(f"http://127.0.0.1:{self.daemon.port}/")
+        await self.window.click("#chooser-list button")
+        await self.window.wait(LIVE)
+        await self.window.shows(f"crushlite trust {project}", "#trouble")
+
     async def test_a_workspace_is_chosen_from_the_live_ones_or_by_its_path(self) -> None:
         await self.serve(auth="none")
         await self.daemon.join()

@@ -56,6 +56,7 @@ class FakeTurn:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.env: dict[str, str] = {}
         self.interactive = True
         # Set by the test.
         self.verdict = Verdict(False, "nobody allowed that")

@@ -85,6 +85,7 @@ class Bench(BoundedTestCase):
         self.services = Services(
             path=self.path,
             env={"HOME": "/home/kim"},
+            command_env=lambda: {"HOME": "/home/kim"},
             store=self.scoped,
             hub=self.hub,
             clock=self.clock,

@@ -79,6 +79,7 @@ class AnthropicProvider:
             clock=clock,
             timeouts=timeouts,
             proxies=proxies,
+            extra_body=extra_body,
         )
         versioned = self._transport.endpoint.prefix.endswith("/v1")
         self._prefix = "" if versioned else "/v1"

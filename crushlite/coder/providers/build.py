@@ -16,17 +16,26 @@ def provider_of(
     config: Provider, clock: Clock, proxies: Proxies
 ) -> AnthropicProvider | OpenAIProvider:
     """Raises ProviderError for a base URL or header that can never work."""
-    kind: type[AnthropicProvider | OpenAIProvider]
     # Imported here: a workspace mostly uses only one of the two.
     if config.type == "anthropic":
-        from .anthropic import AnthropicProvider as kind
-    else:
-        from .openai import OpenAIProvider as kind
-    return kind(
+        from .anthropic import AnthropicProvider
+
+        return AnthropicProvider(
+            config.base_url,
+            config.api_key,
+            extra_headers=config.extra_headers,
+            extra_body=config.extra_body,
+            clock=clock,
+            proxies=proxies,
+        )
+    from .openai import OpenAIProvider
+
+    return OpenAIProvider(
         config.base_url,
         config.api_key,
         extra_headers=config.extra_headers,
         extra_body=config.extra_body,
         clock=clock,
         proxies=proxies,
+        own_listener=config.found,
     )

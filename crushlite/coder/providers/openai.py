@@ -46,6 +46,7 @@ class OpenAIProvider:
         timeouts: Timeouts | None = None,
         clock: Clock,
         proxies: Proxies = NO_PROXIES,
+        own_listener: bool = False,
     ) -> None:
         key = api_key.strip().removeprefix("Bearer ")
         self._transport = Transport(
@@ -55,6 +56,8 @@ class OpenAIProvider:
             clock=clock,
             timeouts=timeouts,
             proxies=proxies,
+            extra_body=extra_body,
+            own_listener=own_listener,
         )
         self._extra_body = dict(extra_body or {})
         # What this server takes, as far as it is known; `_adapt` learns from refusals.

@@ -8,6 +8,7 @@ what the events of an answer mean is the business of a Decoder.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -20,15 +21,16 @@ from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, ConnectFailed, HTTPClient
 from ..connecting import TLS, USER_AGENT, RemoteServer
+from ..listeners import is_own_listener
 from ..proxies import NO_PROXIES, PORTS
 from ..tunnel import ProxyRefused
 from .base import ProviderError
 from .decoding import decode_json
 from .failures import document_of, one_paragraph, refusal, retry_after
+from .hiding import SecretHider
 from .reply import LINE_LIMIT, Reply
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 
     from ...clock import Clock
@@ -58,7 +60,6 @@ _HOST = re.compile(r"[A-Za-z0-9._~:%-]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})
-_SECRET_NAME = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,24 @@ class Timeouts:
     idle: float = 120.0
 
 
+class _ForeignListener(ConnectFailed):
+    """The port of a server that was found on this machine belongs to another user."""
+
+
 class Endpoint:
     """A base URL, taken apart, and the connector of its server. Raises ProviderError for a URL that
     can never work."""
 
-    def __init__(self, base_url: str, clock: Clock, timeout: float, proxies: Proxies) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        clock: Clock,
+        timeout: float,
+        proxies: Proxies,
+        *,
+        own_listener: bool = False,
+    ) -> None:
+        """`own_listener`: connect only if the port belongs to this user or to root."""
         try:
             url = urlsplit(base_url.strip())
             host = (url.hostname or "").encode("idna").decode("ascii")
@@ -92,6 +106,7 @@ class Endpoint:
         self._query = f"?{quote(url.query, safe='/%:@!$&()*+,;=~?')}" if url.query else ""
         self._clock = clock
         self._timeout = timeout
+        self._own_listener = own_listener
         secure, port = url.scheme == "https", port or PORTS[url.scheme]
         proxy: Proxy | None = None
         self._proxy_problem = ""  # reported by the first request: it must not prevent the start
@@ -112,18 +127,23 @@ class Endpoint:
         address = f"{self.host}:{self.server.port}"
         try:
             async with time_limit(self._clock, self._timeout):
-                return await self.server.connect(factory)
+                transport = await self.server.connect(factory)
         except TimeoutError:
             reason = f"no connection within {self._timeout:g} s"
             raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
         except (OSError, ValueError) as error:  # a bad name, a bad file of certificates
             raise ConnectFailed(f"cannot connect to {address}: {error}") from error
+        # Looked at when the connection stands: the listener of before may have ended.
+        if self._own_listener and not await asyncio.to_thread(is_own_listener, self.server.port):
+            transport.abort()
+            raise _ForeignListener(f"{address} belongs to another user now")
+        return transport
 
 
 class Transport:
     """Requests to one provider. Safe to use from many tasks of one loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a configuration says of a provider, by keyword
         self,
         base_url: str,
         *,
@@ -132,16 +152,24 @@ class Transport:
         clock: Clock,
         timeouts: Timeouts | None = None,
         proxies: Proxies = NO_PROXIES,
+        own_listener: bool = False,
+        extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         """`headers` are the provider's own; `extra_headers`, which are configured, win over them.
-        Raises ProviderError for a base URL or header that can never work."""
-        pairs = _merged((*_HEADERS, *headers), extra_headers)
+        With `own_listener`, nothing is sent to a port that belongs to another user. `extra_body`
+        are configured fields of the bodies that will be sent. Raises ProviderError for a base URL
+        or header that can never work."""
+        own, extra_headers = tuple(headers), tuple(extra_headers)
+        pairs = _merged((*_HEADERS, *own), extra_headers)
         self._timeouts = timeouts or Timeouts()
         self._clock = clock
-        self.endpoint = Endpoint(base_url, clock, self._timeouts.connect, proxies)
+        self.endpoint = Endpoint(
+            base_url, clock, self._timeouts.connect, proxies, own_listener=own_listener
+        )
         server = self.endpoint.server
         proxy_secret = server.proxy.authorization if server.proxy is not None else ""
-        self._secrets = _secrets_in([*pairs, ("Proxy-Authorization", proxy_secret)])
+        secret_headers = [*own, ("Proxy-Authorization", proxy_secret)]
+        self._hider = SecretHider(base_url, secret_headers, extra_headers, extra_body or {})
         self._client = HTTPClient(
             self.endpoint,
             host_header=self.endpoint.host_header,
@@ -211,23 +239,18 @@ class Transport:
         except ProviderError as error:
             raise self._without_secrets(error) from None
         except (ClientError, OSError, ValueError, RecursionError) as error:
-            # No waiting makes a certificate good, or a proxy that refuses agree.
+            # No waiting makes a certificate good, a proxy that refuses agree, or a port ours.
             distrusted = isinstance(error.__cause__, ssl.SSLCertVerificationError)
             refused = isinstance(error, ProxyRefused) and error.status < 500
+            refused = refused or isinstance(error, _ForeignListener)
             failed = ProviderError(
                 f"{self.endpoint.host}: {error}", retryable=not (distrusted or refused)
             )
             raise self._without_secrets(failed) from None
 
     def _without_secrets(self, error: ProviderError) -> ProviderError:
-        text = str(error)
-        for secret in self._secrets:
-            text = text.replace(secret, "[secret]")
-            # What was read may end in the middle of one.
-            half = next((n for n in range(len(secret), 3, -1) if text.endswith(secret[:n])), 0)
-            text = text[: len(text) - half]
         return ProviderError(
-            one_paragraph(text),
+            one_paragraph(self._hider.hide(str(error))),
             status=error.upstream_status,
             retryable=error.retryable,
             retry_after=error.retry_after,
@@ -275,16 +298,6 @@ def _merged(
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise ProviderError(f"the header {name!r} has a value that cannot be sent")
     return tuple(merged)
-
-
-def _secrets_in(headers: Iterable[tuple[str, str]]) -> list[str]:
-    """The values that must never be shown, the longest first: one may contain another. Very short
-    ones are placeholders ("x", "no"), and removing them would spoil every message."""
-    found: set[str] = set()
-    for name, value in headers:
-        if _SECRET_NAME.search(name):
-            found |= {value, value.rpartition(" ")[2]}
-    return sorted((s for s in found if len(s) >= 4), key=len, reverse=True)
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

@@ -148,7 +148,8 @@ class Fetch:
             raise BadRequest(f"format must be one of {', '.join(FORMATS)}")
         timeout = number(call, "timeout", 0)
         address = _address(text(call, "url"))
-        proxies = proxies_of(call.context.env)
+        # Those of the whole environment: the address of a proxy may hold a password.
+        proxies = proxies_of({**call.context.env, **call.turn.env})
         asked: set[tuple[str, int]] = set()
         for _ in range(REDIRECTS + 1):
             if address.server not in asked:

@@ -100,7 +100,7 @@ export class WorkspaceView {
     this.workspace = workspace;
     if (other) this.leave();
     if (refetch) this.needed += 1;
-    this.trouble("");
+    this.trouble(workspace.warning || "");
     await this.catchUp();
     await this.look();
   }
