@@ -40,6 +40,7 @@ from ..protocol.permissions import (
     Resolution,
 )
 from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
+from .difference import difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +53,10 @@ A = TypeVar("A")
 
 REMEMBERED = 1024  # closed ids kept, so that a late answer learns who was first
 LOOKS = 4  # at who is watching, per unattended period
+# More than a user can read before answering a permission request.
+SHOWN_BYTES = 200_000
+SHOWN_LINES = 2000
+CHANGED_FILE = ("old_content", "new_content")  # parameters that clients show as a diff
 UNATTENDED = (
     "unattended"  # `by` of a request that was closed because no interactive client was there
 )
@@ -198,11 +203,35 @@ class _Queues(Generic[R, A]):
 
 def _sealed(request: R) -> R:
     """The copy that is stored, shown and decided on."""
+    return decode(type(request), loads(_json(encode(request))), "request")
+
+
+async def _require_readable(request: PermissionRequest) -> None:
+    """Raise BadRequest if a request is too large to be read before it is answered. Of a file that
+    is to be changed, only the changed lines count: clients show no others."""
+    params = {key: value for key, value in request.params.items() if key not in CHANGED_FILE}
+    text = _json({"params": params, "description": request.description})
+    size, lines = len(text), text.count(b"\\n")
+    old, new = (str(request.params.get(key, "")) for key in CHANGED_FILE)
+    if not _is_readable(size + len(old) + len(new), lines + old.count("\n") + new.count("\n")):
+        changed = await asyncio.to_thread(difference, old, new)
+        size, lines = size + sum(map(len, changed)), lines + len(changed)
+    if not _is_readable(size, lines):
+        raise BadRequest(
+            "too large to show to the user, who must see all of it before allowing it: split it "
+            f"into parts of less than {SHOWN_LINES} lines and {SHOWN_BYTES} characters"
+        )
+
+
+def _is_readable(size: int, lines: int) -> bool:
+    return size <= SHOWN_BYTES and lines <= SHOWN_LINES
+
+
+def _json(value: object) -> bytes:
     try:
-        text = dumps(encode(request))
+        return dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"this cannot be shown to anybody, it is not JSON: {error}") from None
-    return decode(type(request), loads(text), "request")
 
 
 class Allowed:
@@ -248,9 +277,10 @@ class Permissions:
 
     async def ask(self, request: PermissionRequest, run_id: str) -> Allowed | Denied:
         """Decide a tool's request: by policy, by a remembered grant, or by the first client that
-        answers."""
+        answers. Raises BadRequest, phrased for the model, for one that no user could read."""
         if self.skip or self._policy(request.tool_name, request.action):
             return Allowed()
+        await _require_readable(request)
         stored = _sealed(replace(request, id=str(uuid.uuid4())))
         dropped = Denied("the run was canceled")
         return await self._queues.wait(stored, stored.session_id, run_id, dropped)

@@ -47,6 +47,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def at_once(work: Callable[..., T], *arguments: Any) -> T:
+    """In place of asyncio.to_thread: no thread to wait for."""
+    return work(*arguments)
+
+
 def request(call: str = "c1", **fields: Any) -> PermissionRequest:
     base = PermissionRequest(
         session_id="s", tool_call_id=call, tool_name="bash", action="execute", path="/home/kim"
@@ -184,6 +189,38 @@ class PermissionDesk(ToolContext):
         self.assertEqual(isinstance(await soon(task), Allowed), silent)
         self.take()
         return silent
+
+
+class ReadableTest(PermissionDesk):
+    """A user must be able to read all of a request before answering it."""
+
+    async def test_what_is_too_large_to_show_is_refused_to_the_model(self) -> None:
+        large = ({"command": "x" * 200_000}, {"a": "\n" * 2001}, {"a": ["y" * 99] * 2500})
+        for params in large:
+            with self.assertRaisesRegex(BadRequest, "too large to show .* split it"):
+                await soon(self.permissions.ask(request(params=params), "r"))
+        with self.assertRaisesRegex(BadRequest, "too large to show"):
+            await soon(self.permissions.ask(request(description="z" * 200_000), "r"))
+        self.assertEqual(self.take(), [])
+        await self.ask(params={"a": "\n" * 1999})
+        self.assertEqual(self.calls(), ["asked c1", "shown c1"])
+
+    async def test_what_is_not_asked_may_be_of_any_size(self) -> None:
+        self.permissions.skip = True
+        answer = await soon(self.permissions.ask(request(params={"a": "x" * 200_000}), "r"))
+        self.assertIsInstance(answer, Allowed)
+
+    async def test_of_a_change_only_the_changed_lines_count(self) -> None:
+        content = "".join(f"line {n} of a large file\n" for n in range(20_000))
+        params = {"old_content": content, "new_content": f"first\n{content}last\n"}
+        with mock.patch("asyncio.to_thread", at_once):
+            await self.ask(params=params)
+        self.assertEqual(self.calls(), ["asked c1", "shown c1"])
+        with self.assertRaisesRegex(BadRequest, "too large to show"):
+            await soon(self.permissions.ask(request(params={"new_content": content}), "r"))
+        params = {"old_content": content, "new_content": content.replace("of a", "of the")}
+        with self.assertRaisesRegex(BadRequest, "too large to show"):
+            await soon(self.permissions.ask(request(params=params), "r"))
 
 
 # One request, every order of everything that can end it ------------------------------------------
