@@ -273,17 +273,30 @@ class Permissions:
             Denied("denied: no interactive client answered"),
         )
         self._shown: str | None = None  # the id of the request on the stream
-        self._granted: set[tuple[str, str, str, str]] = set()
+        self._keys: dict[str, frozenset[_Key]] = {}  # of the requests that wait, by id
+        self._granted: set[_Key] = set()  # for their sessions
 
-    async def ask(self, request: PermissionRequest, run_id: str) -> Allowed | Denied:
+    async def ask(
+        self, request: PermissionRequest, run_id: str, parts: tuple[str, ...] | None = None
+    ) -> Allowed | Denied:
         """Decide a tool's request: by policy, by a remembered grant, or by the first client that
-        answers. Raises BadRequest, phrased for the model, for one that no user could read."""
+        answers. Raises BadRequest, phrased for the model, for one that no user could read.
+
+        `parts` are what a grant for the session would cover: a later request with the same tool,
+        action and path is covered if each of its parts was granted. None stands for all of them;
+        if there are none, nothing is remembered."""
         if self.skip or self._policy(request.tool_name, request.action):
             return Allowed()
-        await _require_readable(request)
+        keys = _keys(request, parts)
+        if not self._covered(keys):
+            await _require_readable(request)
         stored = _sealed(replace(request, id=str(uuid.uuid4())))
+        self._keys[stored.id] = keys
         dropped = Denied("the run was canceled")
-        return await self._queues.wait(stored, stored.session_id, run_id, dropped)
+        try:
+            return await self._queues.wait(stored, stored.session_id, run_id, dropped)
+        finally:
+            del self._keys[stored.id]
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
@@ -303,7 +316,7 @@ class Permissions:
         if entry is None:
             return Resolution(False, self._queues.winner(request_id) or "")
         if action == "allow_session":
-            self._granted.add(_key(entry.request))
+            self._granted |= self._keys[entry.request.id]
         answer = Denied(reason) if action == "deny" else Allowed()
         self._queues.close(entry, answer, by)
         return Resolution(True, by)
@@ -319,10 +332,14 @@ class Permissions:
         """A deleted session's grants must not outlive it."""
         self._granted = {key for key in self._granted if key[0] != session_id}
 
+    def _covered(self, keys: frozenset[_Key]) -> bool:
+        """Whether requests like this one were granted for the session."""
+        return bool(keys) and keys <= self._granted
+
     def _opened(self, entry: _Entry[PermissionRequest, Allowed | Denied]) -> None:
         request = entry.request
         self._publish(PermissionNotification(request.tool_call_id))
-        if _key(request) in self._granted:
+        if self._covered(self._keys[request.id]):
             self._queues.close(entry, Allowed())
         else:
             self._show_next()
@@ -345,8 +362,17 @@ class Permissions:
             self._publish(entries[0].request)
 
 
-def _key(request: PermissionRequest) -> tuple[str, str, str, str]:
-    return (request.session_id, request.tool_name, request.action, request.path)
+# Session, tool, action, path, and one of the parts of a request; None for a request without any.
+_Key = tuple[str, str, str, str, str | None]
+
+
+def _keys(request: PermissionRequest, parts: tuple[str, ...] | None) -> frozenset[_Key]:
+    """What must have been granted for a request to be granted without being asked."""
+    given = (None,) if parts is None else parts
+    return frozenset(
+        (request.session_id, request.tool_name, request.action, request.path, part)
+        for part in given
+    )
 
 
 class Questions:

@@ -191,6 +191,65 @@ class PermissionDesk(ToolContext):
         return silent
 
 
+class ScopeTest(PermissionDesk):
+    """A grant for the session covers requests whose parts were all granted, in the same place."""
+
+    async def grant(self, *parts: str, **fields: Any) -> None:
+        await self.start(self.permissions.ask(request("c", **fields), "r", parts))
+        self.answer("c", "allow_session")
+
+    async def covered(self, *parts: str, **fields: Any) -> bool:
+        self.take()
+        await self.start(self.permissions.ask(request("probe", **fields), "probe", parts))
+        asked = "shown probe" in self.calls()
+        self.permissions.close_run("probe")
+        return not asked
+
+    async def test_each_part_must_have_been_granted(self) -> None:
+        await self.grant("a", "b")
+        self.assertTrue(await self.covered("a"))
+        self.assertTrue(await self.covered("b", "a"))
+        self.assertFalse(await self.covered("a", "c"))
+        await self.grant("c")
+        self.assertTrue(await self.covered("a", "c"))
+
+    async def test_it_is_for_one_session_tool_action_and_path(self) -> None:
+        await self.grant("a")
+        for field_name in ("session_id", "tool_name", "action", "path"):
+            self.assertFalse(await self.covered("a", **{field_name: "another"}), field_name)
+
+    async def test_without_parts_nothing_is_remembered(self) -> None:
+        await self.grant()
+        self.assertFalse(await self.covered())
+        self.assertFalse(await self.is_remembered())
+
+    async def test_requests_with_and_without_parts_do_not_cover_each_other(self) -> None:
+        await self.grant("a")
+        self.assertFalse(await self.is_remembered())
+        await self.ask("old")
+        self.answer("old", "allow_session")
+        self.assertTrue(await self.is_remembered())
+        self.assertFalse(await self.covered("b"))
+
+    async def test_a_grant_answers_the_covered_requests_that_wait(self) -> None:
+        for call, parts in (("one", ("a", "b")), ("two", ("b",)), ("three", ("c",)), ("4", ("a",))):
+            await self.start(self.permissions.ask(request(call), "r", parts))
+        self.take()
+        self.answer("one", "allow_session")
+        await settle()
+        self.assertEqual(
+            self.calls(),
+            ["granted one", "asked two", "granted two", "asked three", "shown three"],
+        )
+        self.answer("three", "deny")
+        await settle()
+        self.assertEqual(self.calls(), ["denied three", "asked 4", "granted 4"])
+
+    async def test_a_covered_request_may_be_too_large_to_show(self) -> None:
+        await self.grant("a")
+        self.assertTrue(await self.covered("a", params={"x": "y" * 300_000}))
+
+
 class ReadableTest(PermissionDesk):
     """A user must be able to read all of a request before answering it."""
 

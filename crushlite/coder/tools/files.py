@@ -24,6 +24,7 @@ from ...hosting.tasks import run_to_the_end
 from ...worktree.paths import FILE_BYTES, digest, exists, locate, read_bytes, write_bytes
 from .arguments import flag, number, objects, plain, schema, text
 from .base import ToolOutcome, denied, failure
+from .scope import file_scope, outside_scope
 
 if TYPE_CHECKING:
     import os
@@ -69,6 +70,7 @@ class View:
                 params=params,
                 path=str(place.path),
                 tool_call_id=call.id,
+                scope=outside_scope(place),
             )
             if not verdict:
                 return denied(verdict.reason)
@@ -207,6 +209,7 @@ async def _change(
         params={"file_path": str(place.path)} | {k: v for k, v in params.items() if v},
         path=str(call.context.path if place.inside else place.path),
         tool_call_id=call.id,
+        scope=file_scope(place, call.context.path),
     )
     if not verdict:
         return denied(verdict.reason, metadata)
