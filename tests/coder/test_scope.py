@@ -650,7 +650,9 @@ class PropertyTests(ScopeCase):
         plain are given to bash, in a folder where all programs only write down their words."""
         log, programs = self.base / "log", self.base / "programs"
         programs.mkdir()
-        recorder = '#!/bin/sh\nprintf "%s\\n" "${0##*/} $1 $2" >> ' + f"'{log}'\n"
+        # Its name and the beginnings of two words.
+        first, second = "${1%%[!A-Za-z0-9-]*}", "${2%%[!A-Za-z0-9-]*}"
+        recorder = f"#!/bin/sh\necho \"${{0##*/}} {first} {second}\" >> '{log}'\n"
         names = {found.split()[0] for each in ORDINARY.values() for found in each} | {"x", "sh"}
         for name in names:
             (programs / name).write_text(recorder)
