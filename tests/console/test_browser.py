@@ -169,6 +169,7 @@ class TwoWindows(BrowserCase):
             ".map(each => each.textContent)"
         )
         self.assertEqual(added, [*new.split("\n")[:-1], "y" * 5000 + "the endno line end"])
+        await anna.shows("There is more below", "#permission .below")
         text = await anna.script(shown, "#permission .asked")
         for words in ("Now: a", "dry_runfalse", "diff@@"):
             self.assertIn(words, text)

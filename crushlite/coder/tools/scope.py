@@ -243,7 +243,7 @@ def file_scope(place: Place, root: Path) -> Scope:
     if name := guarded_in(Path(place.shown)):
         return Scope((), f"nothing more than this: {name} is asked for each time")
     kinds = "not .git, settings, start files, hooks, CI and instructions of agents"
-    return Scope(("ordinary files",), f"every ordinary file in {root} ({kinds})")
+    return Scope(("ordinary files",), f"this tool on every ordinary file in {root} ({kinds})")
 
 
 def outside_scope(place: Place) -> Scope:
