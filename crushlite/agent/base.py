@@ -69,6 +69,16 @@ class Verdict(int):
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """What a grant for the session covers, where that is not every request with the same tool,
+    action and path: of those, the ones whose parts were all granted. A part is any text. Without
+    parts nothing is remembered. `words` tells the user, and completes "for this session, ..."."""
+
+    parts: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens and cost of one model call. Zero means unknown; estimated tokens add no cost."""
 
@@ -165,8 +175,11 @@ class Turn(Protocol):
         params: Mapping[str, Any] | None = None,
         path: str = "",
         tool_call_id: str = "",
+        scope: Scope | None = None,
     ) -> Verdict:
-        """Ask the attached clients for permission and wait for the first answer."""
+        """Ask the attached clients for permission and wait for the first answer. `params` must hold
+        all that will be done. Raises BadRequest, phrased for the model, for more than a user can
+        read."""
         ...
 
     async def ask(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..protocol.config import Model, SelectedModel
 from ..protocol.questions import Choice, Question
 from ..protocol.sessions import Todo
-from .base import Info
+from .base import Info, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,6 +105,7 @@ class OfflineAgent:
             description=f"{verb}: {command}",
             params={**parameters, **_NO_OPTIONS},
             tool_call_id=call,
+            scope=Scope((command,), "this very command"),
         )
         if verdict:
             return call

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from ..protocol.questions import QuestionResponse
 from .person import ANSWERS
-from .render import request_lines
+from .render import request_lines, scope_words
 from .text import count, visible
 
 if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRequest
     from ..protocol.questions import Question, QuestionBatch
 
-FIRST_LINES = 24  # of a long request; `d` shows the rest
+LONG = 15  # lines of a request, after which its first one is said again
 YES_NO = {"y": True, "yes": True, "n": False, "no": False}
 
 
@@ -62,23 +62,28 @@ class PermissionDialog(Dialog):
         self.action = ""
         self.reason = ""
         self._lines = request_lines(request)
+        self._scope = scope_words(request)
 
     @property
     def done(self) -> bool:
         return bool(self.action)
 
     def lines(self) -> list[str]:
-        shown = self._lines[:FIRST_LINES]
-        more = len(self._lines) - len(shown)
-        if more:
-            shown = [*shown, f"({count(more, 'line')} more: d shows them)"]
-        keys = "y: yes, once   n [reason]: no   always: yes, for the rest of the session"
-        return [f"? {shown[0]}", *(f"  {line}" for line in shown[1:]), f"  {keys}"]
+        """The whole request, however long it is: nothing is allowed that was not shown."""
+        first, *rest = self._lines
+        lines = [f"? {first}", *(f"  {line}" for line in rest)]
+        if len(rest) > LONG:
+            lines.append(f"? {first}: the {count(len(rest), 'line')} above (d: again)")
+        return [
+            *lines,
+            "  y: yes, once   n [reason]: no",
+            f"  always: for this session, {self._scope}",
+        ]
 
     def answer(self, line: str) -> list[str]:
         word, _, rest = line.strip().partition(" ")
-        if word.lower() == "d" and not rest:
-            return [f"  {each}" for each in self._lines]
+        if word.lower() == "d" and not rest:  # show it again
+            return self.lines()
         action = ANSWERS.get(word.lower(), "")
         if not action or (rest and action != "deny"):
             return ["please answer y, n or always first; /help lists what else can be done"]

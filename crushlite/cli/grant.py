@@ -9,9 +9,8 @@ from ..errors import RequestNotFound, UsageError
 from ..protocol.codec import encode
 from .common import add_connection, add_json, command, say, show, show_json
 from .lookup import SHORT, choose, running
-from .render import request_lines, request_words
-from .tables import table
-from .text import Style, one_line
+from .render import request_lines, request_words, scope_words
+from .text import visible
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +25,7 @@ are open. The first answer counts, from whatever client; exit code 1 if another 
 EXAMPLES = """\
   crushlite grant                  # what is asked
   crushlite grant 3f2a             # allow it, once
-  crushlite grant 3f2a --session   # and the like, in this session
+  crushlite grant 3f2a --session   # and for this session what the list says
   crushlite grant 3f2a --deny --reason "use make test"
 """
 
@@ -40,7 +39,9 @@ def add_parser(commands: Any) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--deny", action="store_true", help="refuse instead")
     how.add_argument(
-        "--session", action="store_true", help="allow the same for the rest of the session"
+        "--session",
+        action="store_true",
+        help="allow what the list says for the rest of the session",
     )
     add("--reason", metavar="TEXT", default="", help="of a refusal; it goes to the model")
     add_json(parser, "the list, or who answered,")
@@ -72,6 +73,9 @@ async def _answer(
     workspace: RemoteWorkspace, request: PermissionRequest, options: argparse.Namespace
 ) -> int:
     action = "deny" if options.deny else "allow_session" if options.session else "allow"
+    if not options.json:
+        # An id may have been typed without a look at the list.
+        print(_whole(workspace, request), file=sys.stderr, flush=True)
     answer = await workspace.grant(request.id, action, options.reason)
     if options.json:
         show_json(answer)
@@ -89,15 +93,16 @@ def _list(asked: list[Asked], *, as_json: bool) -> int:
         show_json(paths)
     elif not asked:
         say("nobody asks for anything")
-    elif len(asked) == 1:
-        workspace, request = asked[0]
-        show(f"{request.id}  in {one_line(workspace.info.path)}")
-        show("\n".join(f"  {line}" for line in request_lines(request)))
-        say(f"allow it with: crushlite grant {request.id[:SHORT]}")
     else:
-        rows = [
-            [request.id[:SHORT], workspace.info.path, request_words(request)]
-            for workspace, request in asked
-        ]
-        show(table(rows, ["ID", "DIRECTORY", "WANTS"], Style(sys.stdout)))
+        for workspace, request in asked:
+            show(_whole(workspace, request))
+        first = asked[0][1].id[:SHORT] if len(asked) == 1 else "ID"
+        say(f"allow it with: crushlite grant {first}")
     return 0
+
+
+def _whole(workspace: RemoteWorkspace, request: PermissionRequest) -> str:
+    """All of a request: nothing is to be allowed that was not shown."""
+    lines = [*request_lines(request), f"--session: for this session, {scope_words(request)}"]
+    where = f"{request.id}  in {visible(workspace.info.path)}"
+    return "\n".join([where, *(f"  {line}" for line in lines)])

@@ -7,11 +7,13 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, UsageError
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from .common import say
+from .render import request_lines, scope_words
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +28,7 @@ ANSWERS = {
     **dict.fromkeys(("a", "always"), "allow_session"),
 }
 HINT = "answer here with y (yes), n (no) or a (always, in this session), and Enter"
+LATE_SECONDS = 2.0  # after an answer elsewhere, what is typed may still be meant for that request
 
 
 def is_there() -> bool:
@@ -70,16 +73,18 @@ async def warn_of_yolo(workspace: RemoteWorkspace, options: argparse.Namespace) 
 class TerminalAnswers:
     """A context in which the user answers the permission requests of a run by typing.
 
-    Whole lines are read, as the terminal gives them: a key that was meant for something else allows
-    nothing. A line that was typed before anything was asked, or too late for a request that was
-    answered elsewhere, is not taken as an answer to the next one. Without a user, or unless
-    `wanted`, nothing is read."""
+    A request is shown whole before it can be answered. Whole lines are read, as the terminal gives
+    them: a key that was meant for something else allows nothing. A line that was typed before
+    anything was asked, or too late for a request that was answered elsewhere, is not taken as an
+    answer to the next one. Without a user, or unless `wanted`, nothing is read."""
 
     def __init__(self, workspace: RemoteWorkspace, progress: Progress, *, wanted: bool) -> None:
         self._workspace = workspace
         self._progress = progress
         self._listening = wanted and is_there()
         self._open: dict[str, PermissionRequest] = {}  # by tool call; the first one is asked
+        self._asked = ""  # the id of the request that was shown last
+        self._late_until = 0.0  # until then, a line may be meant for a request that is closed
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> TerminalAnswers:
@@ -99,11 +104,31 @@ class TerminalAnswers:
             return
         if isinstance(payload, PermissionRequest) and payload.tool_call_id not in self._open:
             self._open[payload.tool_call_id] = payload
-            self._progress.pause()
-            self._progress.say(HINT)
+            self._ask()
         elif isinstance(payload, PermissionNotification) and (payload.granted or payload.denied):
-            self._open.pop(payload.tool_call_id, None)
-            self._resume()
+            if self._open.pop(payload.tool_call_id, None) is not None:
+                self._late_until = time.monotonic() + LATE_SECONDS
+            self._ask()
+
+    @property
+    def _first(self) -> PermissionRequest | None:
+        return next(iter(self._open.values()), None)
+
+    def _ask(self) -> None:
+        """Show the first request, unless it is shown."""
+        request = self._first
+        if request is None:
+            self._progress.resume()
+            return
+        if request.id == self._asked:
+            return
+        self._asked = request.id
+        self._progress.pause()
+        always = f"  a: for this session, {scope_words(request)}"
+        if self._progress.show_whole([*(f"  {line}" for line in request_lines(request)), always]):
+            self._progress.say(HINT)
+        else:
+            self._stop_listening()  # what cannot be shown must not be answered here
 
     def _typed(self) -> None:
         if os.tcgetpgrp(0) != os.getpgrp():
@@ -114,19 +139,27 @@ class TerminalAnswers:
             data = b""
         if not data:
             self._stop_listening()
+        first = self._first
         for line in data.decode("utf-8", "replace").splitlines():
+            if self._first is not first:
+                return  # the next request is shown now: these lines were typed before
             self._line(line.strip())
 
     def _line(self, line: str) -> None:
         action = ANSWERS.get(line.lower())
-        if not self._open:
+        request = self._first
+        if request is None:
             if line:
                 self._progress.say("not sent: `crushlite chat` is for conversations")
+        elif request.id != self._asked:
+            return  # it is not shown yet
+        elif time.monotonic() < self._late_until:
+            self._late_until = 0.0
+            self._progress.say(f"the request before was answered elsewhere: for this one, {HINT}")
         elif action is None:
             self._progress.say(HINT)
         else:
-            call_id, request = next(iter(self._open.items()))
-            del self._open[call_id]
+            del self._open[request.tool_call_id]
             task = asyncio.create_task(self._answer(request, action))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -138,11 +171,7 @@ class TerminalAnswers:
         except CrushliteError as error:
             self._progress.say(f"the answer did not arrive: {error.message}")
         finally:
-            self._resume()
-
-    def _resume(self) -> None:
-        if not self._open:
-            self._progress.resume()
+            self._ask()
 
     def _stop_listening(self) -> None:
         if self._listening:

@@ -46,6 +46,19 @@ class Progress:
                 self._hidden = False
             say(text)
 
+    def show_whole(self, lines: list[str]) -> bool:
+        """Write lines that the user must see to their last character, with --quiet too; they must
+        be harmless already. False if they could not be written."""
+        self._clear()
+        if self._hidden and self._style.terminal:
+            self._write("\n")
+            self._hidden = False
+        try:
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            return False
+        return True
+
     def doing(self, what: str) -> None:
         """Set what the status line says is being done; the first call begins to draw it."""
         self._doing = what

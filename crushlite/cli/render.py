@@ -39,6 +39,15 @@ CALL_COLUMNS = 40  # of a running call, beside the last line that it has put out
 _FIRST = ("command", "file_path", "path", "pattern", "url", "query", "question", "description")
 _DIFFED = ("old_content", "new_content")
 _TRIVIAL: tuple[Any, ...] = (None, "", False, 0, [], {})
+# Parameters of our own tools that are left out of a request where they have their usual value.
+_USUAL = frozenset(
+    {
+        *("working_dir", "run_in_background", "auto_background_after", "offset", "limit"),
+        *("timeout", "ignore", "depth", "include", "literal_text"),
+    }
+)
+# How the descriptions of our own tools begin; the rest is a parameter.
+_STARTS = ("", "Execute command: ", "Pretend to run: ", "Fetch ", "Create file ", "Change file ")
 
 Request = PermissionRequest | QuestionBatch
 Verdict = Literal["asked", "allowed", "denied", "closed"]
@@ -352,26 +361,50 @@ def _marked(result: ToolResultPart) -> str:
 
 def request_lines(request: PermissionRequest) -> list[str]:
     """All that a user who is asked to allow something needs to see. Nothing is left out: neither
-    characters that a terminal would obey nor the end of a long command."""
+    characters that a terminal would obey nor the end of a long command. The lines of a longer text
+    are marked in front, so that none of them can be taken for ours."""
     params = request.params
     lines = [f"{request.tool_name} ({request.action})" if request.action else request.tool_name]
-    texts = [value for value in params.values() if isinstance(value, str) and value]
-    if request.description and not any(text in request.description for text in texts):
-        lines.append(request.description)  # else it only repeats a parameter
-    lines += [
-        f"{key}: {_plain(value)}"
-        for key, value in params.items()
-        if key not in (*_DIFFED, "description") and value not in _TRIVIAL
-    ]
+    lines = [" ".join(visible(lines[0]).split("\n"))]
+    if request.description and not _repeats(request):
+        lines += _named("", request.description)
+    hidden = _DIFFED if _changes_file(params) else ()
+    for key, value in params.items():
+        usual = key in _USUAL and value in _TRIVIAL
+        claimed = key == "description" and "command" in params  # the model's words about it
+        if key not in hidden and not usual and not claimed:
+            lines += _named(f"{key}: ", _plain(value))
     if request.path and request.path not in params.values():
-        lines.append(f"in: {request.path}")
-    shown = [line for text in lines for line in visible(text).split("\n")]
-    return shown + _diff(params)
+        lines += _named("in: ", request.path)
+    if hidden:
+        from ..hosting.difference import difference  # only here: `run` must start fast
+
+        old, new = (params.get(key, "") for key in _DIFFED)
+        lines += [visible(line) for line in difference(old, new)]
+    return lines
 
 
-def _diff(params: dict[str, Any]) -> list[str]:
-    import difflib  # only here: `run` must start fast
+def _changes_file(params: dict[str, Any]) -> bool:
+    """Whether parameters hold a file before and after a change, to be shown as a diff."""
+    given = [params[key] for key in _DIFFED if key in params]
+    return bool(given) and all(isinstance(value, str) for value in given)
 
-    old, new = (str(params.get(key, "")).splitlines() for key in _DIFFED)
-    changes = difflib.unified_diff(old, new, "before", "after", lineterm="", n=2)
-    return [visible(line) for line in changes]
+
+def _repeats(request: PermissionRequest) -> bool:
+    """Whether a description says nothing but what a parameter shows."""
+    values = [value for value in request.params.values() if isinstance(value, str)]
+    return any(request.description == f"{start}{value}" for start in _STARTS for value in values)
+
+
+def _named(name: str, value: str) -> list[str]:
+    """A value behind its name, if it is one line; else its lines below the name, marked."""
+    first, *rest = visible(value).split("\n")
+    if not rest:
+        return [f"{name}{first}"]
+    return [*([name.rstrip()] if name else []), *(f"  | {line}" for line in (first, *rest))]
+
+
+def scope_words(request: PermissionRequest) -> str:
+    """What a grant for the session covers."""
+    covered = request.scope or f"every {request.tool_name} ({request.action}) in {request.path}"
+    return " ".join(visible(covered).split("\n"))

@@ -23,6 +23,10 @@ DEFAULT_COLUMNS = 80
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 # Marks that change the direction of the text after them, so that a line reads as another one.
 _CONTROLS |= dict.fromkeys((0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+# Characters that count as printable, but show nothing or an empty place: joiners, fillers,
+# variation selectors, a braille pattern without dots.
+_BLANK = {0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x1D159}
+_BLANK |= {*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0000, 0xE1000)}
 # Escape sequences: CSI, OSC and other strings, two-byte ones. A string: compiled on first use.
 _SEQUENCES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
@@ -43,7 +47,9 @@ def clean(text: str) -> str:
 def visible(text: str) -> str:
     """Spell out every character that does not show itself. Line breaks stay, tabs become blanks."""
     return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii")
+        c
+        if (c.isprintable() and ord(c) not in _BLANK) or c == "\n"
+        else c.encode("unicode_escape").decode("ascii")
         for c in text.expandtabs(4)
     )
 

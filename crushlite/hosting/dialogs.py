@@ -40,6 +40,7 @@ from ..protocol.permissions import (
     Resolution,
 )
 from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
+from .difference import difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +53,10 @@ A = TypeVar("A")
 
 REMEMBERED = 1024  # closed ids kept, so that a late answer learns who was first
 LOOKS = 4  # at who is watching, per unattended period
+# More than a user can read before answering a permission request.
+SHOWN_BYTES = 200_000
+SHOWN_LINES = 2000
+CHANGED_FILE = ("old_content", "new_content")  # parameters that clients show as a diff
 UNATTENDED = (
     "unattended"  # `by` of a request that was closed because no interactive client was there
 )
@@ -198,11 +203,35 @@ class _Queues(Generic[R, A]):
 
 def _sealed(request: R) -> R:
     """The copy that is stored, shown and decided on."""
+    return decode(type(request), loads(_json(encode(request))), "request")
+
+
+async def _require_readable(request: PermissionRequest) -> None:
+    """Raise BadRequest if a request is too large to be read before it is answered. Of a file that
+    is to be changed, only the changed lines count: clients show no others."""
+    params = {key: value for key, value in request.params.items() if key not in CHANGED_FILE}
+    text = _json({"params": params, "description": request.description})
+    size, lines = len(text), text.count(b"\\n")
+    old, new = (str(request.params.get(key, "")) for key in CHANGED_FILE)
+    if not _is_readable(size + len(old) + len(new), lines + old.count("\n") + new.count("\n")):
+        changed = await asyncio.to_thread(difference, old, new)
+        size, lines = size + sum(map(len, changed)), lines + len(changed)
+    if not _is_readable(size, lines):
+        raise BadRequest(
+            "too large to show to the user, who must see all of it before allowing it: split it "
+            f"into parts of less than {SHOWN_LINES} lines and {SHOWN_BYTES} characters"
+        )
+
+
+def _is_readable(size: int, lines: int) -> bool:
+    return size <= SHOWN_BYTES and lines <= SHOWN_LINES
+
+
+def _json(value: object) -> bytes:
     try:
-        text = dumps(encode(request))
+        return dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"this cannot be shown to anybody, it is not JSON: {error}") from None
-    return decode(type(request), loads(text), "request")
 
 
 class Allowed:
@@ -244,16 +273,30 @@ class Permissions:
             Denied("denied: no interactive client answered"),
         )
         self._shown: str | None = None  # the id of the request on the stream
-        self._granted: set[tuple[str, str, str, str]] = set()
+        self._keys: dict[str, frozenset[_Key]] = {}  # of the requests that wait, by id
+        self._granted: set[_Key] = set()  # for their sessions
 
-    async def ask(self, request: PermissionRequest, run_id: str) -> Allowed | Denied:
+    async def ask(
+        self, request: PermissionRequest, run_id: str, parts: tuple[str, ...] | None = None
+    ) -> Allowed | Denied:
         """Decide a tool's request: by policy, by a remembered grant, or by the first client that
-        answers."""
+        answers. Raises BadRequest, phrased for the model, for one that no user could read.
+
+        `parts` are what a grant for the session would cover: a later request with the same tool,
+        action and path is covered if each of its parts was granted. None stands for all of them;
+        if there are none, nothing is remembered."""
         if self.skip or self._policy(request.tool_name, request.action):
             return Allowed()
+        keys = _keys(request, parts)
+        if not self._covered(keys):
+            await _require_readable(request)
         stored = _sealed(replace(request, id=str(uuid.uuid4())))
+        self._keys[stored.id] = keys
         dropped = Denied("the run was canceled")
-        return await self._queues.wait(stored, stored.session_id, run_id, dropped)
+        try:
+            return await self._queues.wait(stored, stored.session_id, run_id, dropped)
+        finally:
+            del self._keys[stored.id]
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
@@ -273,7 +316,7 @@ class Permissions:
         if entry is None:
             return Resolution(False, self._queues.winner(request_id) or "")
         if action == "allow_session":
-            self._granted.add(_key(entry.request))
+            self._granted |= self._keys[entry.request.id]
         answer = Denied(reason) if action == "deny" else Allowed()
         self._queues.close(entry, answer, by)
         return Resolution(True, by)
@@ -289,10 +332,14 @@ class Permissions:
         """A deleted session's grants must not outlive it."""
         self._granted = {key for key in self._granted if key[0] != session_id}
 
+    def _covered(self, keys: frozenset[_Key]) -> bool:
+        """Whether requests like this one were granted for the session."""
+        return bool(keys) and keys <= self._granted
+
     def _opened(self, entry: _Entry[PermissionRequest, Allowed | Denied]) -> None:
         request = entry.request
         self._publish(PermissionNotification(request.tool_call_id))
-        if _key(request) in self._granted:
+        if self._covered(self._keys[request.id]):
             self._queues.close(entry, Allowed())
         else:
             self._show_next()
@@ -315,8 +362,17 @@ class Permissions:
             self._publish(entries[0].request)
 
 
-def _key(request: PermissionRequest) -> tuple[str, str, str, str]:
-    return (request.session_id, request.tool_name, request.action, request.path)
+# Session, tool, action, path, and one of the parts of a request; None for a request without any.
+_Key = tuple[str, str, str, str, str | None]
+
+
+def _keys(request: PermissionRequest, parts: tuple[str, ...] | None) -> frozenset[_Key]:
+    """What must have been granted for a request to be granted without being asked."""
+    given = (None,) if parts is None else parts
+    return frozenset(
+        (request.session_id, request.tool_name, request.action, request.path, part)
+        for part in given
+    )
 
 
 class Questions:

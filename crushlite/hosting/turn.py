@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..agent.base import Usage, Verdict
+from ..agent.base import Scope, Usage, Verdict
 from ..errors import BadRequest, LimitReached, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
@@ -284,6 +284,7 @@ class LiveTurn:
         params: Mapping[str, Any] | None = None,
         path: str = "",
         tool_call_id: str = "",
+        scope: Scope | None = None,
     ) -> Verdict:
         self._check()
         if self._request.auto_approve:
@@ -296,8 +297,10 @@ class LiveTurn:
             action=action,
             params=dict(params or {}),
             path=self._directory(path),
+            scope=clean(scope.words) if scope is not None else "",
         )
-        answer = await self._services.permissions.ask(request, self.run_id)
+        parts = scope.parts if scope is not None else None
+        answer = await self._services.permissions.ask(request, self.run_id, parts)
         if isinstance(answer, Allowed):
             return Verdict(True)
         self.denied += 1

@@ -13,7 +13,8 @@ PERMISSION_ACTIONS = ("allow", "allow_session", "deny")
 @dataclass(slots=True)
 class PermissionRequest:
     """A tool call that waits for a permission. `params` is always an object: the Crush client
-    decodes it by tool name."""
+    decodes it by tool name. `scope` says in words what `allow_session` would cover; if it is empty,
+    that is every request of this session with the same tool, action and path."""
 
     id: str = ""
     session_id: str = ""
@@ -23,6 +24,7 @@ class PermissionRequest:
     action: str = ""
     params: dict[str, Any] = field(default_factory=dict)
     path: str = ""
+    scope: str = omitted()
 
 
 @dataclass(slots=True)

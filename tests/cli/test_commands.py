@@ -211,10 +211,28 @@ class GrantTests(Case):
         (listed,) = await self.json("grant")
         self.assertEqual((listed["id"], listed["path"]), (request, str(self.project)))
 
+    async def test_of_several_requests_each_is_listed_whole(self) -> None:
+        anna, _, _ = await self.asked()
+        await anna.prompt(await anna.session(), "another")
+        run = await self.daemon.entered(2)
+        long = "echo " + "x" * 300 + "\nrm -rf ~"
+        run.begin(
+            lambda turn: turn.permission(
+                "bash", "execute", params={"command": long}, tool_call_id="long"
+            )
+        )
+        await anna.events.wait_for("permission_notification", tool_call_id="long")
+        _, printed, errors = await self.call("grant")
+        self.assertIn("  command: ls \\x1b[8m-a\n", printed)
+        self.assertIn(f"    | echo {'x' * 300}\n    | rm -rf ~\n", printed)
+        self.assertEqual(printed.count("  --session: for this session, every bash (execute)"), 2)
+        self.assertIn("allow it with: crushlite grant ID", errors)
+
     async def test_it_is_allowed(self) -> None:
         _, request, verdict = await self.asked()
-        code, printed, _ = await self.run_process("grant", self.host, request[:8])
+        code, printed, errors = await self.run_process("grant", self.host, request[:8])
         self.assertEqual((code, printed), (0, "allowed: bash ls ?[8m-a\n"))
+        self.assertIn("  command: ls \\x1b[8m-a\n", errors)
         self.assertTrue(await verdict)
 
     async def test_it_is_denied_with_a_reason(self) -> None:
@@ -245,6 +263,7 @@ class GrantTests(Case):
         """Another answer comes between the look and ours: no real command can be made to lose that
         race."""
         late = mock.AsyncMock()
+        late.info.path = "/p"
         late.grant.return_value = Resolution(False, "bert")
         options = argparse.Namespace(deny=False, session=False, reason="", json=False)
         with mock.patch("sys.stderr", io.StringIO()) as errors:

@@ -8,7 +8,9 @@ import os
 import stat
 import tempfile
 import unittest
+from collections import Counter
 from pathlib import Path
+from random import Random
 from unittest import mock
 
 from crushlite.cli.chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
@@ -33,6 +35,7 @@ from crushlite.cli.render import (
 from crushlite.cli.text import Style, clean, cut, visible
 from crushlite.client import SessionExport
 from crushlite.errors import CrushliteError
+from crushlite.hosting.difference import NO_LINE_END, difference
 from crushlite.protocol.messages import (
     BinaryPart,
     FinishPart,
@@ -49,6 +52,11 @@ from crushlite.protocol.permissions import PermissionNotification, PermissionReq
 from crushlite.protocol.questions import Choice, Question, QuestionBatch, QuestionNotification
 from crushlite.protocol.sessions import File, Session
 from tests.support.terminal import Emulator
+
+
+def _ended(text: str) -> list[str]:
+    """The lines of a text that have a line end."""
+    return text.split("\n")[:-1]
 
 
 class RenderTests(unittest.TestCase):
@@ -117,6 +125,50 @@ class RenderTests(unittest.TestCase):
         request.params = {"command": "ls", "description": "list", "run_in_background": False}
         request.path = "/here"
         self.assertEqual(request_lines(request), ["bash (execute)", "command: ls", "in: /here"])
+
+    def test_nothing_that_is_asked_for_can_be_hidden(self) -> None:
+        """Whatever a request holds, each character of it is shown, spelled out if it does not show
+        itself; and no line of it looks like one of ours."""
+        hostile = ["a\u2800\u3164\u115f\ufe0f\U000e0101b", "x\ny: yes, once", "\x85\u2028\x0c", "0"]
+        for text in hostile:
+            for key in ("command", "anything", "description", "old_content", "new_content"):
+                request = PermissionRequest("p", "s", "c", "own", params={key: text}, path="/p")
+                shown = request_lines(request)
+                self.assertTrue(all(line.isprintable() for line in shown), shown)
+                for piece in visible(text).split("\n"):
+                    self.assertTrue(any(piece in line for line in shown), (key, text))
+                self.assertFalse(any(line.startswith("y:") for line in shown), shown)
+        for name, value in (("dry_run", False), ("n", 0), ("x", []), ("new_content", 5), ("y", "")):
+            request = PermissionRequest("p", "s", "c", "own", params={name: value})
+            self.assertTrue(any(name in line for line in request_lines(request)), name)
+        request = PermissionRequest("p", "s", "c", "own", "Delete all: make", params={"a": "make"})
+        self.assertIn("Delete all: make", request_lines(request))
+
+    def test_a_diff_shows_every_changed_line_whatever_it_is(self) -> None:
+        random = Random(13)
+        for _ in range(2000):
+            old, new = (
+                "".join(random.choice(("a", "b\r", "c\x0c", "\n", "\n")) for _ in range(12))
+                for _ in range(2)
+            )
+            shown = difference(old, new)
+            self.assertEqual(bool(shown), old != new)
+            for sign, text in (("-", old), ("+", new)):
+                here = [line[1:] for line in shown if line[:1] in (sign, " ")]
+                self.assertLessEqual(Counter(here), Counter(text.split("\n")), (old, new))
+            added = Counter(line[1:] for line in shown if line.startswith("+"))
+            self.assertLessEqual(Counter(_ended(new)) - Counter(_ended(old)), added)
+        self.assertEqual(difference("a\n", "a"), ["@@", "-a", "+a", NO_LINE_END])
+        self.assertEqual(
+            difference("a\rb", "a\nb"), ["@@", "-a\rb", NO_LINE_END, "+a", "+b", NO_LINE_END]
+        )
+
+    def test_a_diff_of_lines_that_repeat_takes_no_longer(self) -> None:
+        """It is bounded by comparisons, not by time: each text would take difflib minutes."""
+        old = "".join(f"{n % 7}\n" for n in range(20_000))
+        new = "".join(f"{n % 5}\n" for n in range(20_000))
+        shown = difference(old, new)
+        self.assertGreater(sum(line[0] in "+-" for line in shown), 39_000)
 
     def test_an_id_is_found_by_its_beginning_if_that_is_clear(self) -> None:
         ids = ["abc", "abd", "ab"]
@@ -569,12 +621,20 @@ class DialogTests(unittest.TestCase):
             dialog.answer(line)
             self.assertEqual((dialog.action, dialog.reason), (action, reason), line)
 
-    def test_a_long_request_is_cut_and_can_be_seen_whole(self) -> None:
-        params = {"file_path": "a", "new_content": "".join(f"{n}\n" for n in range(100))}
+    def test_a_long_request_is_shown_whole_before_it_can_be_answered(self) -> None:
+        params = {"file_path": "a", "new_content": "".join(f"{n}\n" for n in range(1000))}
         dialog = PermissionDialog(PermissionRequest("p", "s", "c", "write", params=params))
-        self.assertIn("lines more: d shows them", "\n".join(dialog.lines()))
-        self.assertIn("  +99", dialog.answer("d"))
+        shown = dialog.lines()
+        self.assertEqual([line for line in shown if "+" in line], [f"  +{n}" for n in range(1000)])
+        self.assertIn("? write: the 1002 lines above (d: again)", shown[-4:])
+        self.assertEqual(dialog.answer("d"), shown)
         self.assertFalse(dialog.done)
+
+    def test_what_a_grant_for_the_session_covers_is_said(self) -> None:
+        request = PermissionRequest("p", "s", "c", "bash", action="execute", path="/p")
+        self.assertIn("every bash (execute) in /p", PermissionDialog(request).lines()[-1])
+        request.scope = "`ls`\x1b[8m\nin /p"
+        self.assertIn("session, `ls`\\x1b[8m in /p", PermissionDialog(request).lines()[-1])
 
     def test_choices(self) -> None:
         choices = [Choice("r", "Red"), Choice("g", "Green")]

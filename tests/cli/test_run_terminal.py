@@ -5,8 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+import unittest
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from crushlite.cli.person import TerminalAnswers
+from crushlite.protocol.permissions import (
+    PermissionNotification,
+    PermissionRequest,
+    Resolution,
+)
 from tests.support.cli import PATIENCE, ScriptedCase
 
 if TYPE_CHECKING:
@@ -27,6 +36,10 @@ def left_over(heard: str) -> list[str]:
     """The lines that are still to be seen at the end, without status lines that were cleared."""
     lines = COLOURS.sub("", heard).replace("\r\n", "\n").split("\n")
     return [line.split(CLEAR)[-1] for line in lines]
+
+
+async def _permission(turn: Turn, params: dict[str, Any]) -> Any:
+    return await turn.permission("tool", "do", params=params, path="/p", tool_call_id="c")
 
 
 class TerminalCase(ScriptedCase):
@@ -161,6 +174,27 @@ class AskingTests(TerminalCase):
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
 
+    async def test_all_that_will_be_done_is_shown_before_it_is_asked(self) -> None:
+        """A command whose end was cut off, and the content of a file that was never shown, were
+        allowed unseen."""
+        terminal, scripted = await self.run_in_terminal("hello", columns=200)
+        command = "echo " + "x" * 500 + "\nrm -rf ~\x1b[8m\u202e"
+        content = "".join(f"line {n}\n" for n in range(300)) + "the end"
+        for params in ({"command": command}, {"file_path": "/p/a", "new_content": content}):
+            ask = partial(_permission, params=params)
+            verdict = scripted.begin(ask)
+            place = await terminal.hears("answer here with y", len(terminal.heard))
+            terminal.press("n\n")
+            self.assertFalse(await verdict)
+            await terminal.hears("permission denied", place)
+        heard = terminal.heard.replace("\r\n", "\n")
+        self.assertIn("x" * 500 + "\n    | rm -rf ~\\x1b[8m\\u202e\n", heard)
+        self.assertIn("  file_path: /p/a\n  in: /p\n  @@\n  +line 0\n  +line 1\n", heard)
+        self.assertIn("  +line 299\n  +the end\n", heard)
+        self.assertIn("  a: for this session, every tool (do) in /p\n", heard)
+        scripted.release()
+        self.assertEqual(await terminal.ends(), 0)
+
     async def test_a_no_is_a_no(self) -> None:
         terminal, scripted, verdict = await self.asked()
         terminal.press("n\n")
@@ -183,6 +217,57 @@ class AskingTests(TerminalCase):
         await terminal.hears("not sent", place)
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
+
+
+class LateLineTests(unittest.IsolatedAsyncioTestCase):
+    """What is typed answers the request that the user has seen, and no other."""
+
+    def setUp(self) -> None:
+        self.workspace, self.progress, self.now = mock.AsyncMock(), mock.Mock(), 100.0
+        self.workspace.grant.return_value = Resolution(True)
+        for name, value in (("is_there", lambda: True), ("time.monotonic", lambda: self.now)):
+            patch = mock.patch(f"crushlite.cli.person.{name}", value)
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.answers = TerminalAnswers(self.workspace, self.progress, wanted=True)
+
+    def ask(self, name: str) -> None:
+        self.answers.take(PermissionRequest(f"id of {name}", "s", name, "bash"))
+
+    async def type(self, *lines: str) -> list[str]:
+        """Type lines at once; the ids of the requests that they answered."""
+        self.workspace.grant.reset_mock()
+        data = "".join(f"{line}\n" for line in lines).encode()
+        with mock.patch.multiple(
+            "os", read=lambda *_: data, tcgetpgrp=lambda _: 1, getpgrp=lambda: 1
+        ):
+            self.answers._typed()
+        await asyncio.sleep(0)
+        return [call.args[0] for call in self.workspace.grant.call_args_list]
+
+    async def test_a_line_for_what_was_answered_elsewhere_does_not_answer_the_next(self) -> None:
+        self.ask("one")
+        self.answers.take(PermissionNotification("one", denied=True))
+        self.ask("two")
+        self.now += 0.5
+        self.assertEqual(await self.type("y"), [])
+        self.assertEqual(await self.type("y"), ["id of two"])
+
+    async def test_two_lines_at_once_do_not_answer_what_is_shown_in_between(self) -> None:
+        self.ask("one")
+        self.ask("two")
+        self.assertEqual(self.progress.show_whole.call_count, 1)
+        self.assertEqual(await self.type("y", "y"), ["id of one"])
+        await asyncio.sleep(0)
+        self.assertEqual(self.progress.show_whole.call_count, 2)
+        self.assertEqual(await self.type("y"), ["id of two"])
+
+    async def test_what_could_not_be_shown_cannot_be_answered(self) -> None:
+        self.progress.show_whole.return_value = False
+        with mock.patch.object(asyncio.get_running_loop(), "remove_reader") as removed:
+            self.ask("one")
+        removed.assert_called_once_with(0)
+        self.progress.say.assert_not_called()
 
 
 class InterruptTests(TerminalCase):

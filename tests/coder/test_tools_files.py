@@ -203,6 +203,23 @@ class ChangeTests(ToolTestCase):
         await self.use("edit", file_path="unix", old_string="one\r\ntwo", new_string="1\r\n2")
         self.assertEqual(path.read_bytes(), b"1\n2\n")
 
+    async def test_line_ends_that_a_change_brings_are_shown(self) -> None:
+        """The user must see what is written: plain line ends only where both versions have one
+        kind."""
+        self.allow()
+        await self.use("write", file_path="new", content="a\r\nb\n")
+        await self.seen("mixed", b"a\r\nb\nc\r\n")
+        await self.use("write", file_path="mixed", content="a\nb\nC\n")
+        await self.seen("dos", b"a\r\nb\r\n")
+        await self.use("write", file_path="dos", content="a\nB\n")
+        shown = [
+            (asked.params.get("old_content", ""), asked.params["new_content"])
+            for asked in self.turn.asked
+        ]
+        self.assertEqual(shown[0], ("", "a\r\nb\n"))
+        self.assertEqual(shown[1], ("a\r\nb\nc\r\n", "a\r\nb\r\nC\r\n"))
+        self.assertEqual(shown[2], ("a\nb\n", "a\nB\n"))
+
     async def test_a_file_with_both_line_ends_keeps_each(self) -> None:
         self.allow()
         content = b"a\r\nb\nc\r\nd\r\ne\nx\r\n"

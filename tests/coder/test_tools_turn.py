@@ -52,17 +52,33 @@ class TurnTests(Bench):
         outcome = await self.tools[name].run(call)
         return outcome, len(self.published(PermissionRequest)) > shown
 
-    async def test_a_grant_for_the_session_covers_tool_action_and_directory(self) -> None:
+    async def test_a_grant_for_the_session_covers_what_was_shown_in_the_same_directory(
+        self,
+    ) -> None:
         (self.path / "src").mkdir()
-        outcome, asked = await self.use("bash", "allow_session", command="echo $$", description="")
-        self.assertEqual((outcome.is_error, asked), (False, True))
-        outcome, asked = await self.use("bash", command="echo one; :", description="")
-        self.assertEqual((outcome.is_error, asked), (False, False))
-        outcome, asked = await self.use(
-            "bash", command="echo two; :", description="", working_dir="src"
-        )
-        self.assertEqual((outcome.stop, asked), (True, True))
-        self.assertIn("no reason", outcome.content)
+
+        async def bash(command: str, action: str = "deny", **more: str) -> tuple[bool, bool]:
+            outcome, asked = await self.use("bash", action, command=command, description="", **more)
+            return outcome.is_error, asked
+
+        granted, unasked, refused = (False, True), (False, False), (True, True)
+        self.assertEqual(await bash("echo $$", "allow_session"), granted)
+        self.assertEqual(await bash("echo $$"), unasked, "the very same text")
+        self.assertEqual(await bash("echo one; true"), refused, "another one")
+        self.assertEqual(await bash("echo one; true", "allow_session"), granted)
+        self.assertEqual(await bash("true && echo 'two'"), unasked, "the same programs")
+        self.assertEqual(await bash("echo $$ $$"), refused)
+        self.assertEqual(await bash("true && touch x"), refused, "a program more")
+        self.assertEqual(await bash("true && echo 'two'", working_dir="src"), refused)
+        self.assertEqual(await bash("touch a", "allow_session"), granted)
+        self.assertEqual(await bash("touch b"), unasked)
+        for guarded in ("touch .envrc", "mkdir -p src/.GIT/x", f"touch {self.path}/crush.json"):
+            self.assertEqual(await bash(guarded, "allow_session"), granted)
+            self.assertEqual(await bash(guarded, "allow_session"), granted, "asked each time")
+
+    async def test_a_grant_for_a_file_covers_the_ordinary_files_of_the_workspace(self) -> None:
+        (self.path / "src").mkdir()
+        (self.path / "hooks").symlink_to(".git/hooks")
         outcome, asked = await self.use("write", "allow_session", file_path="a", content="1")
         self.assertEqual((outcome.is_error, asked), (False, True))
         outcome, asked = await self.use("write", file_path="src/b", content="2")
@@ -70,6 +86,13 @@ class TurnTests(Bench):
         await self.use("view", file_path="a")
         outcome, asked = await self.use("edit", file_path="a", old_string="1", new_string="2")
         self.assertEqual((outcome.stop, asked), (True, True))
+        for name in (".git/hooks/x", "hooks/x", "src/../crush.json", ".ENVRC", "../outside"):
+            for content in ("1", "2"):
+                text = f"{name} {content}"
+                outcome, asked = await self.use(
+                    "write", "allow_session", file_path=name, content=text
+                )
+                self.assertEqual((outcome.is_error, asked), (False, True), name)
 
     async def test_a_change_leaves_both_versions_in_the_history(self) -> None:
         (self.path / "a").write_bytes(b"one\r\n")

@@ -8,6 +8,7 @@ import time
 import unittest
 import zlib
 from typing import Any
+from unittest import mock
 
 from crushlite.agent.base import Verdict
 from crushlite.coder.tools import web
@@ -201,6 +202,28 @@ class FetchTests(ToolTestCase):
         self.assert_denied(await self.use("fetch", url=url, format="text"), "not there")
         self.assertEqual(len(self.server.requests), before + 1)
         self.assertEqual(self.turn.asked[-1].params["url"], other)
+
+    async def test_a_grant_for_the_session_is_for_scheme_host_and_port(self) -> None:
+        self.deny()
+        for url in ("http://A.example/x", "https://a.example/", "https://a.example:8443/?y"):
+            await self.use("fetch", url=url, format="text")
+        parts = [asked.scope.parts for asked in self.turn.asked if asked.scope is not None]
+        origins = ["http://a.example", "https://a.example", "https://a.example:8443"]
+        self.assertEqual(parts, [(origin,) for origin in origins])
+
+    async def test_a_redirect_away_from_https_asks_again_and_one_to_https_does_not(self) -> None:
+        self.allow()
+        for start, target, asked in (
+            ("https://a.example/", "http://a.example/", 2),
+            ("http://a.example/", "https://a.example/", 1),
+            ("http://a.example/", "http://a.example:81/", 2),
+        ):
+            self.turn.asked.clear()
+            moved = web._Page(302, Headers([("location", target)]), b"", cut=False)
+            found = web._Page(200, Headers([("content-type", "text/plain")]), b"x", cut=False)
+            with mock.patch.object(web.Fetch, "_get", side_effect=[moved, found]):
+                await self.use("fetch", url=start, format="text")
+            self.assertEqual(len(self.turn.asked), asked, (start, target))
 
     async def test_redirects_that_go_wrong(self) -> None:
         url = self.server.redirect("/loop", "/loop")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.agent.base import Scope
 from crushlite.clock import SystemClock
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.protocol.questions import Choice, Question
@@ -128,6 +129,75 @@ class TwoWindows(BrowserCase):
         text = await self.assert_identical([anna, bert])
         for word in ("hello", "First second third.", "code < & >", "Thought"):
             self.assertIn(word, text)
+
+    async def test_all_that_would_be_done_is_shown_before_it_is_allowed(self) -> None:
+        """To the last line and character, without a click, with what a grant for the session
+        covers."""
+        await self.serve()
+        (anna,) = await self.enter()
+        await anna.type("#prompt", "change it" + ENTER)
+        run = await self.daemon.entered(1)
+        shown = "return document.querySelector(arguments[0]).textContent"
+        command = "echo " + "x" * 30_000 + "\r\nrm\u200d -rf ~\x1b[31m\u202e \u3164"
+        scope = Scope(("x",), "this very command, in /p")
+        asked = run.begin(
+            lambda turn: turn.permission(
+                "bash", "execute", params={"command": command}, path="/p", scope=scope
+            )
+        )
+        await anna.wait(OPEN, "#permission")
+        text = await anna.script(shown, "#permission .command")
+        marked = "CRLF\nrmU+200D -rf ~ESC[31mU+202E U+3164"
+        self.assertEqual(text, "$ echo " + "x" * 30_000 + marked)
+        self.assertIn("session: this very command, in /p", await anna.script(shown, ".scope"))
+        await anna.shows("There is more below", "#permission .below")
+        await anna.script("document.querySelector('.asked').scrollTop = 1e9")
+        await anna.wait("document.querySelector('#permission .below').hidden")
+        await anna.wait(
+            "![...document.querySelectorAll('#permission button')].some(b => b.disabled)"
+        )
+        await anna.click("#permission [data-action=deny]")
+        self.assertFalse(await asked)
+        new = "".join(f"line {n}\n" for n in range(1500)) + "y" * 5000 + "the end"
+        params = {"file_path": "a", "new_content": new, "dry_run": False, "diff": "@@"}
+        asked = run.begin(
+            lambda turn: turn.permission("own", "write", params=params, description="Now: a")
+        )
+        await anna.wait(OPEN, "#permission")
+        added = await anna.script(
+            "return [...document.querySelectorAll('#permission .line.added .what')]"
+            ".map(each => each.textContent)"
+        )
+        self.assertEqual(added, [*new.split("\n")[:-1], "y" * 5000 + "the endno line end"])
+        await anna.shows("There is more below", "#permission .below")
+        text = await anna.script(shown, "#permission .asked")
+        for words in ("Now: a", "dry_runfalse", "diff@@"):
+            self.assertIn(words, text)
+        self.assertIn("session: every own (write) in", await anna.script(shown, ".scope"))
+        await anna.wait(
+            "![...document.querySelectorAll('#permission button')].some(b => b.disabled)"
+        )
+        await anna.click("#permission [data-action=deny]")
+        self.assertFalse(await asked)
+        run.release()
+
+    async def test_a_long_line_of_a_diff_can_be_seen_whole(self) -> None:
+        await self.serve()
+        (anna,) = await self.enter()
+        await anna.type("#prompt", "change it" + ENTER)
+        run = await self.daemon.entered(1)
+        line = "a" * 2500 + "the end"
+
+        async def change(turn: Turn) -> None:
+            call = await turn.tool_call("write", json.dumps({"file_path": "a", "content": line}))
+            await turn.tool_result(call, "done")
+
+        await run.do(change)
+        what = ".tool .line.added .what"
+        await anna.shows("Show all (507 more characters)", what)
+        await anna.click(f"{what} button")
+        await anna.wait("document.querySelector(args[0]).textContent === args[1]", what, line)
+        run.release()
 
     async def test_a_permission_answered_in_one_window_closes_in_the_other(self) -> None:
         await self.serve()

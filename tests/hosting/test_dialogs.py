@@ -47,6 +47,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def at_once(work: Callable[..., T], *arguments: Any) -> T:
+    """In place of asyncio.to_thread: no thread to wait for."""
+    return work(*arguments)
+
+
 def request(call: str = "c1", **fields: Any) -> PermissionRequest:
     base = PermissionRequest(
         session_id="s", tool_call_id=call, tool_name="bash", action="execute", path="/home/kim"
@@ -184,6 +189,97 @@ class PermissionDesk(ToolContext):
         self.assertEqual(isinstance(await soon(task), Allowed), silent)
         self.take()
         return silent
+
+
+class ScopeTest(PermissionDesk):
+    """A grant for the session covers requests whose parts were all granted, in the same place."""
+
+    async def grant(self, *parts: str, **fields: Any) -> None:
+        await self.start(self.permissions.ask(request("c", **fields), "r", parts))
+        self.answer("c", "allow_session")
+
+    async def covered(self, *parts: str, **fields: Any) -> bool:
+        self.take()
+        await self.start(self.permissions.ask(request("probe", **fields), "probe", parts))
+        asked = "shown probe" in self.calls()
+        self.permissions.close_run("probe")
+        return not asked
+
+    async def test_each_part_must_have_been_granted(self) -> None:
+        await self.grant("a", "b")
+        self.assertTrue(await self.covered("a"))
+        self.assertTrue(await self.covered("b", "a"))
+        self.assertFalse(await self.covered("a", "c"))
+        await self.grant("c")
+        self.assertTrue(await self.covered("a", "c"))
+
+    async def test_it_is_for_one_session_tool_action_and_path(self) -> None:
+        await self.grant("a")
+        for field_name in ("session_id", "tool_name", "action", "path"):
+            self.assertFalse(await self.covered("a", **{field_name: "another"}), field_name)
+
+    async def test_without_parts_nothing_is_remembered(self) -> None:
+        await self.grant()
+        self.assertFalse(await self.covered())
+        self.assertFalse(await self.is_remembered())
+
+    async def test_requests_with_and_without_parts_do_not_cover_each_other(self) -> None:
+        await self.grant("a")
+        self.assertFalse(await self.is_remembered())
+        await self.ask("old")
+        self.answer("old", "allow_session")
+        self.assertTrue(await self.is_remembered())
+        self.assertFalse(await self.covered("b"))
+
+    async def test_a_grant_answers_the_covered_requests_that_wait(self) -> None:
+        for call, parts in (("one", ("a", "b")), ("two", ("b",)), ("three", ("c",)), ("4", ("a",))):
+            await self.start(self.permissions.ask(request(call), "r", parts))
+        self.take()
+        self.answer("one", "allow_session")
+        await settle()
+        self.assertEqual(
+            self.calls(),
+            ["granted one", "asked two", "granted two", "asked three", "shown three"],
+        )
+        self.answer("three", "deny")
+        await settle()
+        self.assertEqual(self.calls(), ["denied three", "asked 4", "granted 4"])
+
+    async def test_a_covered_request_may_be_too_large_to_show(self) -> None:
+        await self.grant("a")
+        self.assertTrue(await self.covered("a", params={"x": "y" * 300_000}))
+
+
+class ReadableTest(PermissionDesk):
+    """A user must be able to read all of a request before answering it."""
+
+    async def test_what_is_too_large_to_show_is_refused_to_the_model(self) -> None:
+        large = ({"command": "x" * 200_000}, {"a": "\n" * 2001}, {"a": ["y" * 99] * 2500})
+        for params in large:
+            with self.assertRaisesRegex(BadRequest, "too large to show .* split it"):
+                await soon(self.permissions.ask(request(params=params), "r"))
+        with self.assertRaisesRegex(BadRequest, "too large to show"):
+            await soon(self.permissions.ask(request(description="z" * 200_000), "r"))
+        self.assertEqual(self.take(), [])
+        await self.ask(params={"a": "\n" * 1999})
+        self.assertEqual(self.calls(), ["asked c1", "shown c1"])
+
+    async def test_what_is_not_asked_may_be_of_any_size(self) -> None:
+        self.permissions.skip = True
+        answer = await soon(self.permissions.ask(request(params={"a": "x" * 200_000}), "r"))
+        self.assertIsInstance(answer, Allowed)
+
+    async def test_of_a_change_only_the_changed_lines_count(self) -> None:
+        content = "".join(f"line {n} of a large file\n" for n in range(20_000))
+        params = {"old_content": content, "new_content": f"first\n{content}last\n"}
+        with mock.patch("asyncio.to_thread", at_once):
+            await self.ask(params=params)
+        self.assertEqual(self.calls(), ["asked c1", "shown c1"])
+        with self.assertRaisesRegex(BadRequest, "too large to show"):
+            await soon(self.permissions.ask(request(params={"new_content": content}), "r"))
+        params = {"old_content": content, "new_content": content.replace("of a", "of the")}
+        with self.assertRaisesRegex(BadRequest, "too large to show"):
+            await soon(self.permissions.ask(request(params=params), "r"))
 
 
 # One request, every order of everything that can end it ------------------------------------------

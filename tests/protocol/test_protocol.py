@@ -176,7 +176,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         PermissionRequest,
         "id session_id tool_call_id tool_name description action params path",
-        "",
+        "scope",
     ),
     (PermissionNotification, "tool_call_id granted denied", ""),
     (Grant, "permission action", ""),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from crushlite.agent.base import Verdict
+from crushlite.agent.base import Scope, Verdict
 from crushlite.clock import SystemClock
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse, failure
 from crushlite.coder.tools.registry import all_tools
@@ -47,6 +47,7 @@ class Asked:
     params: dict[str, Any]
     path: str
     call_id: str
+    scope: Scope | None = None
 
 
 class FakeTurn:
@@ -84,8 +85,10 @@ class FakeTurn:
         params: Mapping[str, Any] | None = None,
         path: str = "",
         tool_call_id: str = "",
+        scope: Scope | None = None,
     ) -> Verdict:
-        asked = Asked(tool_name, action, description, dict(params or {}), path, tool_call_id)
+        shown = dict(params or {})
+        asked = Asked(tool_name, action, description, shown, path, tool_call_id, scope)
         self.asked.append(asked)
         if self.meanwhile is not None:
             self.meanwhile(asked)

@@ -24,6 +24,7 @@ from ...hosting.tasks import run_to_the_end
 from ...worktree.paths import FILE_BYTES, digest, exists, locate, read_bytes, write_bytes
 from .arguments import flag, number, objects, plain, schema, text
 from .base import ToolOutcome, denied, failure
+from .scope import file_scope, outside_scope
 
 if TYPE_CHECKING:
     import os
@@ -69,6 +70,7 @@ class View:
                 params=params,
                 path=str(place.path),
                 tool_call_id=call.id,
+                scope=outside_scope(place),
             )
             if not verdict:
                 return denied(verdict.reason)
@@ -137,6 +139,16 @@ def _plain(content: str) -> str:
     return content.replace("\r\n", "\n")
 
 
+def _shown(file: _File, after: str) -> tuple[str, str]:
+    """A file before and after a change, as the user is to see it: with plain line ends, unless they
+    differ. What differs must be seen."""
+    texts = [file.raw, after]
+    ends = {end for text in texts for end in re.findall("\r?\n", text)}
+    if len(ends) > 1 or (file.data is None and "\r\n" in ends):
+        return file.raw, after
+    return _plain(file.raw), _plain(after)
+
+
 def _lines(content: str) -> list[str]:
     """The lines of a text. str.splitlines would also split at form feeds and the like, and the
     model would see lines that an edit cannot match."""
@@ -189,7 +201,7 @@ async def _change(
     place, data = file.place, file.stored(after)
     if len(data) > FILE_BYTES:
         return failure(f"{place.shown} would be larger than {FILE_BYTES} bytes")
-    params = {"old_content": _plain(file.raw), "new_content": _plain(after)}
+    params = dict(zip(("old_content", "new_content"), _shown(file, after), strict=True))
     verdict = await call.turn.permission(
         call.name,
         "write",
@@ -197,6 +209,7 @@ async def _change(
         params={"file_path": str(place.path)} | {k: v for k, v in params.items() if v},
         path=str(call.context.path if place.inside else place.path),
         tool_call_id=call.id,
+        scope=file_scope(place, call.context.path),
     )
     if not verdict:
         return denied(verdict.reason, metadata)

@@ -21,6 +21,7 @@ from ...hosting.plain import OWN_DATA_DIR
 from ...worktree.paths import locate
 from .arguments import flag, number, schema, text, texts
 from .base import ToolOutcome, denied
+from .scope import outside_scope
 
 if TYPE_CHECKING:
     from ...clock import Clock
@@ -71,6 +72,7 @@ class _Search:
             params={"path": str(place.path), **params},
             path=str(place.path),
             tool_call_id=call.id,
+            scope=outside_scope(place),
         )
         return place, None if verdict else denied(verdict.reason)
 

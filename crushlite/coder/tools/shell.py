@@ -19,6 +19,7 @@ from ...worktree.paths import locate
 from .arguments import flag, number, schema, text
 from .base import ToolOutcome, denied, failure
 from .safe import environment, harmless_words
+from .scope import command_scope
 
 if TYPE_CHECKING:
     from ...agent.base import Verdict
@@ -152,6 +153,7 @@ class _WantedCommand:
         call, place = self._call, self.place
         # A folder outside must be in the description: it is part of what the user allows.
         where = "" if place.inside else f" (outside the project, in {place.path})"
+        scope = await asyncio.to_thread(command_scope, self.command, place, call.context.path)
         return await call.turn.permission(
             call.name,
             "execute",
@@ -165,6 +167,7 @@ class _WantedCommand:
             },
             path=str(place.path),
             tool_call_id=call.id,
+            scope=scope,
         )
 
     async def start(self) -> Command:

@@ -1,7 +1,8 @@
 """fetch: read a page of the web.
 
 It always asks for permission, showing the address; an address in the local network is treated like
-any other. A redirect to another server asks again, since the permission was for the first one.
+any other. A redirect to another server, or from https to http, asks again, since the permission
+was for the first one.
 Requests hold no cookies and no credentials of the user. A proxy of the environment is used.
 """
 
@@ -23,6 +24,7 @@ from ..proxies import HOST, PORTS, proxies_of
 from .arguments import number, schema, text
 from .base import ToolOutcome, denied, failure
 from .markup import markdown, plain_text
+from .scope import page_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,10 +78,14 @@ class _Address:
         return name if self.port == PORTS[self.scheme] else f"{name}:{self.port}"
 
     @property
-    def server(self) -> tuple[str, int]:
-        """What a permission is for: the host and the port, where http and https on their default
-        ports are the same."""
-        return self.host, 0 if self.port == PORTS[self.scheme] else self.port
+    def origin(self) -> str:
+        """What a permission is for: scheme, host and port."""
+        return f"{self.scheme}://{self.host_header.lower()}"
+
+    @property
+    def secured(self) -> str:
+        """The origin with https; of an http address on the usual port, with the usual port too."""
+        return self.origin.replace("http://", "https://", 1)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host_header}{self.target}"
@@ -150,13 +156,14 @@ class Fetch:
         address = _address(text(call, "url"))
         # Those of the whole environment: the address of a proxy may hold a password.
         proxies = proxies_of({**call.context.env, **call.turn.env})
-        asked: set[tuple[str, int]] = set()
+        asked: set[str] = set()
         for _ in range(REDIRECTS + 1):
-            if address.server not in asked:
+            if address.origin not in asked:
                 verdict = await _permission(call, address, wanted, timeout)
                 if not verdict:
                     return denied(verdict.reason)
-                asked.add(address.server)
+                # A redirect to https on the same host needs no question; the other way does.
+                asked |= {address.origin, address.secured}
             page = await self._get(address, min(timeout or SECONDS, MOST_SECONDS), proxies)
             location = page.headers.get("location")
             if not 300 <= page.status < 400 or not location:
@@ -205,6 +212,7 @@ async def _permission(call: ToolUse, address: _Address, wanted: str, timeout: in
         params=params,
         path=str(call.context.path),
         tool_call_id=call.id,
+        scope=page_scope(address.origin),
     )
 
 

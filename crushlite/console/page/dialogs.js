@@ -4,9 +4,8 @@
 // person who is typing (the Enter meant for a prompt must not allow anything), and they close when
 // another client has answered. They show what the daemon lists; nothing is remembered here.
 
-import { counts, drawDiff } from "./diff.js";
-import { changesOf, inputRows } from "./tools.js";
-import { el, plainText, setText } from "./text.js";
+import { compare, counts, drawDiff } from "./diff.js";
+import { el, putExactly, setText } from "./text.js";
 
 const HOLD = 350; // milliseconds: an earlier click may have been meant for what was there before
 
@@ -82,7 +81,7 @@ class RequestDialog {
 export class PermissionDialog extends RequestDialog {
   form(request) {
     const params = request.params || {};
-    const rows = changesOf({}, params);
+    const rows = changes(params);
     const reason = el("input", {
       type: "text",
       class: "grow",
@@ -93,14 +92,13 @@ export class PermissionDialog extends RequestDialog {
       this.send(request, { action, ...(action === "deny" && reason.value ? { reason: reason.value } : {}) });
     const button = (action, kind, text) =>
       el("button", { type: "button", class: kind, "data-action": action, onclick: send(action) }, text);
+    const box = this.what(request, params, rows);
     return el(
       "form",
       { onsubmit: (event) => event.preventDefault() },
       this.head("permission-title", `Allow ${request.tool_name}?`, request),
-      request.description && !repeats(request, params)
-        ? el("p", { class: "description", dir: "auto" }, shortened(request.description))
-        : null,
-      this.what(request, params, rows),
+      box,
+      rest(box),
       el(
         "div",
         { class: "row wrap" },
@@ -108,35 +106,83 @@ export class PermissionDialog extends RequestDialog {
         button("allow_session", "", "Allow for this session"),
         el("span", { class: "deny" }, button("deny", "danger", "Deny"), reason),
       ),
+      putExactly(el("p", { class: "hint scope", dir: "ltr" }), `For this session: ${scopeOf(request)}`),
     );
   }
 
+  // All that would be done; nothing of it waits for a click.
   what(request, params, rows) {
     const box = el("div", { class: "asked" });
+    const hidden = rows ? [...CHANGED] : [];
+    if (request.description && !repeats(request, params))
+      box.append(putExactly(el("p", { class: "description", dir: "ltr" }), request.description));
     if (typeof params.command === "string") {
-      const command = el("pre", { class: "command", dir: "ltr" });
-      plainText(command, `$ ${params.command}`);
-      box.append(command);
-      const { command: _, description: __, ...rest } = params;
-      box.append(inputRows(rest, rows));
-    } else {
-      box.append(inputRows(params, rows));
+      box.append(putExactly(el("pre", { class: "command", dir: "ltr" }), `$ ${params.command}`));
+      hidden.push("command", "description");
     }
+    const list = el("dl", { class: "input" });
+    for (const [name, value] of [...Object.entries(params), ["in", request.path]]) {
+      if (hidden.includes(name) || (USUAL.has(name) && !value?.length && !(value > 0 || value === true)))
+        continue;
+      const words = typeof value === "string" ? value : JSON.stringify(value);
+      list.append(putExactly(el("dt"), name), putExactly(el("dd", { dir: "ltr" }), words));
+    }
+    box.append(list);
     if (rows) {
       const { added, removed } = counts(rows);
-      box.append(el("p", { class: "hint" }, `Lines: ${added} added, ${removed} removed`), drawDiff(rows));
+      box.append(
+        el("p", { class: "hint" }, `Lines: ${added} added, ${removed} removed`),
+        drawDiff(rows, true),
+      );
     }
     return box;
   }
 }
 
-// Whether a description only repeats the command or the path.
-function repeats({ description }, { command, file_path: path }) {
-  return [command, path].some((value) => typeof value === "string" && value && description.endsWith(value));
+const CHANGED = ["old_content", "new_content"];
+
+// The rows of a diff, if the parameters hold a file before and after a change; else null.
+function changes(params) {
+  const given = CHANGED.filter((name) => name in params);
+  if (!given.length || !given.every((name) => typeof params[name] === "string")) return null;
+  return compare(params.old_content || "", params.new_content || "", true);
 }
 
-function shortened(text) {
-  return text.length > 500 ? text.slice(0, 500) + "…" : text;
+// Parameters of our own tools that are left out where they have their usual value.
+const USUAL = new Set([
+  "working_dir",
+  "run_in_background",
+  "auto_background_after",
+  "offset",
+  "limit",
+  "timeout",
+  "ignore",
+  "depth",
+  "include",
+  "literal_text",
+  "in",
+]);
+// How the descriptions of our own tools begin; the rest is a parameter.
+const STARTS = ["", "Execute command: ", "Pretend to run: ", "Fetch ", "Create file ", "Change file "];
+
+// Whether a description says nothing but what a parameter shows.
+function repeats({ description }, params) {
+  const values = Object.values(params).filter((value) => typeof value === "string");
+  return STARTS.some((start) => values.some((value) => description === start + value));
+}
+
+// What a grant for the session covers.
+function scopeOf({ scope, tool_name: tool, action, path }) {
+  return scope || `every ${tool} (${action}) in ${path}`;
+}
+
+// A remark below a box that holds more than can be seen, until it is scrolled to its end.
+function rest(box) {
+  const remark = el("p", { class: "hint below", hidden: true }, "There is more below: scroll to read it all.");
+  const look = () => (remark.hidden = box.scrollTop + box.clientHeight >= box.scrollHeight - 4);
+  box.addEventListener("scroll", look);
+  new ResizeObserver(look).observe(box);
+  return remark;
 }
 
 export class QuestionDialog extends RequestDialog {

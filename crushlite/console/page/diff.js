@@ -1,16 +1,19 @@
 // What changed between two texts, line by line.
 
-import { el } from "./text.js";
+import { el, put, putExactly } from "./text.js";
 
 const CONTEXT = 3; // unchanged lines shown around a change
 const CELLS = 4_000_000; // of the table; a larger change is shown as removed and added
 const LINES = 400; // shown before a click
-const WIDTH = 2_000; // characters of a line
+const WIDTH = 2_000; // characters of a line shown before a click
 
-// Rows {sign: " " | "-" | "+", text, old, now}, `old` and `now` being line numbers.
-export function compare(before, after) {
-  const a = lines(before);
-  const b = lines(after);
+// Rows {sign: " " | "-" | "+", text, old, now, open}: `old` and `now` are line numbers, `open` says
+// that the line has no line end. Line ends at the end of a text count only if they are `exact`: a
+// piece of a file has none.
+export function compare(before, after, exact = false) {
+  const split = exact ? wholeLines : (text) => lines(text).map((line) => `${line}\n`);
+  const a = split(before);
+  const b = split(after);
   let head = 0;
   while (head < a.length && head < b.length && a[head] === b[head]) head += 1;
   let tail = 0;
@@ -29,12 +32,19 @@ export function compare(before, after) {
   let old = 0;
   let now = 0;
   for (const sign of signs) {
-    const text = sign === "+" ? b[now] : a[old];
+    const line = sign === "+" ? b[now] : a[old];
+    const open = !line.endsWith("\n");
+    const text = open ? line : line.slice(0, -1);
     if (sign !== "+") old += 1;
     if (sign !== "-") now += 1;
-    rows.push({ sign, text, old: sign === "+" ? null : old, now: sign === "-" ? null : now });
+    rows.push({ sign, text, open, old: sign === "+" ? null : old, now: sign === "-" ? null : now });
   }
   return rows;
+}
+
+// The lines of a text, each with its line end.
+function wholeLines(text) {
+  return text.match(/[^\n]*\n|[^\n]+$/g) || [];
 }
 
 function lines(text) {
@@ -120,12 +130,13 @@ function folded(rows) {
   return shown;
 }
 
-export function drawDiff(rows) {
+// With `whole`, for a change that is to be allowed, nothing waits for a click.
+export function drawDiff(rows, whole = false) {
   const wanted = folded(rows);
   const box = el("div", { class: "diff", role: "table", "aria-label": "Changes", dir: "ltr" });
-  const draw = (from, to) => wanted.slice(from, to).forEach((row) => box.append(drawRow(row)));
-  draw(0, LINES);
-  if (wanted.length > LINES) {
+  const draw = (from, to) => wanted.slice(from, to).forEach((row) => box.append(drawRow(row, whole)));
+  draw(0, whole ? wanted.length : LINES);
+  if (!whole && wanted.length > LINES) {
     const more = el(
       "button",
       { type: "button", class: "small show-all" },
@@ -140,16 +151,28 @@ export function drawDiff(rows) {
   return box;
 }
 
-function drawRow(row) {
+function drawRow(row, whole) {
   if (row.gap) return el("div", { class: "line gap", role: "row" }, "⋯");
   const kind = { "+": "added", "-": "removed", " ": "same" }[row.sign];
-  const text = row.text.length > WIDTH ? row.text.slice(0, WIDTH) + " …" : row.text;
+  const what = el("span", { class: "what", role: "cell" });
+  if (whole) putExactly(what, row.text);
+  else put(what, row.text.slice(0, WIDTH));
+  if (!whole && row.text.length > WIDTH) {
+    const hidden = (row.text.length - WIDTH).toLocaleString("en");
+    const more = el("button", { type: "button", class: "small" }, `Show all (${hidden} more characters)`);
+    more.addEventListener("click", () => {
+      more.remove();
+      put(what, row.text.slice(WIDTH));
+    });
+    what.append(more);
+  }
+  if (row.open && row.sign !== " ") what.append(el("span", { class: "unseen-char" }, "no line end"));
   return el(
     "div",
     { class: `line ${kind}`, role: "row" },
     el("span", { class: "number", role: "cell" }, row.old === null ? "" : String(row.old)),
     el("span", { class: "number", role: "cell" }, row.now === null ? "" : String(row.now)),
     el("span", { class: "sign", role: "cell" }, row.sign),
-    el("span", { class: "what", role: "cell" }, text),
+    what,
   );
 }

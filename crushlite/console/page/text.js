@@ -22,6 +22,9 @@ export const byId = (id) => document.getElementById(id);
 // overrides, zero-width characters, tags. (Joiners stay: scripts and emoji need them.)
 const UNSEEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\u{e0000}-\u{e007f}]/gu;
+// What is shown to be allowed: there nothing at all may be hidden, not even joiners and odd blanks.
+const HIDDEN =
+  /(?![\t ])[\p{C}\p{Z}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\uffa0\ufe00-\ufe0f\u{1d159}\u{e0100}-\u{e01ef}]/gu;
 const COLOURS = /\u001b\[[0-9;:]*m/g; // the harmless escapes of a terminal; the others are shown
 
 const CONTROLS = (
@@ -37,15 +40,25 @@ function named(character) {
 
 // Append text to a node; characters that cannot be seen are shown by name.
 export function put(node, text) {
-  const plain = text.replace(COLOURS, "").replaceAll("\r\n", "\n");
+  append(node, text.replace(COLOURS, "").replaceAll("\r\n", "\n"), UNSEEN);
+}
+
+// The same for what a person is asked to allow: every character of it is shown, line ends too.
+export function putExactly(node, text) {
+  append(node, text, HIDDEN);
+  return node;
+}
+
+function append(node, plain, unseen) {
   let from = 0;
-  for (const match of plain.matchAll(UNSEEN)) {
+  for (const match of plain.matchAll(unseen)) {
     if (match.index > from) node.append(plain.slice(from, match.index));
     const mark = document.createElement("span");
     mark.className = "unseen-char";
     mark.textContent = named(match[0]);
     mark.title = "a character that would not be seen";
     node.append(mark);
+    if (match[0] === "\n") node.append("\n");
     from = match.index + match[0].length;
   }
   if (from < plain.length) node.append(from ? plain.slice(from) : plain);

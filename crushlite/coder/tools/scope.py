@@ -1,0 +1,257 @@
+r"""What "allow for this session" covers: computed from a tool call, shown to the user, remembered.
+
+The core remembers a grant by session, tool, action and directory, and by the parts that are made
+here. A later call is covered if each of its own parts was granted.
+
+- A command has a part for each of its simple commands: program and subcommand (`git commit`). That
+  is so only for the programs of the tables below, which run no other program and write nowhere
+  else, whatever words follow; options that could are left out. And only if the text is so plain
+  that it can be taken apart with certainty: words, quotes without `$` and `\`, and `&&`, `||`, `;`,
+  `|` or line ends between commands. For everything else the part is the whole text: shells,
+  interpreters, unknown programs, variables, substitutions, globs, redirections, assignments, `cd`,
+  functions, paths outside of the workspace.
+- A change to a file: all ordinary files of the workspace.
+- A page: all of its server.
+- Nothing at all: files outside of the workspace, and those of guarded.py, also where the text of a
+  command names one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...agent.base import Scope
+from .guarded import guarded_in, guarded_in_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...worktree.paths import Place
+
+MOST_PATHS = 1000  # of a command: each is looked up in the file system
+MOST_OPTIONS = 10  # characters of a word that may be short options, before a value
+_TOKEN = re.compile(
+    r"(?P<blank>[ \t]+)"
+    r"|(?P<cut>&&|\|\||;|\||\n)"
+    # To and from the null device, and one output into the other: no file is written.
+    r"|(?P<null>(?:(?:[12]|&)?>[ \t]*/dev/null|<[ \t]*/dev/null|[12]?>&[12])(?=[ \t\n;|&]|\Z))"
+    r"|(?P<word>(?:[A-Za-z0-9_./:@%+,=-]+|'[^']*'|\"[^\"$`\\]*\")+)"
+)
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:@%+,=-]+")
+_NOTHING = r"(?!)"
+
+# Programs without subcommands, and which of their words are not covered. Long options can be
+# abbreviated, so the beginning of a name counts.
+_HARMLESS = """
+    ls cat head tail wc echo true false pwd whoami id uname uptime nproc df du stat basename dirname
+    realpath readlink touch mkdir sleep seq cut tr nl fold fmt rev tac paste join comm expand
+    unexpand od hexdump diff cmp md5sum sha1sum sha256sum sha512sum b2sum cksum grep egrep fgrep
+    which jq column
+"""
+_PROGRAMS: dict[str, str] = dict.fromkeys(_HARMLESS.split(), _NOTHING) | {
+    "base64": r"-[^-]*o.*|--o.*",
+    "printf": r"-.*",  # -v sets a variable of the shell
+    "date": r"-[^-]*[sf].*|--[sf].*|[^+-].*",  # sets the clock
+    "file": r"-[^-]*[Cm].*|--[cm].*",
+    "rg": r"--pre.*|--hostname-bin.*",
+    "sort": r"-[^-]*[oT].*|--[octf].*",
+    "tree": r"-[^-]*[oR].*|--[of].*",
+    "uniq": r"[^-].*",  # a second file is written
+}
+_QUIET = r"-q+|-v+|--quiet|--verbose|--version"
+# Programs that run the project's own code or settings, and the options that are covered: others
+# could name another program, file or server.
+_RUNNERS: dict[str, str] = {
+    "pytest": rf"{_QUIET}|-[xsl]|-[km].*|-n\d*|-r\w+|--(?:lf|ff|nf|sw|co|collect-only|no-header)"
+    r"|--tb=\w+|--maxfail=\d+|--durations=\d+",
+    "mypy": rf"{_QUIET}|--strict|--pretty",
+    "black": rf"{_QUIET}|--check|--diff",
+    "isort": rf"{_QUIET}|--check|--diff",
+    "flake8": _QUIET,
+    "prettier": rf"{_QUIET}|--check|--write|-w",
+    "eslint": rf"{_QUIET}|--fix",
+    "tsc": rf"{_QUIET}|--noEmit",
+}
+_CARGO = (
+    rf"{_QUIET}|--release|--all|--workspace|--lib|--bins?|--tests?|--examples?|--all-targets"
+    r"|--all-features|--no-default-features|--features(?:=.*)?|-p|--package(?:=.*)?|--no-run"
+    r"|--check|--locked|--offline|--frozen|--|--nocapture|--test-threads=\d+|--exact|--ignored"
+)
+_GO = r"-(?:v|race|short|cover|json|failfast|benchmem|(?:run|count|bench|timeout)(?:=.*)?)"
+# By program: its subcommands, and the options that are covered with them.
+_SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "git": (
+        "status log diff show add commit blame shortlog describe rev-parse rev-list ls-files "
+        "ls-tree cat-file grep",
+        r"--oneline|--exclude.*|--(?!o|ex|te|ed|ch).*|-[^-O]*",
+    ),
+    "cargo": ("build check test clippy doc fmt tree bench", _CARGO),
+    "go": ("build test vet fmt list version doc", _GO),
+    "ruff": ("check format", rf"{_QUIET}|--fix|--diff|--check|--statistics|--no-cache"),
+    "npm": ("test ls outdated", _NOTHING),
+    "pnpm": ("test ls outdated", _NOTHING),
+    "yarn": ("test outdated", _NOTHING),
+    "pip": ("list show freeze check", r"--format=\w+"),
+    "pip3": ("list show freeze check", r"--format=\w+"),
+    "docker": (
+        "ps images logs inspect version info stats top port",
+        r"-[aqnt]|--(?:format|tail|since|until|filter)(?:=.*)?|--no-trunc|--no-stream",
+    ),
+    "kubectl": ("logs top explain", r"-n|--namespace=.*|-A|--tail=\d+|-c|-p|--since=\w+"),
+    "systemctl": ("status is-active is-enabled list-units list-unit-files", r"--no-pager|--user"),
+    "apt": ("list search show policy", r"--installed|--upgradable"),
+    "apt-cache": ("search show policy", _NOTHING),
+}
+# Subcommands whose first word belongs to them.
+_LONGER: dict[tuple[str, str], str] = {
+    ("npm", "run"): _NOTHING,
+    ("pnpm", "run"): _NOTHING,
+    ("kubectl", "get"): r"-n|--namespace=.*|-A|-w|-o.*|-l",
+    ("kubectl", "describe"): r"-n|--namespace=.*",
+}
+# Programs that hand further words to a script, which may be an interpreter: there must be none.
+_NO_MORE = ("npm", "pnpm", "yarn")
+
+
+# Commands ---------------------------------------------------------------------------------------
+
+
+def command_scope(
+    command: str,
+    cwd: Place,
+    root: Path,
+    resolve: Callable[[str], str] = os.path.realpath,
+) -> Scope:
+    """The scope of a command that runs in `cwd`. `root` is the workspace, resolved. Looks words up
+    in the file system: call it in a thread."""
+    name = guarded_in_text(command) or (guarded_in(Path(cwd.shown)) if cwd.inside else "")
+    programs = programs_of(command) if cwd.inside and not name else None
+    paths = _paths(command) if programs is not None else []
+    if len(paths) > MOST_PATHS:
+        paths, programs = [], None
+    for path in paths:
+        place = Path(resolve(os.path.join(cwd.path, path)))
+        if place != root and root not in place.parents:
+            programs = None
+        else:
+            name = name or guarded_in(place.relative_to(root))
+    if name:
+        return Scope((), f"nothing more than this: {name} is asked for each time")
+    if programs is None:
+        return Scope((f"text {command}",), f"this very command, in {cwd.path}")
+    listed = [f"`{program}`" for program in programs]
+    words = " and ".join([", ".join(listed[:-1]), listed[-1]] if listed[1:] else listed)
+    parts = tuple(f"program {program}" for program in programs)
+    return Scope(parts, f"{words}, with other arguments in the project too, in {cwd.path}")
+
+
+def programs_of(command: str) -> list[str] | None:
+    """The programs of a command, with their subcommands, each once. None if it cannot be taken
+    apart with certainty, or if one of its parts may do anything: then only the same text is the
+    same command."""
+    parts = _simple_commands(command)
+    if not parts:
+        return None
+    found: dict[str, None] = {}
+    for raw in parts:
+        program = _program(raw)
+        if program is None:
+            return None
+        found[program] = None
+    return list(found)
+
+
+def _simple_commands(command: str) -> list[list[str]] | None:
+    """The words of each part of a command, with their quotes; None if there is anything else."""
+    parts: list[list[str]] = [[]]
+    at = 0
+    while at < len(command):
+        token = _TOKEN.match(command, at)
+        if token is None:
+            return None
+        at = token.end()
+        if token.lastgroup == "cut":
+            parts.append([])
+        elif token.lastgroup == "word":
+            parts[-1].append(token[0])
+    shown = command.replace("\n", "").replace("\t", "")
+    return [part for part in parts if part] if shown.isprintable() else None
+
+
+def _unquoted(word: str) -> str:
+    return re.sub(r"'([^']*)'|\"([^\"]*)\"", lambda quoted: quoted[1] or quoted[2] or "", word)
+
+
+def _program(raw: list[str]) -> str | None:
+    """Program and subcommand of a simple command; None if it is not covered by the tables."""
+    program, *rest = raw
+    words = [_unquoted(word) for word in rest]
+    if any(word.startswith("@") for word in words):  # some programs read more words from there
+        return None
+    if program in _PROGRAMS:
+        refused = any(re.fullmatch(_PROGRAMS[program], word, re.DOTALL) for word in words)
+        return None if refused else program
+    if program in _RUNNERS:
+        return program if _covers(_RUNNERS[program], words) else None
+    if program == "git" and rest[:1] == ["--no-pager"]:
+        del rest[0], words[0]
+    if not rest or not _PLAIN_WORD.fullmatch(rest[0]):
+        return None
+    names, options = _SUBCOMMANDS.get(program, ("", _NOTHING))
+    length = 1
+    if (program, rest[0]) in _LONGER and re.fullmatch(r"[A-Za-z0-9_][\w:.,-]*", "".join(rest[1:2])):
+        options, length = _LONGER[program, rest[0]], 2
+    elif rest[0] not in names.split():
+        return None
+    more = words[length:]
+    if not _covers(options, more) or (more and program in _NO_MORE):
+        return None
+    return " ".join([program, *rest[:length]])
+
+
+def _covers(options: str, words: list[str]) -> bool:
+    """Whether all options among the words are of these."""
+    return all(
+        re.fullmatch(options, word, re.DOTALL) is not None
+        for word in words
+        if word.startswith("-") and word != "-"
+    )
+
+
+def _paths(command: str) -> list[str]:
+    """What of the words of a command may be a path: `x`, and also of `--option=x`, `-abx`, `a:x`
+    and `a,x`."""
+    found: list[str] = []
+    for raw in (word for part in _simple_commands(command) or () for word in part):
+        word = _unquoted(raw)
+        found += [word, *re.split(r"[=:,]", word)[1:]]
+        if re.match("-[^-]", word):
+            found += [word[at:] for at in range(2, min(len(word), MOST_OPTIONS))]
+    return list(filter(None, found))
+
+
+# Files and pages --------------------------------------------------------------------------------
+
+
+def file_scope(place: Place, root: Path) -> Scope:
+    """The scope of a change to a file."""
+    if not place.inside:
+        return outside_scope(place)
+    if name := guarded_in(Path(place.shown)):
+        return Scope((), f"nothing more than this: {name} is asked for each time")
+    kinds = "not .git, settings, start files, hooks, CI and instructions of agents"
+    return Scope(("ordinary files",), f"this tool on every ordinary file in {root} ({kinds})")
+
+
+def outside_scope(place: Place) -> Scope:
+    """The scope of anything with a file or folder outside of the workspace."""
+    where = place.path
+    return Scope((), f"nothing more than this: {where} is outside of the project, asked each time")
+
+
+def page_scope(server: str) -> Scope:
+    """The scope of fetching a page; `server` is its scheme, host and port."""
+    return Scope((server,), f"every page of {server}")
