@@ -159,14 +159,16 @@ class CoderAgent:
         raise LimitReached(f"stopped at max_steps = {limit}: ask again to go on")
 
     async def _system(self, turn: Turn) -> str:
-        files = await asyncio.to_thread(
-            context_files, self._context.path, self._options.context_paths
-        )
+        return await self._context.blocking(self._read_system, turn.interactive)
+
+    def _read_system(self, interactive: bool) -> str:
+        """The system message, with the context files as they are now. Blocks."""
+        files = context_files(self._context.path, self._options.context_paths, self._context.own)
         return system_prompt(
             self._context.path,
             files,
             prefix=self._large.system_prefix,
-            interactive=turn.interactive,
+            interactive=interactive,
         )
 
     async def _restated(self, turn: Turn, *, with_files: bool) -> ChatMessage:

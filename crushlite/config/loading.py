@@ -92,6 +92,7 @@ class ConfigFiles:
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),
             files=tuple(source.path for source, _ in layers),
+            own_folders=(self.data_dir, *self.roots.folders(self.env)),
         )
         return Config(loaded, providers)
 
