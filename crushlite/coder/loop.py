@@ -61,6 +61,7 @@ REPEAT_WINDOW = 10
 REPEATS = 5
 
 
+ANNOUNCED = 32  # tool calls that clients see before the answer is complete
 PARALLEL = 8  # tools of one run at the same time
 RESULT_CHARS = 2_000_000  # of all results of one answer: they are part of every later request
 TITLE_CHARS = 10_000  # some models reason before they write the title
@@ -247,13 +248,15 @@ class CoderAgent:
             answer.read_calls()
         for call in answer.calls.values():
             call.id = await turn.tool_call(call.name, call.stored, call.id or None)
+            answer.used.add(call.id)
 
     async def _call_piece(self, turn: Turn, answer: Answer, piece: CallPiece) -> None:
         answer.grow(piece.arguments, piece.id, piece.name)
         call = answer.call(piece.index)
         call.name = call.name or piece.name
         call.pieces.append(piece.arguments)
-        if not call.id and call.name:
+        # Clients see calls come; after many of them only all together, when the answer is complete.
+        if not call.id and call.name and len(answer.calls) <= ANNOUNCED:
             # Some servers number their calls from zero in every answer; in a history an id must
             # belong to one call.
             wanted = piece.id if piece.id not in answer.used else None

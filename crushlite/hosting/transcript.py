@@ -195,6 +195,16 @@ class Transcript:
             live.only_growth = False  # growing input is debounced but is no growth of text
             self._grew(live, len(call.input))
 
+    def close_calls(self, live: LiveMessage) -> None:
+        """End the calls whose input is not complete, with an empty one. One event for all of them:
+        each holds the whole message."""
+        unfinished = [call for call in live.message.tool_calls if not call.finished]
+        for call in unfinished:
+            call.input, call.finished = "{}", True
+        if unfinished:
+            self._close_reasoning(live)
+            self.changed(live)
+
     def finish(self, live: LiveMessage, finish: FinishPart, *, write: bool = True) -> None:
         """Set the finish part: at most one, last. `write=False` leaves the row to `saving`."""
         self._close_reasoning(live, flush=False)
