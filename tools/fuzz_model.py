@@ -554,17 +554,25 @@ class Fuzz:
     async def _watchers(self, daemon: LocalDaemon, client: Participant) -> None:
         """Two streams of events that are read and thrown away."""
         for extra in ("", "&resume=1"):
-            reader, writer = await asyncio.open_unix_connection(str(daemon.socket))
+            attached = asyncio.Event()
             target = f"{client.base}/events?client_id={client.id}{extra}"
+            task = asyncio.create_task(self._drain(str(daemon.socket), target, attached))
+            self._server.tasks.add(task)
+            await attached.wait()
+
+    async def _drain(self, socket: str, target: str, attached: asyncio.Event) -> None:
+        """Read a stream, and attach again when it ends: a slow reader loses its stream."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(socket)
+            except OSError:
+                return  # the daemon has left
             writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             await reader.readline()
-            task = asyncio.create_task(self._drain(reader, writer))
-            self._server.tasks.add(task)
-
-    async def _drain(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1 << 16):
-            pass
-        writer.close()
+            attached.set()
+            while await reader.read(1 << 16):
+                pass
+            writer.close()
 
     async def _turn(self, number: int, *, tell: bool) -> None:
         draw = Draw(f"{self.seed}:{number}", self._scale)
