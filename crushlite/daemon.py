@@ -51,6 +51,7 @@ from .listen import (
 )
 from .settings import Settings
 from .store import Stores
+from .threads import DaemonThreads
 from .watchdog import Watchdog
 from .wings import standard_wings
 
@@ -69,6 +70,7 @@ PORTS = 16  # addresses that are served, before no more are opened on request
 OPEN_FILES = 8192  # wanted soft limit: every client costs a descriptor
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAIN_SECONDS = 2.0  # for answers still on their way when everything else has ended
+THREADS = 64  # for files, names of servers and other blocking calls of the daemon itself
 LAST_SECONDS = 1.0  # for what agents left behind, before it is left behind for good
 
 
@@ -109,6 +111,8 @@ class Daemon:
         self._stopping: asyncio.Task[None] | None = None
         self._begun = False  # `start` was called
         self._signals = 0  # received so far
+        self._left = threading.Event()  # set when `run` has nothing to do any more
+        self._owns_process = False  # `run` was called: the end of the daemon is that of the process
         self.wings = standard_wings() if wings is None else list(wings)
         self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
         factory = agents or agent_factory(agent)
@@ -152,14 +156,18 @@ class Daemon:
                 "run() starts an event loop of its own, and one is running here already: use "
                 "`async with Daemon(...)`, or `await daemon.start()` and `await daemon.stop()`"
             )
+        self._owns_process = True
         # Not asyncio.run: in the end that waits for every task, for ever if an agent ignores its
         # cancellation. What matters has been waited for when `serve` returns.
         loop = asyncio.new_event_loop()
+        # Not asyncio's own threads: Python waits for those when it exits, however long they hang.
+        loop.set_default_executor(DaemonThreads(THREADS, "daemon"))
         try:
             loop.run_until_complete(self.serve(started or _write_addresses))
         finally:
             loop.run_until_complete(_cancel_the_rest())
             loop.close()
+            self._left.set()
 
     async def serve(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
         """Start, call `started`, and return when the daemon has left. In the main thread, signals
@@ -184,7 +192,11 @@ class Daemon:
         loop = asyncio.get_running_loop()
 
         def handle(number: int, frame: object) -> None:
-            loop.call_soon_threadsafe(self._signaled, number)
+            if self._signals == 0 and self._owns_process:
+                # Here and not on the loop, which may be what hangs.
+                threading.Thread(target=self._leave_at_last, name="last exit", daemon=True).start()
+            self._signals += 1
+            loop.call_soon_threadsafe(self._signaled, number, self._signals)
 
         before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
@@ -311,9 +323,19 @@ class Daemon:
         for token in self.tokens.values():
             token.remove()
 
-    def _signaled(self, number: int) -> None:
-        self._signals += 1
-        if self._signals > 1:
+    def _leave_at_last(self) -> None:
+        """End the process if the way out takes longer than any part of it may. Runs in a thread,
+        from the first signal on."""
+        settings = self.settings
+        seconds = max(settings.drain, settings.cancel_grace + LAST_SECONDS + DRAIN_SECONDS) - 1.0
+        if not self._left.wait(max(seconds, 1.0)):
+            log.error("leaving took more than %g s: something hangs, and is left behind", seconds)
+            self._remove_files()
+            logging.shutdown()
+            os._exit(1)
+
+    def _signaled(self, number: int, count: int) -> None:
+        if count > 1:
             log.warning("second signal: leaving at once")
             self._remove_files()
             logging.shutdown()

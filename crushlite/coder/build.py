@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from ..agent.base import Agent
+from ..listen import default_socket
+from ..worktree.paths import OwnFolders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,25 +23,36 @@ log = logging.getLogger(__name__)
 
 
 def coder_or_offline(
-    path: Path, env: Mapping[str, str], config: Config, clock: Clock
+    path: Path,
+    env: Mapping[str, str],
+    config: Config,
+    clock: Clock,
+    searches: asyncio.Semaphore | None = None,
 ) -> Agent | None:
     """The coder if the configuration names a model it can use, else the offline agent."""
     choice = config.choice()
     log.info("workspace %s: %s", path, choice)
     if choice.agent == "coder":
-        return coder(path, env, config, clock)
+        return coder(path, env, config, clock, searches)
     from ..agent.offline import OfflineAgent
 
     return Agent(OfflineAgent(why=choice.reason))
 
 
-def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> Agent | None:
-    """The coder with the configured models; None if no usable model is configured."""
+def coder(
+    path: Path,
+    env: Mapping[str, str],
+    config: Config,
+    clock: Clock,
+    searches: asyncio.Semaphore | None = None,
+) -> Agent | None:
+    """The coder with the configured models; None if no usable model is configured. `searches` is
+    shared by all coders of a daemon."""
     if config.large is None or config.small is None:
         return None
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
-    from .tools.base import ToolContext
+    from .tools.base import SEARCHES, ToolContext
     from .tools.registry import all_tools
 
     proxies = proxies_of(env)
@@ -48,7 +62,12 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     )
     return Agent(
         CoderAgent(
-            context=ToolContext(path, config.command_env(env)),
+            context=ToolContext(
+                path,
+                config.command_env(env),
+                OwnFolders(path, (*config.own_folders, default_socket().parent)),
+                searches=searches or asyncio.Semaphore(SEARCHES),
+            ),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
             tools=all_tools(config.options.disabled_tools, clock=clock),

@@ -10,10 +10,10 @@ Each stored user message becomes a message of its own, with its text exactly as 
 from __future__ import annotations
 
 import base64
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
+from .jsontext import loads
 from .providers.base import ChatMessage, Image, ToolCall
 
 if TYPE_CHECKING:
@@ -109,23 +109,10 @@ def _assistant(message: Message, answered: dict[str, ChatMessage]) -> list[ChatM
 def valid_input(text: str) -> str:
     """The arguments of a tool call if they are a JSON object, else `{}`."""
     try:
-        value = parsed_input(text)
+        value = loads(text, strict=True)  # it is sent to providers with every later request
     except ValueError:
         return "{}"
     return text if isinstance(value, dict) else "{}"
-
-
-def parsed_input(text: str) -> Any:
-    """The arguments of a tool call as a value. Raises ValueError for what a strict JSON parser
-    refuses (NaN, for example), because the text is sent to providers with every later request."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def estimated_tokens(*texts: str) -> int:

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 import logging
 import re
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
 from ..errors import CrushliteError, LimitReached
-from .history import chat_messages, estimated_tokens, parsed_input, valid_input
+from .answers import RUN_CALLS, Answer
+from .history import chat_messages, estimated_tokens
 from .prompts import SUMMARY, TITLE, context_files, system_prompt
 from .providers.base import (
     CallPiece,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..protocol.config import Model, SelectedModel
     from ..protocol.sessions import Session
+    from .answers import ToolRequest
     from .providers.base import ModelClient, ToolSpec
     from .tools.base import Tool, ToolContext
 
@@ -57,6 +59,27 @@ MAX_STEPS = 100
 # REPEAT_WINDOW steps.
 REPEAT_WINDOW = 10
 REPEATS = 5
+
+
+ANNOUNCED = 32  # tool calls that clients see before the answer is complete
+PARALLEL = 8  # tools of one run at the same time
+RESULT_CHARS = 2_000_000  # of all results of one answer: they are part of every later request
+TITLE_CHARS = 10_000  # some models reason before they write the title
+
+TOO_MANY_CALLS = (
+    f"this call was not run: of one answer only {RUN_CALLS} are. Ask for it again if it is needed"
+)
+TOO_MUCH_OUTPUT = (
+    f"the results of this answer are over {RESULT_CHARS} characters together, so this one was left "
+    "out: ask for less at a time"
+)
+
+
+@dataclass(slots=True)
+class _Room:
+    """How many characters the results of one answer may still have."""
+
+    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +97,6 @@ class ServedModel:
 class CoderOptions:
     context_paths: tuple[str, ...] = ()
     auto_summarize: bool = True
-
-
-@dataclass(slots=True)
-class _Answer:
-    """The model's answer in one step, as far as it has come."""
-
-    text: str = ""
-    thought: str = ""
-    calls: dict[int, _ToolRequest] = field(default_factory=dict)
-    stop: str = ""
-    used: set[str] = field(default_factory=set)  # ids that no further tool call may have
-    prompt: int | None = None
-    completion: int | None = None
-    cache_read: int = 0
-    cache_write: int = 0
-
-
-@dataclass(slots=True)
-class _ToolRequest:
-    """A tool call of the answer. The id is set once its name is known."""
-
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
 
 
 class CoderAgent:
@@ -131,7 +130,7 @@ class CoderAgent:
 
     async def run(self, turn: Turn) -> None:
         system = await self._system(turn)
-        recent: deque[tuple[str, ...]] = deque(maxlen=REPEAT_WINDOW)
+        recent: deque[tuple[int, ...]] = deque(maxlen=REPEAT_WINDOW)
         used: set[str] = set()  # ids of this turn's tool calls, those that were summarized too
         restated: ChatMessage | None = None  # the prompt, once a summary has replaced it
         limit = turn.max_steps or MAX_STEPS
@@ -159,14 +158,16 @@ class CoderAgent:
         raise LimitReached(f"stopped at max_steps = {limit}: ask again to go on")
 
     async def _system(self, turn: Turn) -> str:
-        files = await asyncio.to_thread(
-            context_files, self._context.path, self._options.context_paths
-        )
+        return await self._context.blocking(self._read_system, turn.interactive)
+
+    def _read_system(self, interactive: bool) -> str:
+        """The system message, with the context files as they are now. Blocks."""
+        files = context_files(self._context.path, self._options.context_paths, self._context.own)
         return system_prompt(
             self._context.path,
             files,
             prefix=self._large.system_prefix,
-            interactive=turn.interactive,
+            interactive=interactive,
         )
 
     async def _restated(self, turn: Turn, *, with_files: bool) -> ChatMessage:
@@ -182,10 +183,13 @@ class CoderAgent:
         self, turn: Turn, session: Session, system: str, restated: ChatMessage | None = None
     ) -> ModelRequest:
         large = self._large
-        messages = chat_messages(
-            await turn.history(),
-            summary_id=session.summary_message_id,
-            images=large.model.supports_attachments,
+        messages = await self._context.blocking(
+            functools.partial(
+                chat_messages,
+                await turn.history(),
+                summary_id=session.summary_message_id,
+                images=large.model.supports_attachments,
+            )
         )
         tools = [
             spec_of(tool)
@@ -198,15 +202,13 @@ class CoderAgent:
             messages[0].images += restated.images
         return _model_request(large, system, messages, tools)
 
-    async def _ask(
-        self, turn: Turn, request: ModelRequest, used: set[str] | None = None
-    ) -> _Answer:
+    async def _ask(self, turn: Turn, request: ModelRequest, used: set[str] | None = None) -> Answer:
         """Ask the model and stream its answer. Retries while the error says that it may help; what
         a failed attempt streamed is erased before the next one. Raises the last ProviderError; what
         the last attempt streamed stays. `used` gets the ids of the answer's tool calls."""
         waited = 0.0
         for attempt in range(RETRIES + 1):
-            answer = _Answer(used=set(used or ()))
+            answer = Answer(used=set(used or ()))
             try:
                 await self._stream(turn, request, answer)
             except ProviderError as error:
@@ -223,31 +225,38 @@ class CoderAgent:
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _stream(self, turn: Turn, request: ModelRequest, answer: _Answer) -> None:
+    async def _stream(self, turn: Turn, request: ModelRequest, answer: Answer) -> None:
         answer.used |= {call.id for message in request.messages for call in message.tool_calls}
         # Closed at once when the turn is cancelled, and not when the garbage collector finds it.
         async with contextlib.aclosing(self._large.provider.stream(request)) as stream:
             async for piece in stream:
                 if isinstance(piece, Text):
-                    answer.text += piece.text
+                    answer.grow(piece.text)
                     await turn.say(piece.text)
                 elif isinstance(piece, Thought):
-                    answer.thought += piece.text
+                    answer.grow(piece.text, piece.signature)
                     await turn.think(piece.text, piece.signature)
                 elif isinstance(piece, CallPiece):
                     await self._call_piece(turn, answer, piece)
                 elif isinstance(piece, Tokens):
-                    _count(answer, piece)
+                    answer.count(piece)
                 elif isinstance(piece, ModelStop):
                     answer.stop = piece.reason
+        if answer.is_heavy:
+            await self._context.blocking(answer.read_calls)
+        else:
+            answer.read_calls()
         for call in answer.calls.values():
-            call.id = await turn.tool_call(call.name, valid_input(call.arguments), call.id or None)
+            call.id = await turn.tool_call(call.name, call.stored, call.id or None)
+            answer.used.add(call.id)
 
-    async def _call_piece(self, turn: Turn, answer: _Answer, piece: CallPiece) -> None:
-        call = answer.calls.setdefault(piece.index, _ToolRequest())
+    async def _call_piece(self, turn: Turn, answer: Answer, piece: CallPiece) -> None:
+        answer.grow(piece.arguments, piece.id, piece.name)
+        call = answer.call(piece.index)
         call.name = call.name or piece.name
-        call.arguments += piece.arguments
-        if not call.id and call.name:
+        call.pieces.append(piece.arguments)
+        # Clients see calls come; after many of them only all together, when the answer is complete.
+        if not call.id and call.name and len(answer.calls) <= ANNOUNCED:
             # Some servers number their calls from zero in every answer; in a history an id must
             # belong to one call.
             wanted = piece.id if piece.id not in answer.used else None
@@ -256,33 +265,56 @@ class CoderAgent:
 
     # Tools ---------------------------------------------------------------------------------------
 
-    async def _run_tools(self, turn: Turn, answer: _Answer) -> list[ToolOutcome]:
-        """Run the calls of an answer in order; neighbours that only read run at the same time.
-        After one that stops the turn, no further call runs: the daemon gives them their results."""
-        outcomes: list[ToolOutcome] = []
-        batch: list[_ToolRequest] = []
-        for call in answer.calls.values():
+    async def _run_tools(self, turn: Turn, answer: Answer) -> list[ToolOutcome]:
+        """Run the calls of an answer in order; neighbours that only read run at the same time,
+        PARALLEL of them. After one that stops the turn, no further call runs: the daemon gives them
+        their results. Calls after the first RUN_CALLS are not run, which their results say."""
+        calls = list(answer.calls.values())
+        batches: list[list[ToolRequest]] = []
+        reading = False
+        for call in calls[:RUN_CALLS]:
             tool = self._tools.get(call.name)
-            if tool is None or not tool.read_only:
-                outcomes += await self._run_batch(turn, batch)
-                batch = []
-                if not any(outcome.stop for outcome in outcomes):
-                    outcomes += await self._run_batch(turn, [call])
-            else:
-                batch.append(call)
+            reads = tool is not None and tool.read_only
+            if not (reads and reading):
+                batches.append([])
+            batches[-1].append(call)
+            reading = reads
+        outcomes: list[ToolOutcome] = []
+        room = _Room(RESULT_CHARS)
+        for batch in batches:
+            outcomes += await self._run_batch(turn, batch, room)
             if any(outcome.stop for outcome in outcomes):
                 return outcomes
-        return outcomes + await self._run_batch(turn, batch)
+        for call in calls[RUN_CALLS:]:
+            await self._report(turn, call, failure(TOO_MANY_CALLS))
+        return outcomes
 
-    async def _run_batch(self, turn: Turn, batch: list[_ToolRequest]) -> list[ToolOutcome]:
+    async def _run_batch(
+        self, turn: Turn, batch: list[ToolRequest], room: _Room
+    ) -> list[ToolOutcome]:
         if len(batch) == 1:
-            return [await self._run_tool(turn, batch[0])]
+            return [await self._run_tool(turn, batch[0], room)]
+        running = asyncio.Semaphore(PARALLEL)
+
+        async def run(call: ToolRequest) -> ToolOutcome:
+            async with running:
+                return await self._run_tool(turn, call, room)
+
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._run_tool(turn, call)) for call in batch]
+            tasks = [group.create_task(run(call)) for call in batch]
         return [task.result() for task in tasks]
 
-    async def _run_tool(self, turn: Turn, call: _ToolRequest) -> ToolOutcome:
+    async def _run_tool(self, turn: Turn, call: ToolRequest, room: _Room) -> ToolOutcome:
         outcome = await self._outcome(turn, call)
+        tool = self._tools.get(call.name)
+        room.left -= len(outcome.content)
+        # What has changed something is reported in any case.
+        if room.left < 0 and tool is not None and tool.read_only and not outcome.stop:
+            outcome = failure(TOO_MUCH_OUTPUT)
+        await self._report(turn, call, outcome)
+        return outcome
+
+    async def _report(self, turn: Turn, call: ToolRequest, outcome: ToolOutcome) -> None:
         await turn.tool_result(
             call.id,
             outcome.content,
@@ -291,22 +323,17 @@ class CoderAgent:
             outcome.data,
             outcome.mime_type,
         )
-        return outcome
 
-    async def _outcome(self, turn: Turn, call: _ToolRequest) -> ToolOutcome:
+    async def _outcome(self, turn: Turn, call: ToolRequest) -> ToolOutcome:
         """Run one tool. Every failure but a cancellation becomes an outcome that the model
         reads."""
         tool = self._tools.get(call.name)
         if tool is None:
             return failure(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
+        if call.problem:
+            return failure(call.problem)
         try:
-            value = parsed_input(call.arguments or "{}")
-        except ValueError as error:
-            return failure(f"the arguments are not valid JSON: {error}")
-        if not isinstance(value, dict):
-            return failure("the arguments must be a JSON object")
-        try:
-            return await tool.run(ToolUse(call.id, call.name, value, turn, self._context))
+            return await tool.run(ToolUse(call.id, call.name, call.value, turn, self._context))
         except CrushliteError as error:
             return failure(error.message)
         except OSError as error:
@@ -317,14 +344,12 @@ class CoderAgent:
 
     # Usage and the size of the conversation ------------------------------------------------------
 
-    def _usage(self, asked: ServedModel, request: ModelRequest, answer: _Answer) -> Usage:
+    def _usage(self, asked: ServedModel, request: ModelRequest, answer: Answer) -> Usage:
         """Tokens and cost of an answer; estimated if the provider reported no usage."""
         if not answer.prompt and not answer.completion:
             texts = [request.system, *(message.text for message in request.messages)]
             texts += [call.input for message in request.messages for call in message.tool_calls]
-            calls = [call.arguments for call in answer.calls.values()]
-            said = estimated_tokens(answer.text, answer.thought, *calls)
-            return Usage(estimated_tokens(*texts), said, estimated=True)
+            return Usage(estimated_tokens(*texts), answer.chars // 4, estimated=True)
         model = asked.model
         prompt, completion = answer.prompt or 0, answer.completion or 0
         cost = (
@@ -362,7 +387,7 @@ class CoderAgent:
         both fail."""
         messages = [ChatMessage("user", text[:2000])]
         for served in (self._small, self._large):
-            answer = _Answer()
+            answer, title = Answer(), ""
             request = _model_request(served, TITLE, messages, [])
             try:
                 async with (
@@ -371,12 +396,13 @@ class CoderAgent:
                 ):
                     async for piece in stream:
                         if isinstance(piece, Text):
-                            answer.text += piece.text
+                            answer.grow(piece.text)
+                            title += piece.text[: TITLE_CHARS - len(title)]
                         elif isinstance(piece, Tokens):
-                            _count(answer, piece)
+                            answer.count(piece)
             except (ProviderError, TimeoutError):
                 continue
-            title = _one_line(answer.text) or _one_line(text)[:50]
+            title = _one_line(title) or _one_line(text)[:50]
             return Title(title, self._usage(served, request, answer))
         return Title("Untitled Session", Usage(estimated=True))
 
@@ -398,23 +424,16 @@ def _model_request(
     )
 
 
-def _count(answer: _Answer, tokens: Tokens) -> None:
-    """Take over a report of usage; a value that it lacks stays as it is."""
-    answer.prompt = tokens.prompt if tokens.prompt is not None else answer.prompt
-    answer.completion = tokens.completion if tokens.completion is not None else answer.completion
-    answer.cache_read = tokens.cache_read or answer.cache_read
-    answer.cache_write = tokens.cache_write or answer.cache_write
-
-
-def _signatures(answer: _Answer, outcomes: list[ToolOutcome]) -> tuple[str, ...]:
-    """For each call that was run: a text that is equal for equal calls with equal results."""
+def _signatures(answer: Answer, outcomes: list[ToolOutcome]) -> tuple[int, ...]:
+    """For each call that was run: a number that is equal for equal calls with equal results. Not
+    the texts themselves, which may be many MiB."""
     return tuple(
-        json.dumps([call.name, call.arguments, outcome.content])
+        hash((call.name, call.arguments, outcome.content))
         for call, outcome in zip(answer.calls.values(), outcomes, strict=False)
     )
 
 
-def _repeats(recent: deque[tuple[str, ...]]) -> bool:
+def _repeats(recent: deque[tuple[int, ...]]) -> bool:
     """Whether one call had the same result too often in the recent steps."""
     counts = Counter(signature for step in recent for signature in step)
     return any(count > REPEATS for count in counts.values())

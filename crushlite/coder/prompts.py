@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ..worktree.paths import OwnFolders
+
 CONTEXT_BYTES = 64 * 1024  # per file: more would crowd out the conversation
 
 ROLE = """You are a coding agent working in a user's project through tools.
@@ -61,7 +63,9 @@ def system_prompt(
     return "\n\n".join(parts)
 
 
-def context_files(path: Path, names: Sequence[str]) -> list[tuple[str, str]]:
+def context_files(
+    path: Path, names: Sequence[str], own: OwnFolders | None = None
+) -> list[tuple[str, str]]:
     """The context files of a project, as pairs of a name and a text; those that do not exist or
     cannot be read are left out. So are links out of the project: a repository must not decide what
     is read there."""
@@ -70,7 +74,7 @@ def context_files(path: Path, names: Sequence[str]) -> list[tuple[str, str]]:
         try:
             if not os.path.lexists(os.path.join(path, os.path.expanduser(name))):
                 continue  # most do not exist, and `locate` takes a hundred times as long
-            place = locate(path, name)
+            place = locate(path, name, own)
             if place.inside and place.path not in found:
                 data, _ = read_bytes(place)
                 found[place.path] = (name, data[:CONTEXT_BYTES].decode("utf-8", "replace"))

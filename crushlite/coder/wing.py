@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from ..agent.base import FollowsConfig
@@ -30,10 +31,12 @@ class CoderWing(Wing):
         # Imported here, with all that speaks to models: a daemon with another agent starts faster.
         from .build import coder, coder_or_offline
         from .discovery import LOCAL_SERVERS, Discovery
+        from .tools.base import SEARCHES
 
         local = LOCAL_SERVERS if self._local is None else self._local
         discovery = Discovery(clock, local if name == "auto" else ())
         make = coder_or_offline if name == "auto" else coder
+        searches = asyncio.Semaphore(SEARCHES)
         return FollowsConfig(
-            lambda path, env, config: make(path, env, config, clock), discovery.complete
+            lambda path, env, config: make(path, env, config, clock, searches), discovery.complete
         )

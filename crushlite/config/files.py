@@ -90,8 +90,11 @@ class Roots:
 
     def files(self, env: Mapping[str, str]) -> list[Path]:
         """The user's files, in order of rising priority, whether they exist or not."""
-        folders = (self.config(env), self.crush_data(env), self.own_data(env))
-        return [folder / NAME for folder in folders]
+        return [folder / NAME for folder in self.folders(env)]
+
+    def folders(self, env: Mapping[str, str]) -> tuple[Path, ...]:
+        """The folders of the user's files."""
+        return self.config(env), self.crush_data(env), self.own_data(env)
 
     def _base(self, env: Mapping[str, str], variable: str, below_home: str) -> Path:
         if named := self._named(env, variable):

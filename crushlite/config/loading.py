@@ -111,6 +111,7 @@ class ConfigFiles:
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),
             files=tuple(layer.source.path for layer in layers),
+            own_folders=(self.data_dir, *self.roots.folders(self.env)),
         )
         return Config(loaded, providers)
 

@@ -53,6 +53,7 @@ class Loaded:
     secrets: frozenset[str]  # of the environment, and those that were expanded
     warnings: tuple[ConfigWarning, ...]
     files: tuple[Path, ...]  # that exist, in order of rising priority
+    own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
 
 
 class Config:
@@ -65,6 +66,7 @@ class Config:
         self.providers = dict(providers)
         self.allowed_tools = loaded.allowed_tools
         self.files = loaded.files
+        self.own_folders = loaded.own_folders
         self.options = ConfigOptions.of(merged.get("options") or {})
         self._loaded = loaded
         self._merged = merged

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SECONDS_PER_CHAR = 1e-7  # between two events of a growing message: 0.1 s for a million characters
 ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
 ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
 
@@ -193,6 +194,16 @@ class Transcript:
             known.input = call.input
             live.only_growth = False  # growing input is debounced but is no growth of text
             self._grew(live, len(call.input))
+
+    def close_calls(self, live: LiveMessage) -> None:
+        """End the calls whose input is not complete, with an empty one. One event for all of them:
+        each holds the whole message."""
+        unfinished = [call for call in live.message.tool_calls if not call.finished]
+        for call in unfinished:
+            call.input, call.finished = "{}", True
+        if unfinished:
+            self._close_reasoning(live)
+            self.changed(live)
 
     def finish(self, live: LiveMessage, finish: FinishPart, *, write: bool = True) -> None:
         """Set the finish part: at most one, last. `write=False` leaves the row to `saving`."""
@@ -354,7 +365,10 @@ class Transcript:
         self._publish(live)
         if live.grown >= ROW_CHARS:
             self._write(live)
-        live.timer = self._clock.call_later(self._coalesce, lambda: self._tick(live))
+        # Each event holds the whole message: a long one is published less often, or its events
+        # would keep the loop busy (encoding takes 3 to 12 ns per character).
+        delay = max(self._coalesce, _length(live.message) * SECONDS_PER_CHAR)
+        live.timer = self._clock.call_later(delay, lambda: self._tick(live))
 
     def _publish(self, live: LiveMessage) -> None:
         if live.published != live.version and not live.deleted:
@@ -467,6 +481,15 @@ def _copy(message: Message) -> Message:
     copied = copy.copy(message)
     copied.parts = [copy.copy(part) for part in message.parts]
     return copied
+
+
+def _length(message: Message) -> int:
+    """The characters of its text and reasoning."""
+    return sum(
+        len(part.text) if isinstance(part, TextPart) else len(part.thinking)
+        for part in message.parts
+        if isinstance(part, TextPart | ReasoningPart)
+    )
 
 
 def _text(message: Message) -> bytes:

@@ -168,10 +168,9 @@ class LiveTurn:
             reason = "Error: user cancelled assistant tool calling"
         elif outcome is Outcome.FAILED:
             reason = "Error: the turn failed before this tool call had a result"
+        if self._step is not None:
+            self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
-            if not call.finished:
-                done = ToolCallPart(call.id, call.name, "{}", call.type, finished=True)
-                self._services.transcript.tool_call(self.last, done)
             if call.id not in self._results:
                 self._result(ToolResultPart(call.id, call.name, reason, is_error=True))
 

@@ -40,6 +40,8 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 # Reading stops above so many unread bytes and goes on when they are read: then the server waits.
 _UNREAD_LIMIT = 1 << 20
+_EVENTS = 500  # parsed in one step of the event loop: a chunk may hold a single byte
+_INFORMATIONAL = 50  # responses with a status of 1xx before the real one
 _BODY_LIMIT = 64 << 20
 _HEAD_LIMIT = 64 * 1024
 _IDLE_CONNECTIONS = 4
@@ -146,28 +148,33 @@ class _Exchange:
         self._chunks: list[bytes] = []
         self._unread = 0
         self._paused = False
+        self._unparsed = False  # `_parse_on` is scheduled
+        self._informed = 0
         self._error: ClientError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     # Called by the connection.
 
-    def feed(self, data: bytes) -> None:
-        """Parse bytes from the server; empty means EOF, which ends a close-delimited body."""
-        self.received += len(data)
+    def feed(self, data: bytes | None) -> None:
+        """Parse bytes from the server; empty means EOF, which ends a close-delimited body, and None
+        that only what was received before is to be parsed."""
+        self.received += len(data or b"")
         if self.complete or self._error is not None:
             return
         try:
-            self._parser.receive_data(data)
-            self._parse()
+            if data is not None:
+                self._parser.receive_data(data)
+            if not self._unparsed:
+                self._parse()
         except h11.RemoteProtocolError as error:
-            if data:
+            if data != b"":
                 self.fail(ProtocolError(f"the answer is not HTTP: {error}"))
             else:
                 self.fail(ConnectionLost("the connection ended before the answer did"))
         self._wake()
 
     def _parse(self) -> None:
-        while True:
+        for _ in range(_EVENTS):
             event = self._parser.next_event()
             if isinstance(event, h11.Data):
                 self._chunks.append(bytes(event.data))
@@ -176,14 +183,45 @@ class _Exchange:
                 self.head = event
             elif isinstance(event, h11.EndOfMessage):
                 self.complete = True
+                self._resume()  # else the next exchange of this connection would wait for ever
                 return
-            elif not isinstance(event, h11.InformationalResponse):
+            elif isinstance(event, h11.InformationalResponse):
+                self._informed += 1
+                if self._informed > _INFORMATIONAL:
+                    self.fail(ProtocolError("the server sends informational responses only"))
+                    return
+            else:
                 break
+        else:
+            # What came holds many small chunks. The rest is parsed in later steps of the loop, and
+            # nothing more is read until then.
+            self._pause()
+            asyncio.get_running_loop().call_soon(self._parse_on)
+            self._unparsed = True
+            return
         if event is h11.PAUSED:
             self.fail(ProtocolError("the server switched protocols"))
-        if self._unread > _UNREAD_LIMIT and not self._paused and not self._transport.is_closing():
+        if self._unread > _UNREAD_LIMIT:
+            self._pause()
+        elif not self._unread:
+            self._resume()
+
+    def _parse_on(self) -> None:
+        """Go on with bytes that were received before."""
+        self._unparsed = False
+        if not self.complete and self._error is None:
+            self.feed(None)
+
+    def _pause(self) -> None:
+        if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and not self._unparsed:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def fail(self, error: ClientError) -> None:
         """Make the reader raise an error, unless the answer is complete or has failed before."""
@@ -214,10 +252,7 @@ class _Exchange:
         chunk = b"".join(self._chunks)
         self._chunks.clear()
         self._unread = 0
-        if self._paused:
-            self._paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+        self._resume()
         return chunk
 
     async def _more(self) -> None:

@@ -8,13 +8,13 @@ while a command runs cannot be distinguished from what the command did.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..errors import CrushliteError, SessionNotFound
+from ..errors import BadRequest, CrushliteError, SessionNotFound
 from ..store.files import Change
+from ..threads import DaemonThreads
 from ..wing import WorkspacePart
 from .queries import record_gaps
 from .snapshot import Difference, Snapshot, Snapshots, differences
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .snapshot import SnapshotLimits
 
 log = logging.getLogger(__name__)
+
+SNAPSHOT_SECONDS = 20.0  # several may wait for each other; each ends itself after some seconds
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +53,8 @@ class ChangesPart(WorkspacePart):
         self.undoing = Undoing(workspace)
         self._workspace = workspace
         self._snapshots = Snapshots(workspace.path, (workspace.store.store.data_dir,), limits)
+        # One snapshot at a time, in a thread that nothing else uses: a project may take long.
+        self._thread = DaemonThreads(1, "snapshots")
         self._watches: set[SnapshotWatch] = set()
         self._reports = 0
         # By path: the number of the last report and the state it left. Kept while a command runs.
@@ -65,7 +69,9 @@ class ChangesPart(WorkspacePart):
         watch = SnapshotWatch(self, author, self._reports, Snapshot())
         self._watches.add(watch)  # before the snapshot: reports made meanwhile are counted
         try:
-            watch.snapshot = await asyncio.to_thread(self._snapshots.take)
+            watch.snapshot = await self._thread.run(SNAPSHOT_SECONDS, self._snapshots.take)
+        except BadRequest as error:  # the file system hangs: the command may run all the same
+            watch.snapshot = Snapshot(why=error.message)
         except BaseException:
             self.drop(watch)
             raise
@@ -76,7 +82,7 @@ class ChangesPart(WorkspacePart):
         must not fail the run."""
         session_id, run_id = watch.author.session_id, watch.author.run_id
         try:
-            found, why = await asyncio.to_thread(self._compare, watch.snapshot)
+            found, why = await self._thread.run(SNAPSHOT_SECONDS, self._compare, watch.snapshot)
             gaps = [("", why)] if why else [(self._path(p), w) for p, w in found.unknown]
             changes = self._own(watch, found, run_id)
             if gaps and run_id:

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 
 from ..hosting.plain import OWN_DATA_DIR
 from ..store.files import FileState
-from ..worktree.walk import LIST, READ, Ignored
+from ..worktree.walk import LIST, READ, RULE_BYTES, Ignored
 from .states import MISSING, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_RULE_BYTES = 64 * 1024
+_DEPTH = 64  # as in searches; opening a folder costs one call for each folder above it
 _TOO_LARGE = "it is too large to be recorded"
 _RACY = 2 * 10**9  # nanoseconds: the coarsest resolution of times in the file systems in use
 
@@ -100,6 +100,7 @@ class Snapshots:
         self._skip = {path.relative_to(root).parts for path in skip if root in path.parents}
         self._lock = threading.Lock()  # snapshots of two commands may be taken in two threads
         self._kept: dict[Parts, _FileEntry] = {}
+        self._compiled: tuple[str, Ignored] | None = None  # the rules of the last snapshot
 
     def take(self, rules: str | None = None) -> Snapshot:
         """Take a snapshot; blocks. `rules` are those of the snapshot to compare this one with;
@@ -108,18 +109,23 @@ class Snapshots:
             now = time.time_ns()
             wanted = rules if rules is not None else self._gitignore()
             try:
-                files = self._files(Ignored(wanted, [f"{OWN_DATA_DIR}/"]))
+                files = self._files(self._ignored(wanted))
             except (_LimitExceeded, OSError) as error:
                 self._kept = {}
                 return Snapshot(rules=wanted, why=str(error))
             self._kept = files
             return Snapshot(files, wanted, taken=now)
 
+    def _ignored(self, rules: str) -> Ignored:
+        if self._compiled is None or self._compiled[0] != rules:
+            self._compiled = rules, Ignored(rules, [f"{OWN_DATA_DIR}/"])
+        return self._compiled[1]
+
     def _gitignore(self) -> str:
         try:
             with open(os.open(self._root / ".gitignore", READ), "rb") as file:
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    return file.read(_RULE_BYTES).decode("utf-8", "replace")
+                    return file.read(RULE_BYTES).decode("utf-8", "replace")
         except OSError:
             pass  # there is none
         return ""
@@ -130,11 +136,10 @@ class Snapshots:
         limits, room = self._limits, self._limits.total_bytes
         deadline = time.monotonic() + limits.seconds
         found: list[tuple[Parts, os.stat_result]] = []
-        for parts, info in self._walk(ignored):
+        for parts, info in self._walk(ignored, deadline):
             found.append((parts, info))
             if len(found) > limits.files:
                 raise _LimitExceeded(f"the project has more than {limits.files} files")
-            self._check_time(deadline)
         files: dict[Parts, _FileEntry] = {}
         with _Folders(self._root) as folders:
             for parts, info in found:
@@ -149,8 +154,9 @@ class Snapshots:
                 f"looking at the project takes more than {self._limits.seconds:g} s"
             )
 
-    def _walk(self, ignored: Ignored) -> Iterator[tuple[Parts, os.stat_result]]:
-        """Every regular file that is not ignored, with its stat; the deepest come last."""
+    def _walk(self, ignored: Ignored, deadline: float) -> Iterator[tuple[Parts, os.stat_result]]:
+        """Every regular file that is not ignored, with its stat; the deepest come last. The time is
+        checked for every entry, also for those that are ignored. Raises _LimitExceeded."""
         todo: list[Parts] = [()]
         with _Folders(self._root) as folders:
             for above in todo:
@@ -160,10 +166,13 @@ class Snapshots:
                     continue  # removed meanwhile, or not allowed
                 with os.scandir(folder) as entries:
                     for entry in entries:
+                        self._check_time(deadline)
                         parts = (*above, entry.name)
                         is_dir = entry.is_dir(follow_symlinks=False)
                         if parts in self._skip or ignored.covers(parts, is_dir):
                             continue
+                        if is_dir and len(parts) >= _DEPTH:
+                            raise _LimitExceeded(f"its folders are more than {_DEPTH} levels deep")
                         if is_dir:
                             todo.append(parts)
                         elif entry.is_file(follow_symlinks=False):
@@ -186,6 +195,8 @@ class Snapshots:
             folder = folders.enter(parts[:-1])
             with open(os.open(parts[-1], READ, dir_fd=folder), "rb") as file:
                 info = os.fstat(file.fileno())
+                if not stat.S_ISREG(info.st_mode):
+                    return _FileEntry(_identity(info), mode, None, "it is not a regular file")
                 data = file.read(self._limits.file_bytes)
         except OSError as error:
             return _FileEntry(_identity(info), mode, None, f"it cannot be read: {error.strerror}")

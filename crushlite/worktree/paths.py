@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,68 @@ from ..errors import BadRequest, Conflict
 from ..version import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 FILE_BYTES = 5 * 1024 * 1024  # larger files are not for a model to read or rewrite
 PATH_CHARS = 4096
+CLOSED = "closed to tools: it holds the daemon's own data or those of processes"
+_PROCESSES = Path("/proc")
+_OWN_ENTRIES = 1000  # of the daemon's own files whose hard links are recognised
 
 # O_PATH where it exists: we may be allowed to pass through a folder above, but not to list it.
 _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+Identity = tuple[int, int]  # device and inode
+
+
+class OwnFolders:
+    """The daemon's own folders (data, configuration, runtime), which tools must neither read nor
+    change: they hold keys, tokens and the conversations. `root` is the workspace; of a folder that
+    contains it only the daemon's own files are meant."""
+
+    def __init__(self, root: Path | None = None, folders: Iterable[Path] = ()) -> None:
+        found = dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders)
+        self._around = [f for f in found if root is not None and root.is_relative_to(f)]
+        self._folders = [folder for folder in found if folder not in self._around]
+
+    def refuse(self, path: Path) -> None:
+        """Raise BadRequest for a resolved path in one of the folders, and for one below /proc: the
+        environment of a process holds keys as well."""
+        closed = any(path.is_relative_to(folder) for folder in (*self._folders, _PROCESSES))
+        if closed or (path.parent in self._around and _is_own(path.name)):
+            raise BadRequest(f"{path} is {CLOSED}")
+
+    def identities(self) -> frozenset[Identity]:
+        """Device and inode of the folders, and of the files in them: by these they are recognised
+        when they are reached through a mount or a hard link. Blocks."""
+        found: set[Identity] = set()
+        todo = [(folder, 2) for folder in self._folders] + [(folder, 0) for folder in self._around]
+        for folder, depth in todo:
+            if len(found) > _OWN_ENTRIES:
+                break
+            try:
+                if depth:
+                    found.add(_inode(os.stat(folder, follow_symlinks=False)))
+                with os.scandir(folder) as entries:
+                    for entry in itertools.islice(entries, _OWN_ENTRIES):
+                        if depth or _is_own(entry.name):
+                            found.add(_inode(entry.stat(follow_symlinks=False)))
+                        if depth > 1 and entry.is_dir(follow_symlinks=False):
+                            todo.append((Path(entry.path), depth - 1))
+            except OSError:
+                continue  # it does not exist
+        return frozenset(found)
+
+
+def _is_own(name: str) -> bool:
+    """Whether a file is the daemon's own, by its name: the database, its companions, its lock and
+    the configuration."""
+    return name.startswith(("crushlite.", f".{NAME}")) or name in ("crush.json", ".crush.json")
+
+
+def _inode(info: os.stat_result) -> Identity:
+    return info.st_dev, info.st_ino
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +98,12 @@ class Place:
     path: Path  # absolute, links resolved
     inside: bool  # of the workspace
     shown: str  # for messages: relative to the workspace if inside
+    closed: frozenset[Identity] = field(default=frozenset(), compare=False, repr=False)
 
 
-def locate(root: Path, raw: str) -> Place:
+def locate(root: Path, raw: str, own: OwnFolders | None = None) -> Place:
     """Resolve a path. `root` is the workspace, resolved; relative paths start there. Raises
-    BadRequest for a path that cannot exist."""
+    BadRequest for a path that cannot exist, and for one in the folders of `own`."""
     if not raw or "\0" in raw:
         raise BadRequest("a path must not be empty or contain NUL")
     if len(raw) > PATH_CHARS:
@@ -56,14 +113,20 @@ def locate(root: Path, raw: str) -> Place:
         str(path).encode("utf-8")  # other names could be neither shown nor recorded
     except (OSError, ValueError) as error:
         raise BadRequest(f"{raw!r} cannot be resolved: {error}") from None
-    inside = path == root or root in path.parents
-    return Place(path, inside, str(path.relative_to(root)) if inside else str(path))
+    if own is not None:
+        own.refuse(path)
+    inside = path.is_relative_to(root)
+    shown = str(path.relative_to(root)) if inside else str(path)
+    return Place(path, inside, shown, own.identities() if own is not None else frozenset())
 
 
 @contextlib.contextmanager
-def _parent(path: Path, *, make: bool = False) -> Iterator[int]:
+def _parent(
+    path: Path, closed: frozenset[Identity] = frozenset(), *, make: bool = False
+) -> Iterator[int]:
     """A descriptor of the directory that holds `path`, reached without following a link. With
-    `make`, missing directories are created. Raises BadRequest for any OSError, in the block too."""
+    `make`, missing directories are created. Raises BadRequest for any OSError, in the block too,
+    and if one of the directories is `closed`."""
     descriptor = os.open("/", _PASS)
     try:
         for name in path.parts[1:-1]:
@@ -77,6 +140,8 @@ def _parent(path: Path, *, make: bool = False) -> Iterator[int]:
                 following = os.open(name, _PASS, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = following
+            if closed and _inode(os.fstat(descriptor)) in closed:
+                raise BadRequest(f"{path} is {CLOSED}")
         yield descriptor
     except OSError as error:
         raise _explained(error, path) from None
@@ -100,14 +165,16 @@ def read_bytes(place: Place, limit: int = FILE_BYTES) -> tuple[bytes, os.stat_re
     """The content of a regular file, and its stat at that moment. Raises BadRequest for any other
     kind of file, and for more than `limit` bytes."""
     path = place.path
-    with _parent(path) as parent:
+    with _parent(path, place.closed) as parent:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         # Checked before it is opened: merely opening a device can have an effect.
         _require_regular(place, os.stat(path.name or ".", dir_fd=parent, follow_symlinks=False))
         with open(os.open(path.name or ".", flags, dir_fd=parent), "rb") as file:
             info = os.fstat(file.fileno())
             _require_regular(place, info)
-            data = file.read(limit + 1)
+            if _inode(info) in place.closed:
+                raise BadRequest(f"{place.shown} is {CLOSED}")
+            data = file.read(limit + 1) or b""  # None: it would block, as some of /proc and /sys do
     if len(data) > limit:
         raise BadRequest(f"{place.shown} is larger than {limit} bytes")
     return data, info
@@ -130,7 +197,7 @@ def write_bytes(
     path = place.path
     if not path.name:
         raise BadRequest(f"{place.shown} is a directory")
-    with _parent(path, make=True) as parent:
+    with _parent(path, place.closed, make=True) as parent:
         temporary = f".{NAME}-{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o666, dir_fd=parent)

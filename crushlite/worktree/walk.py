@@ -3,7 +3,8 @@
 A regular expression can take for ever, a file system can hang, a tree can be endless. A process
 under a keeper is killed when the search is cancelled or its time is up, and never blocks the
 daemon. The program imports only the standard library, gets its request as JSON in its one argument,
-and prints one JSON object: `found` and `cut` (why it did not find more: "", "limit" or "time"), or
+and prints one JSON object: `found`, `cut` (why it did not find more: "", "limit", "time" or
+"entries") and, if there are any, `dropped` (how many rules of the .gitignore were not used); or
 `error`, a text for the model.
 
 It walks the tree by descriptors and follows no link, neither on the way to the folder where it
@@ -13,6 +14,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import heapq
 import json
@@ -30,8 +32,17 @@ if TYPE_CHECKING:
 FILE_BYTES = 5 * 1024 * 1024
 LINE_CHARS = 300
 DEPTH = 64
-MEMORY = 1 << 30
+MEMORY = 1 << 29
 MOST_BRACES = 64
+ENTRIES = 200_000  # of a tree that one search looks at
+FOLDER_ENTRIES = 50_000  # of one folder
+ANSWER_CHARS = 200_000  # of all that is found: more would fill the context of most models
+# Bounds of a file of rules: about ten times what the longest honest ones hold.
+RULE_BYTES = 64 * 1024
+RULES = 2000
+WILD_RULES = 400
+RULE_CHARS = 500
+CLOSED = "closed to tools: it holds the daemon's own data or those of processes"
 SKIPPED = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 
 # For os.open: a folder to pass through (O_PATH needs no right to list it), a folder to list, a file
@@ -41,6 +52,8 @@ LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Parts = tuple[str, ...]
+
+_WILD = re.compile(r"[*?\[]")
 
 
 # Patterns ---------------------------------------------------------------------------------------
@@ -100,44 +113,93 @@ class Pattern:
         return at
 
 
+class _Rules:
+    """Neighbouring rules of the same kind: all leave out, or all are exceptions (`!rule`). Their
+    order among themselves does not matter."""
+
+    def __init__(self, exception: bool) -> None:
+        self.exception = exception
+        # By whether they are for folders only: plain names, and expressions for names.
+        self._plain: dict[bool, set[str]] = {True: set(), False: set()}
+        self._wild: dict[bool, list[str]] = {True: [], False: []}
+        self._paths: list[tuple[Pattern, bool]] = []
+        self._names: dict[bool, re.Pattern[str]] = {}
+
+    def add(self, body: str) -> None:
+        name, only_folders = body.rstrip("/"), body.endswith("/")
+        if "/" in name or name in ("", ".", "**"):
+            anywhere = "/" not in name
+            self._paths.append((Pattern(f"**/{body}" if anywhere else body), only_folders))
+        elif _WILD.search(name):
+            self._wild[only_folders].append(fnmatch.translate(name))
+        else:
+            self._plain[only_folders].add(name)
+
+    def compile(self) -> None:
+        """Make one expression of all names: it is much faster than one after the other."""
+        for is_dir in (True, False):
+            wild = [*self._wild[False], *(self._wild[True] if is_dir else ())]
+            self._names[is_dir] = re.compile("|".join(wild) or "(?!)")
+
+    def match(self, parts: Parts, is_dir: bool) -> bool:
+        name = parts[-1]
+        if name in self._plain[False] or (is_dir and name in self._plain[True]):
+            return True
+        if self._names[is_dir].match(name) is not None:
+            return True
+        return any(
+            (is_dir or not only_folders) and pattern.matches(parts)
+            for pattern, only_folders in self._paths
+        )
+
+
 class Ignored:
     """Which entries a search leaves out: those named in SKIPPED, and those that the text of a
-    .gitignore or one of the `extra` rules names. Of .gitignore only the simple rules are known."""
+    .gitignore or one of the `extra` rules names. Of .gitignore only the simple rules are known.
+
+    A file of rules comes with a repository, so the work for one entry is bounded: at most RULES
+    rules are used, WILD_RULES of them with wildcards or folders in them, none longer than
+    RULE_CHARS. `dropped` is how many were not used. The `extra` rules come last and are not
+    bounded here."""
 
     def __init__(self, rules: str = "", extra: Iterable[str] = ()) -> None:
-        # Expression for a name ("" if the rule is about a whole path), pattern for the path,
-        # whether only folders match, whether it is an exception (`!rule`).
-        self._rules: list[tuple[str, Pattern, bool, bool]] = []
-        for line in [*rules.split("\n"), *extra]:
-            rule = line.strip()
-            if not rule or rule.startswith("#"):
-                continue
+        used, self.dropped = _bounded(rules)
+        self._groups: list[_Rules] = []
+        for rule in [*used, *filter(None, map(str.strip, extra))]:
             exception = rule.startswith("!")
-            body = rule.removeprefix("!")
-            name = body.rstrip("/")
-            anywhere = "/" not in name
-            by_name = fnmatch.translate(name) if anywhere and name not in ("", ".", "**") else ""
-            pattern = Pattern(f"**/{body}" if anywhere else body)
-            self._rules.append((by_name, pattern, body.endswith("/"), exception))
-        # Most rules are about names, and without exceptions their order does not matter: then one
-        # expression for all of them is much faster. One is for folders, the other for files.
-        names = {
-            is_dir: "|".join(r[0] for r in self._rules if r[0] and (is_dir or not r[2]))
-            for is_dir in (True, False)
-        }
-        self._ordered = any(rule[3] for rule in self._rules)
-        self._names = {key: re.compile(text or "(?!)") for key, text in names.items()}
-        self._paths = [rule for rule in self._rules if self._ordered or not rule[0]]
+            if not self._groups or self._groups[-1].exception != exception:
+                self._groups.append(_Rules(exception))
+            self._groups[-1].add(rule.removeprefix("!"))
+        for group in self._groups:
+            group.compile()
+        self._groups.reverse()
 
     def covers(self, parts: Parts, is_dir: bool) -> bool:
-        """Whether an entry is left out; `parts` is its path below the folder of the rules."""
+        """Whether an entry is left out; `parts` is its path below the folder of the rules. The last
+        rule that matches decides."""
         if is_dir and parts[-1] in SKIPPED:
             return True
-        ignored = not self._ordered and self._names[is_dir].match(parts[-1]) is not None
-        for _, pattern, only_folders, exception in self._paths:
-            if (is_dir or not only_folders) and ignored == exception and pattern.matches(parts):
-                ignored = not exception
-        return ignored
+        for group in self._groups:
+            if group.match(parts, is_dir):
+                return not group.exception
+        return False
+
+
+def _bounded(text: str) -> tuple[list[str], int]:
+    """The rules of a file that are used, and how many are not."""
+    used: list[str] = []
+    wild = dropped = 0
+    for line in text.split("\n"):
+        rule = line.strip()
+        if not rule or rule.startswith("#"):
+            continue
+        is_wild = _WILD.search(rule) is not None or "/" in rule.rstrip("/")
+        if len(rule) > RULE_CHARS or len(used) >= RULES or (is_wild and wild >= WILD_RULES):
+            dropped += 1
+            continue
+        wild += is_wild
+        used.append(rule)
+    return used, dropped
 
 
 # The tree ---------------------------------------------------------------------------------------
@@ -153,25 +215,45 @@ class _Stop(Exception):
     """The search ends before it has seen everything; the argument is the value of `cut`."""
 
 
-def _content(name: str, folder: int) -> bytes | None:
+class Closed:
+    """Folders and files that no search may look into, by device and inode: so it does not matter by
+    which path, mount or hard link they are reached."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._identities = {tuple(pair) for pair in request.get("closed") or ()}
+
+    def refuse(self, descriptor: int) -> None:
+        """Raise PermissionError if this is the descriptor of a closed folder or file."""
+        if self._identities:
+            info = os.fstat(descriptor)
+            if (info.st_dev, info.st_ino) in self._identities:
+                raise PermissionError(errno.EACCES, CLOSED)
+
+
+def _content(name: str, folder: int, closed: Closed) -> bytes | None:
     """The content of a file; None if it cannot be read, is binary or larger than FILE_BYTES."""
     try:
         with open(os.open(name, READ, dir_fd=folder), "rb") as file:
+            closed.refuse(file.fileno())
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode) or info.st_size > FILE_BYTES:
                 return None
-            data = file.read(FILE_BYTES)
+            data = file.read(FILE_BYTES) or b""  # None: it would block, as some of /proc do
     except OSError:
         return None
     return None if b"\0" in data[:8192] else data
 
 
-def _enter(path: str) -> int:
-    """A descriptor of the folder at an absolute path, reached through no link."""
+def _enter(path: str, closed: Closed) -> int:
+    """A descriptor of the folder at an absolute path, reached through no link and no closed
+    folder."""
+    if f"{path}/".startswith("/proc/"):
+        raise PermissionError(errno.EACCES, CLOSED)
     at = os.open("/", _PASS)
     for name in path.split("/"):
         if name:
             at = _down(at, name, _PASS)
+            closed.refuse(at)
     return at
 
 
@@ -198,10 +280,14 @@ class Tree:
     def __init__(self, request: dict[str, Any]) -> None:
         self._deadline = time.monotonic() + request["seconds"]
         self._depth = min(request.get("depth") or DEPTH, DEPTH)
-        self._top = _enter(request["path"])
+        self._closed = Closed(request)
+        self._top = _enter(request["path"], self._closed)
+        self._seen = 0
+        self._cut = ""
         root = request.get("root") or ""
-        rules = _content(".gitignore", _enter(root)) if root else b""
-        self._ignored = Ignored((rules or b"").decode("utf-8", "replace"))
+        rules = _content(".gitignore", _enter(root, self._closed), self._closed) if root else b""
+        self._ignored = Ignored((rules or b"")[:RULE_BYTES].decode("utf-8", "replace"))
+        request["dropped"] = self._ignored.dropped
         self._extra = Ignored("", request.get("ignore") or ())
         # The path of the searched folder below the workspace, whose rules apply to whole paths.
         self._prefix = tuple(os.path.relpath(request["path"], root).split("/")) if root else ()
@@ -209,7 +295,7 @@ class Tree:
             self._prefix = ()
 
     def entries(self) -> Iterator[TreeEntry]:
-        """Raises _Stop when the time is up."""
+        """Raises _Stop when the time is up, or at the end if something was left out."""
         todo: deque[Parts] = deque([()])
         while todo:
             above = todo.popleft()
@@ -218,6 +304,7 @@ class Tree:
             except OSError:
                 continue  # removed meanwhile, or not allowed
             try:
+                self._closed.refuse(folder)
                 for name, is_dir in self._names(folder):
                     parts = (*above, name)
                     if self._skips(parts, is_dir):
@@ -225,14 +312,22 @@ class Tree:
                     yield TreeEntry(parts, is_dir, folder)
                     if is_dir and len(parts) < self._depth:
                         todo.append(parts)
+            except PermissionError:
+                continue  # closed
             finally:
                 os.close(folder)
+        if self._cut:
+            raise _Stop(self._cut)
 
     def _names(self, folder: int) -> list[tuple[str, bool]]:
-        names = []
+        names: list[tuple[str, bool]] = []
         with os.scandir(folder) as entries:
             for entry in entries:
                 self._check_time()
+                self._seen += 1
+                if len(names) >= FOLDER_ENTRIES:
+                    self._cut = "entries"
+                    break
                 names.append((entry.name, entry.is_dir(follow_symlinks=False)))
         return sorted(names)
 
@@ -245,6 +340,8 @@ class Tree:
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
             raise _Stop("time")
+        if self._seen > ENTRIES:
+            raise _Stop("entries")
 
 
 # The three searches -----------------------------------------------------------------------------
@@ -256,15 +353,30 @@ def _shown(parts: Parts) -> str:
     return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
-def _ls(request: dict[str, Any], found: list[Any]) -> None:
+class Found:
+    """What a search has found, within the limits of an answer."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.items: list[Any] = []
+        self._limit = request.get("limit", 0)
+        self._room = ANSWER_CHARS
+
+    def add(self, item: Any, chars: int) -> None:
+        """Raises _Stop if there is no room for it."""
+        self._room -= chars
+        if len(self.items) >= self._limit or self._room < 0:
+            raise _Stop("limit")
+        self.items.append(item)
+
+
+def _ls(request: dict[str, Any], found: Found) -> None:
     """Add [path as a list of names, whether it is a folder] for each entry."""
     for entry in Tree(request).entries():
-        if len(found) >= request["limit"]:
-            raise _Stop("limit")
-        found.append([[_shown((part,)) for part in entry.parts], entry.is_dir])
+        parts = [_shown((part,)) for part in entry.parts]
+        found.add([parts, entry.is_dir], sum(map(len, parts)))
 
 
-def _glob(request: dict[str, Any], found: list[Any]) -> None:
+def _glob(request: dict[str, Any], found: Found) -> None:
     """Add the paths of matching files, the newest first: they are what the user works on."""
     patterns = [Pattern(pattern) for pattern in braces(request["pattern"])]
     newest: list[tuple[float, str]] = []
@@ -278,7 +390,8 @@ def _glob(request: dict[str, Any], found: list[Any]) -> None:
                     cut = "limit"
     except _Stop as stop:
         cut = str(stop)
-    found += [name for _, name in sorted(newest, key=lambda item: (-item[0], item[1]))]
+    for _, name in sorted(newest, key=lambda item: (-item[0], item[1])):
+        found.add(name, len(name))
     if cut:
         raise _Stop(cut)
 
@@ -290,28 +403,29 @@ def _modified(entry: TreeEntry) -> float:
         return 0.0
 
 
-def _grep(request: dict[str, Any], found: list[Any]) -> None:
+def _grep(request: dict[str, Any], found: Found) -> None:
     """Add [path, number of the line, text around the match] for each matching line."""
     pattern = request["pattern"]
     wanted = re.compile(re.escape(pattern) if request.get("literal") else pattern)
-    for entry in _files(request):
-        data = _content(entry.parts[-1], entry.folder)
+    closed = Closed(request)
+    for entry in _files(request, closed):
+        data = _content(entry.parts[-1], entry.folder, closed)
         if data is None:
             continue
+        name = _shown(entry.parts)
         for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
             match = wanted.search(line.removesuffix("\r"))
             if match is None:
                 continue
-            if len(found) >= request["limit"]:
-                raise _Stop("limit")
-            found.append([_shown(entry.parts), number, _around(line, match.start())])
+            around = _around(line, match.start())
+            found.add([name, number, around], len(name) + len(around))
 
 
-def _files(request: dict[str, Any]) -> Iterator[TreeEntry]:
+def _files(request: dict[str, Any], closed: Closed) -> Iterator[TreeEntry]:
     """The files that grep reads: the one it was given, or those below a folder."""
     if request.get("file"):
         folder, _, name = request["path"].rpartition("/")
-        at = _enter(folder)
+        at = _enter(folder, closed)
         yield TreeEntry((name,), False, at)
         os.close(at)
         return
@@ -330,7 +444,7 @@ def _around(line: str, at: int) -> str:
     return ("..." if first else "") + readable + ("..." if len(line) > first + LINE_CHARS else "")
 
 
-SEARCHES: dict[str, Callable[[dict[str, Any], list[Any]], None]] = {
+SEARCHES: dict[str, Callable[[dict[str, Any], Found], None]] = {
     "ls": _ls,
     "glob": _glob,
     "grep": _grep,
@@ -350,7 +464,7 @@ def _limit_memory() -> None:
 def main(argument: str) -> str:
     """Perform one search: takes a request and returns an answer, both in JSON."""
     request = json.loads(argument)
-    found: list[Any] = []
+    found = Found(request)
     cut = ""
     try:
         SEARCHES[request["search"]](request, found)
@@ -362,7 +476,8 @@ def main(argument: str) -> str:
         return json.dumps({"error": "the pattern, or what it is applied to, is too large"})
     except OSError as error:
         return json.dumps({"error": f"{request['path']}: {error.strerror}"})
-    return json.dumps({"found": found, "cut": cut})
+    answer = {"found": found.items, "cut": cut}
+    return json.dumps(answer | ({"dropped": request["dropped"]} if request.get("dropped") else {}))
 
 
 if __name__ == "__main__":

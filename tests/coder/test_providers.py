@@ -843,8 +843,8 @@ class Failures(Case):
 class Bounds(Case):
     async def test_a_line_over_the_limit_ends_the_answer(self) -> None:
         for provider in (self.openai(), self.anthropic()):
-            error = await self.failure(provider, HEAD + b"data: " + b"x" * ((8 << 20) + 1))
-            self.assertIn("over 8 MiB", str(error))
+            error = await self.failure(provider, HEAD + b"data: " + b"x" * ((4 << 20) + 1))
+            self.assertIn("over 4 MiB", str(error))
 
     async def test_an_answer_over_the_limit_is_ended(self) -> None:
         with mock.patch.object(reply, "TOTAL_LIMIT", 3 << 20):

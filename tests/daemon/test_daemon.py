@@ -382,6 +382,17 @@ class Leaving(ProcessTestCase):
                 self.assertEqual(self.rows("SELECT outcome FROM runs"), [("canceled",)] * number)
                 self.assertFalse(os.path.exists(self.socket))
 
+    def test_a_loop_that_stands_still_does_not_hold_the_process(self) -> None:
+        process = self.serve_agent("blocks_the_loop", "--cancel-grace", "0.2", "--drain", "0.2")
+        gate = self.root / "gate"
+        os.mkfifo(gate)
+        base = self.join()
+        self.prompt(base, self.session(base), str(gate))
+        process.log.wait_for("the event loop is blocked")
+        process.signal(signal.SIGTERM)
+        self.assertEqual(process.exit_code(), 1, process.log.text)
+        self.assertIn("something hangs", process.log.text)
+
     def test_an_unused_daemon_leaves_when_its_time_is_up(self) -> None:
         for flags, env in (
             (("--idle-timeout", "0.2"), {}),

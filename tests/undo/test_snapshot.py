@@ -233,6 +233,16 @@ class LimitTests(SnapshotCase):
         self.write("a.txt")
         self.assertIn("takes more than", self.snapshots.take().why)
 
+    def test_the_time_counts_for_ignored_files_as_well(self) -> None:
+        self.snapshots = Snapshots(self.root, limits=SnapshotLimits(seconds=-1.0))
+        self.write(".gitignore", "*\n")
+        self.write("a.txt")
+        self.assertIn("takes more than", self.snapshots.take().why)
+
+    def test_a_project_that_is_too_deep_has_no_snapshot(self) -> None:
+        self.write("/".join(["d"] * 70) + "/a.txt")
+        self.assertIn("levels deep", self.snapshots.take().why)
+
     def test_a_project_that_is_gone_has_no_files(self) -> None:
         self.snapshots = Snapshots(self.root / "nowhere")
         self.assertEqual((self.snapshots.take().files, self.snapshots.take().why), ({}, ""))

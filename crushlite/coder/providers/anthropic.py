@@ -22,10 +22,10 @@ Reading the answer is in anthropic_answer.py.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from ..jsontext import loads
 from ..proxies import NO_PROXIES
 from .anthropic_answer import MessagesDecoder
 from .decoding import model_ids
@@ -88,7 +88,9 @@ class AnthropicProvider:
     def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         """See ModelClient."""
         path = f"{self._prefix}/messages"
-        return self._transport.pieces(path, self._body(request), MessagesDecoder())
+        return self._transport.pieces(
+            path, lambda: self._body(request), MessagesDecoder(), chars=request.chars
+        )
 
     async def list_models(self, timeout: float = MODELS_SECONDS) -> list[str]:
         """The ids of the models that the server offers, the newest first. Raises ProviderError,
@@ -195,8 +197,8 @@ def _thinking(message: ChatMessage) -> list[dict[str, Any]]:
     signature = message.signature
     if signature.startswith("["):
         try:
-            blocks = json.loads(signature)
-        except (ValueError, RecursionError):
+            blocks = loads(signature)
+        except ValueError:
             return []
         return [block for block in blocks if isinstance(block, dict) and "type" in block]
     if not signature:
@@ -221,7 +223,7 @@ def _id(id_: str) -> str:
 def _object(text: str) -> dict[str, Any]:
     """The arguments of a tool call; empty if they are no JSON object."""
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        value = loads(text or "{}")
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

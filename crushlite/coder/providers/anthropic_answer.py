@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-from .base import CallPiece, ModelStop, Piece, Text, Thought, Tokens
-from .decoding import SurrogateJoiner, cut_off, object_of, stop_reason, text_field, whole_number
+from .base import CallPiece, ModelStop, Piece, ProviderError, Text, Thought, Tokens
+from .decoding import (
+    HELD_CHARS,
+    MOST_ITEMS,
+    SurrogateJoiner,
+    cut_off,
+    items_of,
+    object_of,
+    stop_reason,
+    text_field,
+    whole_number,
+    written,
+)
 from .failures import malformed, refusal
 from .reply import WHOLE
 
@@ -14,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...http.sse import SSEEvent
+
+SIGNED_AT_ONCE = 16  # blocks of thinking whose signature is passed on when each ends
 
 _REASONS = {
     "end_turn": "end_turn",
@@ -34,8 +46,9 @@ class _Block:
         self.call = call
         self.input: dict[str, Any] = {}  # given with the start; usually deltas follow instead
         self.arguments = 0  # how many characters of them have been streamed
-        self.thinking = ""
-        self.signature = ""
+        self.thinking: list[str] = []
+        self.signature: list[str] = []
+        self.held = 0  # characters of the signature
         self.data = ""
         self.join = SurrogateJoiner()
 
@@ -49,6 +62,7 @@ class MessagesDecoder:
         self._reason = ""
         self._blocks: dict[int, _Block] = {}
         self._calls = 0
+        self._begun_blocks = 0
         self._thoughts: list[dict[str, Any]] = []  # complete blocks, as they must be sent back
 
     @property
@@ -71,6 +85,8 @@ class MessagesDecoder:
             raise cut_off()
         # A block that was never closed, in an answer that was, is closed here.
         rest = [piece for index in list(self._blocks) for piece in self._close(index)]
+        if len(self._thoughts) > SIGNED_AT_ONCE:
+            rest.append(Thought("", self._signature()))
         reason = _REASONS.get(self._reason, "unknown")
         return [*rest, ModelStop(stop_reason(reason, has_calls=self._calls > 0))]
 
@@ -80,7 +96,7 @@ class MessagesDecoder:
         if not isinstance(content, list):
             raise refusal(value)
         pieces: list[Piece] = []
-        for index, block in enumerate(content):
+        for index, block in enumerate(items_of(content, "content blocks")):
             pieces += self._block_start({"index": index, "content_block": block})
             pieces += self._close(index)
         pieces += self._message_delta({"delta": value, "usage": value.get("usage")})
@@ -92,14 +108,17 @@ class MessagesDecoder:
     def _message_start(self, value: dict[str, Any]) -> list[Piece]:
         message = value.get("message")
         if not isinstance(message, dict):
-            raise malformed(f"a message_start without a message: {value!r}")
+            raise malformed("a message_start without a message", value)
         self._begun = True
         return _tokens(message.get("usage"))
 
     def _block_start(self, value: dict[str, Any]) -> list[Piece]:
         block, index = value.get("content_block"), whole_number(value.get("index"))
         if not isinstance(block, dict) or index is None or index in self._blocks:
-            raise malformed(f"a content block of a strange shape: {value!r}")
+            raise malformed("a content block of a strange shape", value)
+        self._begun_blocks += 1
+        if self._begun_blocks > MOST_ITEMS:
+            raise ProviderError(f"the provider sent more than {MOST_ITEMS} content blocks")
         self._begun = True
         kind = block.get("type")
         pieces: list[Piece] = []
@@ -107,7 +126,7 @@ class MessagesDecoder:
         if kind == "tool_use":
             id_, name = block.get("id"), block.get("name")
             if not isinstance(id_, str) or not isinstance(name, str) or not id_ or not name:
-                raise malformed(f"a tool call without id or name: {block!r}")
+                raise malformed("a tool call without id or name", block)
             number, self._calls = self._calls, self._calls + 1
             pieces.append(CallPiece(number, id_, name))
         opened = self._blocks[index] = _Block(str(kind), number)
@@ -119,19 +138,23 @@ class MessagesDecoder:
     def _block_delta(self, value: dict[str, Any]) -> list[Piece]:
         delta, block = value.get("delta"), self._block(value)
         if not isinstance(delta, dict):
-            raise malformed(f"a delta that is no object: {value!r}")
+            raise malformed("a delta that is no object", value)
         return self._grow(block, delta)
 
     def _grow(self, block: _Block, delta: dict[str, Any]) -> list[Piece]:
         """Add what a delta, or the start of a block, brings. Return the pieces of it."""
-        block.signature += text_field(delta, "signature")
+        if signed := text_field(delta, "signature"):
+            block.signature.append(signed)
+            block.held += len(signed)
+            if block.held > HELD_CHARS:
+                raise malformed("a signature that is too long")
         if block.kind == "tool_use":
             text = block.join(text_field(delta, "partial_json"))
             block.arguments += len(text)
             return [CallPiece(block.call or 0, arguments=text)] if text else []
         if block.kind == "thinking":
             text = block.join(text_field(delta, "thinking"))
-            block.thinking += text
+            block.thinking.append(text)
             return [Thought(text)] if text else []
         text = block.join(text_field(delta, "text")) if block.kind == "text" else ""
         return [Text(text)] if text else []
@@ -143,7 +166,7 @@ class MessagesDecoder:
     def _message_delta(self, value: dict[str, Any]) -> list[Piece]:
         delta = value.get("delta")
         if not isinstance(delta, dict):
-            raise malformed(f"a message_delta that is no object: {value!r}")
+            raise malformed("a message_delta that is no object", value)
         self._reason = text_field(delta, "stop_reason") or self._reason
         return _tokens(value.get("usage"))
 
@@ -168,7 +191,7 @@ class MessagesDecoder:
         index = whole_number(value.get("index"))
         block = self._blocks.get(index) if index is not None else None
         if block is None:
-            raise malformed(f"a part of a block that never began: {value!r}")
+            raise malformed("a part of a block that never began", value)
         return block
 
     def _close(self, index: int) -> list[Piece]:
@@ -176,22 +199,23 @@ class MessagesDecoder:
         deltas, or the signature of the thinking so far."""
         block = self._blocks.pop(index)
         if block.call is not None and not block.arguments:
-            return [CallPiece(block.call, arguments=json.dumps(block.input))]
+            return [CallPiece(block.call, arguments=written(block.input))]
         if block.kind == "thinking" and block.signature:
-            thought = {"type": "thinking", "thinking": block.thinking}
-            self._thoughts.append({**thought, "signature": block.signature})
+            thought = {"type": "thinking", "thinking": "".join(block.thinking)}
+            self._thoughts.append({**thought, "signature": "".join(block.signature)})
         elif block.kind == "redacted_thinking" and block.data:
             self._thoughts.append({"type": "redacted_thinking", "data": block.data})
         else:
             return []
-        return [Thought("", self._signature())]
+        # All of them are in the signature: to repeat them after each of many would be quadratic.
+        return [Thought("", self._signature())] if len(self._thoughts) <= SIGNED_AT_ONCE else []
 
     def _signature(self) -> str:
         """The signature of all the thinking so far; each one replaces the one before. How it is
         made: see anthropic.py."""
         first, *more = self._thoughts
         if more or first["type"] != "thinking" or first["signature"].startswith("["):
-            return json.dumps(self._thoughts)
+            return written(self._thoughts)
         return str(first["signature"])
 
 

@@ -66,6 +66,18 @@ class ModelRequest:
     reasoning_effort: str = ""
     think: bool = False
 
+    @property
+    def chars(self) -> int:
+        """About how long it is, without the descriptions of the tools."""
+        return len(self.system) + sum(
+            len(message.text)
+            + len(message.thinking)
+            + len(message.signature)
+            + sum(len(call.input) for call in message.tool_calls)
+            + sum(len(image.data) for image in message.images)
+            for message in self.messages
+        )
+
 
 # Pieces of an answer, in the order in which the provider streams them.
 

@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..jsontext import loads
 from .base import ProviderError
 from .failures import malformed, refusal
 from .reply import WHOLE
@@ -13,6 +14,10 @@ from .reply import WHOLE
 if TYPE_CHECKING:
     from ...http.sse import SSEEvent
     from .base import Piece
+
+MOST = 10**9  # tokens, or numbers of parts
+MOST_ITEMS = 2000  # parts of one event
+HELD_CHARS = 1 << 20  # of what is kept back until it can be used, such as signatures
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -55,27 +60,47 @@ class SurrogateJoiner:
 
 def decode_json(data: str) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise malformed(f"something that is not JSON: {data}") from None
+        return loads(data)
+    except ValueError:
+        raise malformed("something that is not JSON", data) from None
+
+
+def items_of(value: Any, what: str) -> list[Any]:
+    """A list of an answer; empty if it is missing. Raises ProviderError if it is none, or has more
+    than MOST_ITEMS entries: reading an event is one step of the event loop."""
+    if not value:
+        return []
+    if not isinstance(value, list):
+        raise malformed(f"{what} that are no list", value)
+    if len(value) > MOST_ITEMS:
+        raise ProviderError(f"the provider sent {len(value)} {what} at once")
+    return value
 
 
 def object_of(event: SSEEvent) -> dict[str, Any]:
     """The JSON object of an event. Raises ProviderError if it is an error, or no object."""
     value = decode_json(event.data)
     if not isinstance(value, dict):
-        raise refusal(value) if event.event == WHOLE else malformed(f"no object: {event.data}")
+        raise refusal(value) if event.event == WHOLE else malformed("no object", event.data)
     named = event.event == "error" or "error" in (value.get("object"), value.get("type"))
     if value.get("error") or named:
         raise refusal(value)
     return value
 
 
+def written(value: Any) -> str:
+    """An object of an answer as JSON. Raises ProviderError for one that cannot be written."""
+    try:
+        return "".join(json.JSONEncoder().iterencode(value))
+    except (ValueError, RecursionError):
+        raise malformed("arguments that are nested too deeply") from None
+
+
 def whole_number(value: object) -> int | None:
-    """A number that counts something; None if the value is not one."""
+    """A number that counts something; None if the value is not one, or absurdly large."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
         return None
     return value
 
@@ -87,7 +112,7 @@ def text_field(value: dict[str, Any], name: str) -> str:
     if found is None:
         return ""
     if not isinstance(found, str):
-        raise malformed(f"a {name} that is no text: {found!r}")
+        raise malformed(f"a {name} that is no text", found)
     return found
 
 

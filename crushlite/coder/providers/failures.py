@@ -15,6 +15,7 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from ..jsontext import beginning
 from .base import ProviderError
 
 if TYPE_CHECKING:
@@ -47,9 +48,11 @@ _KINDS = {
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
-def malformed(what: str) -> ProviderError:
-    """The error for an answer that cannot be understood."""
-    return ProviderError(f"the provider sent {what}", retryable=True)
+def malformed(what: str, value: Any = None) -> ProviderError:
+    """The error for an answer that cannot be understood. The beginning of `value`, which may be
+    huge, is quoted at the end: there half of a secret is recognised."""
+    quoted = "" if value is None else f": {_brief(value)[: MESSAGE_LIMIT * 4]}"
+    return ProviderError(f"the provider sent {what}{quoted}", retryable=True)
 
 
 def refusal(value: Any, *, status: int = 0) -> ProviderError:
@@ -100,25 +103,29 @@ def _text_of(error: Any) -> str:
     if isinstance(error, str):
         return error
     if not isinstance(error, dict):
-        return json.dumps(error) if error else ""
+        return beginning(error, MESSAGE_LIMIT * 4) if error else ""
     for name in ("message", "msg", "detail", "error_description", "description", "title"):
         value = error.get(name)
         if isinstance(value, list):
-            value = "; ".join(_complaint(item) for item in value)
+            value = "; ".join(_complaint(item) for item in value[:20])
         elif isinstance(value, dict):
             value = _text_of(value)
         if isinstance(value, str) and value.strip():
             return value + _raw(error.get("metadata"))
-    return json.dumps(error) if error else ""
+    return beginning(error, MESSAGE_LIMIT * 4) if error else ""
 
 
 def _complaint(item: Any) -> str:
     """The text of one entry of a list of validation errors."""
     if not isinstance(item, dict):
-        return str(item)
+        return _brief(item)
     path = item.get("loc")
-    where = ".".join(str(step) for step in path) + ": " if isinstance(path, list) else ""
-    return where + str(item.get("msg") or item.get("message") or json.dumps(item))
+    where = ".".join(_brief(step) for step in path[:20]) + ": " if isinstance(path, list) else ""
+    return where + _brief(item.get("msg") or item.get("message") or item)
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else beginning(value, MESSAGE_LIMIT)
 
 
 def _raw(metadata: Any) -> str:

@@ -71,7 +71,9 @@ class OpenAIProvider:
         """See ModelClient."""
         for left in reversed(range(_TRIES)):
             body, decoder = self._body(request), ChatDecoder()
-            answer = self._transport.pieces("/chat/completions", body, decoder)
+            answer = self._transport.pieces(
+                "/chat/completions", body.copy, decoder, chars=request.chars
+            )
             try:
                 async with contextlib.aclosing(answer):
                     async for piece in answer:

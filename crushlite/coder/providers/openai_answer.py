@@ -11,12 +11,23 @@ ProviderError and never guessed. In short:
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from .base import CallPiece, ModelStop, Piece, Text, Thought, Tokens
-from .decoding import SurrogateJoiner, cut_off, object_of, stop_reason, text_field, whole_number
+from ..jsontext import loads
+from .base import CallPiece, ModelStop, Piece, ProviderError, Text, Thought, Tokens
+from .decoding import (
+    HELD_CHARS,
+    MOST_ITEMS,
+    SurrogateJoiner,
+    cut_off,
+    items_of,
+    object_of,
+    stop_reason,
+    text_field,
+    whole_number,
+    written,
+)
 from .failures import malformed, refusal
 from .reply import WHOLE
 
@@ -38,6 +49,7 @@ _REASONS = {
     "refusal": "content_filter",
     "safety": "content_filter",
 }
+CHECKED_CHARS = 8 << 20  # see _is_complete
 # Finish reasons of servers that failed after they had begun to answer.
 _FAILURES = frozenset({"error", "network_error", "insufficient_system_resource"})
 
@@ -50,18 +62,11 @@ class _Call:
         self.given = ""  # the server's id
         self.id = ""  # the id in the pieces, from the first one on
         self.name = ""
-        self.held = ""  # arguments that came before the name
+        self.held: list[str] = []  # arguments that came before the name
+        self.held_chars = 0
         self.arguments: list[str] = []
+        self.chars = 0  # of the arguments
         self.join = SurrogateJoiner()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the arguments are a JSON document already."""
-        try:
-            json.loads("".join(self.arguments))
-        except (ValueError, RecursionError):
-            return False
-        return True
 
 
 class _Calls:
@@ -70,6 +75,9 @@ class _Calls:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}  # the server's ids
+        self._ids: set[str] = set()  # of the pieces
+        self._checked = 0  # characters that `_is_complete` has read in vain
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -77,21 +85,29 @@ class _Calls:
     def add(self, item: Any) -> list[CallPiece]:
         """Take one part of a call. Raises ProviderError if it cannot be one."""
         if not isinstance(item, dict):
-            raise malformed(f"a tool call that is no object: {item!r}")
+            raise malformed("a tool call that is no object", item)
         function = item.get("function") or {}
         index = item.get("index")
         if not isinstance(function, dict) or (index is not None and whole_number(index) is None):
-            raise malformed(f"a tool call of a strange shape: {item!r}")
+            raise malformed("a tool call of a strange shape", item)
         name, id_ = text_field(function, "name"), text_field(item, "id")
         call = self._find(whole_number(index), id_, name)
-        call.given = call.given or id_
+        if id_ and not call.given:
+            call.given = id_
+            self._by_id.setdefault(id_, call)
         call.name = call.name or name
-        call.held += _arguments(function)
+        given = _arguments(function)
         if not call.name:
+            call.held.append(given)
+            call.held_chars += len(given)
+            if call.held_chars > HELD_CHARS:
+                raise malformed("the arguments of a tool call without a name")
             return []
-        text, call.held = call.join(call.held), ""
+        text = call.join("".join([*call.held, given]))
+        call.held.clear()
         if text:
             call.arguments.append(text)
+            call.chars += len(text)
         if call.id:
             return [CallPiece(call.number, arguments=text)] if text else []
         call.id = self._unused_id(call.given)
@@ -114,15 +130,31 @@ class _Calls:
                 known = self._by_index[index] = self._new()
             return known
         if id_:
-            return next((c for c in self._calls if c.given == id_), None) or self._new()
+            return self._by_id.get(id_) or self._new()
         if last is None and not name:
             raise malformed("a part of a tool call that never began")
         # Only the order is left: a name begins a call, unless it repeats that of an open one.
-        if last is None or (name and (name != last.name or last.complete)):
+        if last is None or (name and (name != last.name or self._is_complete(last))):
             return self._new()
         return last
 
+    def _is_complete(self, call: _Call) -> bool:
+        """Whether the arguments are a JSON document already. Reads at most CHECKED_CHARS in vain:
+        a server may repeat the name with every part, and each check reads all parts."""
+        if not call.arguments or not call.arguments[-1].rstrip().endswith(("}", "]")):
+            return False
+        if self._checked > CHECKED_CHARS:
+            return False
+        try:
+            loads("".join(call.arguments))
+        except ValueError:
+            self._checked += call.chars
+            return False
+        return True
+
     def _new(self) -> _Call:
+        if len(self._calls) > MOST_ITEMS:
+            raise ProviderError(f"the provider sent more than {MOST_ITEMS} tool calls")
         call = _Call(len(self._calls))
         self._calls.append(call)
         return call
@@ -130,17 +162,15 @@ class _Calls:
     def _unused_id(self, given: str) -> str:
         """The server's id; a new one if there is none or another call of this answer has it, since
         a result names its call by the id."""
-        if given and all(call.id != given for call in self._calls):
-            return given
-        return f"call_{uuid.uuid4().hex}"
+        found = given if given and given not in self._ids else f"call_{uuid.uuid4().hex}"
+        self._ids.add(found)
+        return found
 
 
 def _arguments(function: dict[str, Any]) -> str:
     """The arguments as text. Some servers send the object itself instead of its JSON."""
     value = function.get("arguments")
-    return (
-        json.dumps(value) if isinstance(value, dict | list) else text_field(function, "arguments")
-    )
+    return written(value) if isinstance(value, dict | list) else text_field(function, "arguments")
 
 
 class ChatDecoder:
@@ -191,12 +221,12 @@ class ChatDecoder:
                 self._remark = chunk
             return []
         if not isinstance(choices, list) or not isinstance(choices[0], dict):
-            raise malformed(f"choices of a strange shape: {choices!r}")
+            raise malformed("choices of a strange shape", choices)
         choice = choices[0]
         self.begun = True
         delta = choice.get("delta") or choice.get("message") or {}
         if not isinstance(delta, dict):
-            raise malformed(f"a delta that is no object: {delta!r}")
+            raise malformed("a delta that is no object", delta)
         pieces = self._delta(delta)
         reason = text_field(choice, "finish_reason")
         if reason in _FAILURES:
@@ -215,9 +245,7 @@ class ChatDecoder:
         pieces: list[Piece] = [Thought(thought)] if thought else []
         if text:
             pieces.append(Text(text))
-        calls = delta.get("tool_calls") or []
-        if not isinstance(calls, list):
-            raise malformed(f"tool_calls that are no list: {calls!r}")
+        calls = items_of(delta.get("tool_calls"), "tool_calls")
         if delta.get("function_call"):  # the field before there were tool_calls
             calls = [*calls, {"index": 0, "function": delta["function_call"]}]
         for item in calls:
@@ -241,13 +269,13 @@ def _parts(content: Any) -> tuple[str, str]:
     if content is None or isinstance(content, str):
         return content or "", ""
     if not isinstance(content, list):
-        raise malformed(f"a content of a strange shape: {content!r}")
+        raise malformed("a content of a strange shape", content)
     text, thought = "", ""
-    for part in content:
+    for part in items_of(content, "parts of the content"):
         if isinstance(part, str):
             text += part
         elif not isinstance(part, dict):
-            raise malformed(f"a part of the content of a strange shape: {part!r}")
+            raise malformed("a part of the content of a strange shape", part)
         elif isinstance(part.get("text"), str):
             text += part["text"]
         elif "thinking" in part:
@@ -264,7 +292,7 @@ def _reasoning(delta: dict[str, Any]) -> str:
             return value
     details = delta.get("reasoning_details")
     found = ""
-    for detail in details if isinstance(details, list) else []:
+    for detail in items_of(details if isinstance(details, list) else [], "reasoning_details"):
         text = (detail.get("text") or detail.get("summary")) if isinstance(detail, dict) else None
         found += text if isinstance(text, str) else ""
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 # The name of the one event of a body that is no event stream but a JSON document.
 WHOLE = "whole"
 
-LINE_LIMIT = 8 << 20
+# Bytes. A line of 4 MiB holds the longest file that a tool writes, as the arguments of one call.
+LINE_LIMIT = 4 << 20
 TOTAL_LIMIT = 64 << 20
+SLICE = 16 * 1024  # parsed in one step of the event loop: at most 16,384 empty lines, in 10 ms
+# An answer is given up after this time, whatever comes: comments that only keep it alive, too.
+ANSWER_SECONDS = 3600.0
 PAGE_LIMIT = 64 * 1024
 # After the end of the answer only the usage can follow, and some servers never close.
 _USAGE_SECONDS = 5.0
@@ -44,6 +49,9 @@ class Reply:
         self._parser = SSEParser(line_limit=LINE_LIMIT)
         self._events: deque[SSEEvent] = deque()
         self._total = 0
+        self._unparsed = b""  # of the last chunk,
+        self._at = 0  # from here on
+        self._deadline = clock.time() + ANSWER_SECONDS
         self._kind: Literal["", "stream", "document", "page"] = ""  # empty until the first byte
         # All of a document or a page; of a stream only its beginning, up to the first event.
         self._kept = bytearray()
@@ -77,13 +85,21 @@ class Reply:
         while not self._events:
             if self._ended:
                 raise StopAsyncIteration
-            await self._read()
+            if self._at >= len(self._unparsed):
+                await self._read()
+            else:
+                # What a chunk holds may keep the loop busy for long: others run between slices.
+                await asyncio.sleep(0)
+            self._parse_slice()
         return self._events.popleft()
 
     async def _read(self) -> None:
-        """Wait for a piece of the body and parse it."""
+        """Wait for a piece of the body."""
+        left = self._deadline - self._clock.time()
+        if left <= 0:
+            raise ProviderError(f"the provider's answer takes over {ANSWER_SECONDS:g} s")
         try:
-            async with time_limit(self._clock, self._idle):
+            async with time_limit(self._clock, min(self._idle, left)):
                 chunk = await anext(self._response, b"")
         except (ClientError, TimeoutError) as error:
             if not self._answer_complete:
@@ -92,8 +108,14 @@ class Reply:
         self._total += len(chunk)
         if self._total > TOTAL_LIMIT:
             raise ProviderError(f"the provider's answer is over {TOTAL_LIMIT >> 20} MiB")
+        self._unparsed, self._at = chunk, 0
+
+    def _parse_slice(self) -> None:
+        """Parse the next part of the chunk; an empty chunk is the end of the body."""
+        piece = self._unparsed[self._at : self._at + SLICE]
+        self._at += SLICE
         try:
-            self._events.extend(self._parse(chunk) if chunk else self._end())
+            self._events.extend(self._parse(piece) if piece else self._end())
         except SSETooLong:
             limit = f"{LINE_LIMIT >> 20} MiB"
             raise ProviderError(f"a line of the provider's answer is over {limit}") from None
@@ -118,6 +140,8 @@ class Reply:
             return events
         if self._kind == "page" and len(self._kept) > PAGE_LIMIT:
             raise self._page()
+        if len(self._kept) > LINE_LIMIT:
+            raise SSETooLong
         return []
 
     def _end(self) -> list[SSEEvent]:
@@ -133,7 +157,7 @@ class Reply:
             lines = self._kept.decode("utf-8", "replace").splitlines()
             words = " ".join(line for line in lines if not line.startswith(":"))
             if words.strip():
-                raise malformed(f"no answer but this: {words}")
+                raise malformed("no answer but this", words)
         return events
 
     def _page(self) -> ProviderError:

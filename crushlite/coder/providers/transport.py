@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import ssl
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, ConnectFailed, HTTPClient
 from ..connecting import TLS, USER_AGENT, RemoteServer
+from ..jsontext import LIGHT_CHARS, dumps, is_heavy
 from ..listeners import is_own_listener
 from ..proxies import NO_PROXIES, PORTS
 from ..tunnel import ProxyRefused
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+REQUEST_CHARS = 64 << 20  # more than any model takes; images count
 MODELS_SECONDS = 2.0  # for a list of models
 
 # How much of an error response is read, and for how long.
@@ -179,13 +180,18 @@ class Transport:
         )
 
     async def pieces(
-        self, path: str, body: Mapping[str, Any], decoder: Decoder
+        self, path: str, body: Callable[[], Mapping[str, Any]], decoder: Decoder, *, chars: int = 0
     ) -> AsyncGenerator[Piece, None]:
-        """Send a request and yield what the decoder makes of its answer, as it comes. Closing the
-        generator before its end closes the connection at once. Raises ProviderError."""
-        async with self._post(path, body) as reply:
+        """Send a request and yield what the decoder makes of its answer, as it comes. A `body` of
+        many `chars` is made and written in a thread. Closing the generator before its end closes
+        the connection at once. Raises ProviderError."""
+        async with self._post(path, body, chars) as reply:
             async for event in reply:
-                for piece in decoder.feed(event):
+                if is_heavy(event.data):
+                    pieces = await asyncio.to_thread(decoder.feed, event)
+                else:
+                    pieces = decoder.feed(event)
+                for piece in pieces:
                     yield piece
                 if decoder.done:
                     break
@@ -216,20 +222,24 @@ class Transport:
         await self._client.aclose()
 
     @contextlib.asynccontextmanager
-    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Reply]:
+    async def _post(
+        self, path: str, body: Callable[[], Mapping[str, Any]], chars: int
+    ) -> AsyncIterator[Reply]:
         """Send a request; the block reads its answer. A ProviderError that the block raises is made
         safe to show, too."""
-        async with (
-            self._translated(),
-            self._client.stream(
+        async with self._translated():
+            if chars > LIGHT_CHARS:
+                encoded = await asyncio.to_thread(lambda: _encoded(body()))
+            else:
+                encoded = _encoded(body())
+            async with self._client.stream(
                 "POST",
                 self.endpoint.target(path),
-                body=_encoded(body),
+                body=encoded,
                 timeout=self._timeouts.first_byte,
-            ) as response,
-        ):
-            await self._check(response)
-            yield Reply(response, self._clock, self._timeouts.idle)
+            ) as response:
+                await self._check(response)
+                yield Reply(response, self._clock, self._timeouts.idle)
 
     @contextlib.asynccontextmanager
     async def _translated(self) -> AsyncIterator[None]:
@@ -302,7 +312,7 @@ def _merged(
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
     try:
-        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = dumps(body, REQUEST_CHARS)
     except (TypeError, ValueError, RecursionError) as error:
         raise ProviderError(f"the request cannot be written as JSON: {error}") from None
     return text.encode("utf-8", "replace")  # half a surrogate pair becomes a question mark

@@ -7,17 +7,26 @@ the end of the run reach all that it started, and resolves paths through worktre
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...threads import DaemonThreads
+from ...worktree.paths import OwnFolders, locate
 from ..providers.base import ToolSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ...agent.base import Turn
+    from ...worktree.paths import Place
+
+T = TypeVar("T")
+
+FILE_SECONDS = 30.0  # for one call; a local disk that syncs under load can take several
+SEARCHES = 8  # at the same time in a daemon; each may take 512 MiB and a core
 
 
 @dataclass(slots=True)
@@ -26,9 +35,23 @@ class ToolContext:
 
     path: Path  # the workspace, resolved
     env: Mapping[str, str]  # for commands; without secrets
+    own: OwnFolders = field(default_factory=OwnFolders)  # closed to tools
+    # For all calls that may block. Not shared with other workspaces or the rest of the daemon:
+    # a file system that hangs takes these threads only.
+    threads: DaemonThreads = field(default_factory=lambda: DaemonThreads(4, "tools"))
+    # Held while a search runs, by all workspaces of the daemon: each is two processes.
+    searches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SEARCHES))
     # By session and resolved path: the digest of a file's content when the model last saw it. A
     # change is refused if the file has another content now.
     seen: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    async def blocking(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in a thread. Raises BadRequest if it takes longer than FILE_SECONDS."""
+        return await self.threads.run(FILE_SECONDS, function, *args)
+
+    async def locate(self, raw: str) -> Place:
+        """Where a path of the model leads. Raises BadRequest, also for the daemon's own folders."""
+        return await self.blocking(locate, self.path, raw, self.own)
 
 
 @dataclass(slots=True)

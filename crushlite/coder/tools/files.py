@@ -11,19 +11,20 @@ keeps each where it was not edited.
 
 from __future__ import annotations
 
-import asyncio
 import bisect
-import difflib
+import io
 import json
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadRequest
 from ...hosting.tasks import run_to_the_end
-from ...worktree.paths import FILE_BYTES, digest, exists, locate, read_bytes, write_bytes
+from ...worktree.paths import digest, exists, read_bytes, write_bytes
 from .arguments import flag, number, objects, plain, schema, text
 from .base import ToolOutcome, denied, failure
+from .differences import differences
 from .scope import file_scope, outside_scope
 
 if TYPE_CHECKING:
@@ -35,8 +36,12 @@ if TYPE_CHECKING:
 VIEW_LINES = 2000
 LINE_CHARS = 2000
 VIEW_CHARS = 200_000  # of one answer: more would fill the context of most models
-DIFF_LINES = 20_000  # of larger files no diff is made: it takes too long
+# Of a file that is changed. Both versions go to every client with the permission request: together,
+# as JSON, they are mostly less than the 8 MiB that a stream of events may hold.
+CHANGE_BYTES = 2 * 1024 * 1024
+SHOWN_CHARS = 512 * 1024  # of both versions: longer ones are not repeated in the metadata
 MOST_EDITS = 200
+EDIT_SECONDS = 5.0  # for all edits of one call
 BOM = "\ufeff"
 
 _PATH = {"type": "string", "description": "Path of the file, absolute or from the project's root"}
@@ -74,28 +79,31 @@ class View:
             )
             if not verdict:
                 return denied(verdict.reason)
-        data, _ = await asyncio.to_thread(read_bytes, place)
-        lines = _lines(_plain(_decoded(data, place).removeprefix(BOM)))
-        call.context.seen[_key(call, place)] = digest(data)
+        seen, shown, total = await call.context.blocking(_viewed, place, offset, limit)
+        call.context.seen[_key(call, place)] = seen
         await call.turn.file_read(str(place.path))
-        shown = _cut(lines[offset : offset + limit])
-        if not shown and lines:
-            return failure(f"{place.shown} has {len(lines)} lines; offset {offset} is past its end")
+        if not shown and total:
+            return failure(f"{place.shown} has {total} lines; offset {offset} is past its end")
         metadata = {"file_path": str(place.path), "content": "\n".join(shown)}
-        return ToolOutcome(_numbered(shown, offset, len(lines)), metadata=json.dumps(metadata))
+        return ToolOutcome(_numbered(shown, offset, total), metadata=json.dumps(metadata))
 
 
-def _cut(lines: list[str]) -> list[str]:
-    """As many of the lines as one answer can hold; long ones are cut."""
+def _viewed(place: Place, offset: int, limit: int) -> tuple[str, list[str], int]:
+    """The digest of a file, the lines of this range, as many as one answer can hold and long ones
+    cut, and how many lines the file has. Blocks."""
+    data, _ = read_bytes(place)
     shown: list[str] = []
-    room = VIEW_CHARS
-    for line in lines:
-        piece = line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}..."
-        room -= len(piece) + 8
-        if room < 0:
-            break
-        shown.append(piece)
-    return shown
+    total, room = 0, VIEW_CHARS
+    # One by one: a list of all lines takes twenty times as much memory as the file.
+    for line in io.StringIO(_plain(_decoded(data, place).removeprefix(BOM)), newline="\n"):
+        if offset <= total < offset + limit and room >= 0:
+            piece = line.removesuffix("\n")
+            piece = piece if len(piece) <= LINE_CHARS else f"{piece[:LINE_CHARS]}..."
+            room -= len(piece) + 8
+            if room >= 0:
+                shown.append(piece)
+        total += 1
+    return digest(data), shown, total
 
 
 def _numbered(lines: list[str], offset: int, total: int) -> str:
@@ -170,7 +178,7 @@ def _key(call: ToolUse, place: Place) -> tuple[str, str]:
 
 
 async def _located(call: ToolUse) -> Place:
-    return await asyncio.to_thread(locate, call.context.path, text(call, "file_path"))
+    return await call.context.locate(text(call, "file_path"))
 
 
 async def _open(call: ToolUse, *, new: bool = False) -> _File:
@@ -178,14 +186,19 @@ async def _open(call: ToolUse, *, new: bool = False) -> _File:
     it as it is now."""
     place = await _located(call)
     seen = call.context.seen.get(_key(call, place))
-    there = await asyncio.to_thread(exists, place)
+    there = await call.context.blocking(exists, place)
     if not there and new:
         return _File(place)
     if not there:
         raise BadRequest(f"{place.shown} does not exist")
     if seen is None:  # checked before reading: outside the project that needs a permission
         raise BadRequest(f"view {place.shown} before you change it")
-    data, info = await asyncio.to_thread(read_bytes, place)
+    return await call.context.blocking(_read, place, seen)
+
+
+def _read(place: Place, seen: str) -> _File:
+    """The file to change. Raises BadRequest if its digest is another than `seen`. Blocks."""
+    data, info = read_bytes(place, CHANGE_BYTES)
     if digest(data) != seen:
         raise BadRequest(f"{place.shown} has changed since you viewed it: view it again")
     content = _decoded(data, place)
@@ -199,8 +212,8 @@ async def _change(
     """Ask for permission, write the file and record the change. Return None, or the outcome of the
     call if the file was not changed."""
     place, data = file.place, file.stored(after)
-    if len(data) > FILE_BYTES:
-        return failure(f"{place.shown} would be larger than {FILE_BYTES} bytes")
+    if len(data) > CHANGE_BYTES:
+        return failure(f"{place.shown} would be larger than {CHANGE_BYTES} bytes")
     params = dict(zip(("old_content", "new_content"), _shown(file, after), strict=True))
     verdict = await call.turn.permission(
         call.name,
@@ -223,27 +236,27 @@ async def _change(
 
 async def _write(call: ToolUse, file: _File, data: bytes) -> None:
     path = str(file.place.path)
-    await asyncio.to_thread(write_bytes, file.place, data, file.info)
+    await call.context.blocking(write_bytes, file.place, data, file.info)
     call.context.seen[call.turn.session_id, path] = digest(data)
     before = None if file.data is None else file.data.decode("utf-8")
     await call.turn.file_changed(path, before, data.decode("utf-8"))
 
 
-def _differences(place: Place, before: str, after: str) -> tuple[str, int, int]:
-    """A unified diff, and how many lines it adds and removes. Takes its time: call it in a
-    thread."""
-    old, new = _lines(_plain(before)), _lines(_plain(after))
-    if len(old) + len(new) > DIFF_LINES:
-        return "", max(len(new) - len(old), 0), max(len(old) - len(new), 0)
-    names = (f"a/{place.shown}", f"b/{place.shown}")
-    lines = list(difflib.unified_diff(old, new, *names, lineterm=""))
-    added = sum(line.startswith("+") for line in lines[2:])
-    removed = sum(line.startswith("-") for line in lines[2:])
-    return "".join(f"{line}\n" for line in lines), added, removed
+async def _diff(call: ToolUse, file: _File, after: str) -> tuple[str, int, int]:
+    """A unified diff, and how many lines it adds and removes."""
+
+    def compare() -> tuple[str, int, int]:
+        return differences(file.place.shown, _lines(_plain(file.raw)), _lines(_plain(after)))
+
+    return await call.context.blocking(compare)
 
 
-async def _diff(file: _File, after: str) -> tuple[str, int, int]:
-    return await asyncio.to_thread(_differences, file.place, file.raw, after)
+def _versions(file: _File, after: str) -> dict[str, Any]:
+    """Both versions of a file, for clients that show the change; empty if they are very long. The
+    permission request holds them in any case."""
+    if len(file.raw) + len(after) > SHOWN_CHARS:
+        return {}
+    return {"old_content": _plain(file.raw), "new_content": _plain(after)}
 
 
 # The tools that change --------------------------------------------------------------------------
@@ -264,7 +277,7 @@ class Write:
         after = file.ended(content)
         if file.data is not None and after == file.raw:
             return failure(f"{file.place.shown} has that content already")
-        diff, added, removed = await _diff(file, after)
+        diff, added, removed = await _diff(call, file, after)
         metadata = {"diff": diff, "additions": added, "removals": removed}
         refused = await _change(call, file, after, metadata)
         if refused is not None:
@@ -284,6 +297,8 @@ def _replaced(file: _File, raw: str, edit: dict[str, Any]) -> str:
         raise BadRequest("old_string is empty: use write to replace the whole file")
     content = _plain(raw)
     found = content.count(old)
+    if len(content) + found * (len(new) - len(old)) > CHANGE_BYTES:
+        raise BadRequest(f"the file would be larger than {CHANGE_BYTES} bytes")
     if not found:
         raise BadRequest("old_string was not found: it must match the file exactly")
     if found > 1 and not everywhere:
@@ -291,6 +306,21 @@ def _replaced(file: _File, raw: str, edit: dict[str, Any]) -> str:
     if len(content) == len(raw):
         return content.replace(old, new.replace("\n", file.newline))
     return _spliced(raw, content, old, new.replace("\n", file.newline))
+
+
+def _edited(file: _File, edits: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """The text after several edits, and those that did not fit. Raises BadRequest if they take more
+    than EDIT_SECONDS, or make the file too large."""
+    after, failed = file.raw, []
+    deadline = time.monotonic() + EDIT_SECONDS
+    for index, edit in enumerate(edits, 1):
+        if time.monotonic() > deadline:
+            raise BadRequest(f"the edits take too long: make {index // 2 or 1} at a time")
+        try:
+            after = _replaced(file, after, edit)
+        except BadRequest as error:
+            failed.append({"index": index, "error": error.message})
+    return after, failed
 
 
 def _spliced(raw: str, content: str, old: str, new: str) -> str:
@@ -327,13 +357,14 @@ class Edit:
     async def run(self, call: ToolUse) -> ToolOutcome:
         old, new = text(call, "old_string"), text(call, "new_string")
         file = await _open(call, new=not old)
-        after = new if file.data is None else _replaced(file, file.raw, call.input)
-        _, added, removed = await _diff(file, after)
+        after = new
+        if file.data is not None:
+            after = await call.context.blocking(_replaced, file, file.raw, call.input)
+        _, added, removed = await _diff(call, file, after)
         metadata = {
             "additions": added,
             "removals": removed,
-            "old_content": _plain(file.raw),
-            "new_content": _plain(after),
+            **_versions(file, after),
         }
         refused = await _change(call, file, after, metadata)
         if refused is not None:
@@ -365,21 +396,15 @@ class MultiEdit:
     async def run(self, call: ToolUse) -> ToolOutcome:
         edits = objects(call, "edits", MOST_EDITS)
         file = await _open(call)
-        after, failed = file.raw, []
-        for index, edit in enumerate(edits, 1):
-            try:
-                after = _replaced(file, after, edit)
-            except BadRequest as error:
-                failed.append({"index": index, "error": error.message})
+        after, failed = await call.context.blocking(_edited, file, edits)
         if after == file.raw:
             reasons = "; ".join(f"edit {f['index']}: {f['error']}" for f in failed)
             return failure(f"nothing was changed: {reasons or 'the edits undo each other'}")
-        _, added, removed = await _diff(file, after)
+        _, added, removed = await _diff(call, file, after)
         metadata = {
             "additions": added,
             "removals": removed,
-            "old_content": _plain(file.raw),
-            "new_content": _plain(after),
+            **_versions(file, after),
             "edits_applied": len(edits) - len(failed),
             "edits_failed": failed,
         }

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FOLDERS = ("/usr/bin", "/bin")
 LENGTH = 1000
-CONFIG_CHARS = 65536
+CONFIG_BYTES = 65536
 _WORDS = re.compile(r"[A-Za-z0-9_./:@%+,-]+(?:[ \t][A-Za-z0-9_./:=@%+,-]+)*")
 
 # By program: what each of its arguments must match.
@@ -174,12 +174,21 @@ def _is_plain_repository(folder: Path) -> bool:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return False
         with os.scandir(folder) as entries:
-            if any(e.name not in _GIT_NAMES or e.is_symlink() for e in entries):
+            if any(e.name not in _GIT_NAMES or not _is_plain_entry(e) for e in entries):
                 return False
-        with open(folder / "config", encoding="utf-8") as file:
-            return _is_plain_config(file.read(CONFIG_CHARS))
+        # Without blocking: what was a file a moment ago may be a FIFO now.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(folder / "config", flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return False
+            return _is_plain_config(file.read(CONFIG_BYTES).decode("utf-8"))
     except (OSError, ValueError):
         return False
+
+
+def _is_plain_entry(entry: os.DirEntry[str]) -> bool:
+    """Whether this is a regular file or a folder: git would wait for ever for a FIFO."""
+    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
 
 
 def _is_plain_config(content: str) -> bool:
@@ -191,4 +200,4 @@ def _is_plain_config(content: str) -> bool:
             keys = _GIT_KEYS.get(section[1], "").split()
         elif line.strip() and (not setting or setting[1].lower() not in keys):
             return False
-    return len(content) < CONFIG_CHARS  # a longer file was not read to its end
+    return len(content.encode("utf-8")) < CONFIG_BYTES  # a longer file was not read to its end

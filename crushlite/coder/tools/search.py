@@ -6,7 +6,6 @@ model wants, asks for permission if that is outside the workspace, and words the
 
 from __future__ import annotations
 
-import asyncio
 import importlib.resources
 import json
 import stat
@@ -18,7 +17,6 @@ from ... import worktree
 from ...clock import wait_at_most
 from ...errors import BadRequest
 from ...hosting.plain import OWN_DATA_DIR
-from ...worktree.paths import locate
 from .arguments import flag, number, schema, text, texts
 from .base import ToolOutcome, denied
 from .scope import outside_scope
@@ -62,7 +60,7 @@ class _Search:
         """Find out where to search, and ask for permission if that is outside the workspace. Return
         the place, and the outcome of the call if permission was denied."""
         raw = text(call, "path", required=False) or "."
-        place = await asyncio.to_thread(locate, call.context.path, raw)
+        place = await call.context.locate(raw)
         if place.inside:
             return place, None
         verdict = await call.turn.permission(
@@ -84,7 +82,14 @@ class _Search:
             "path": str(place.path),
             "root": str(call.context.path) if place.inside else "",
             "seconds": self._seconds,
+            "closed": sorted(place.closed),
         }
+        async with call.context.searches:
+            answer = await self._run(call, request)
+        return self._read(answer)
+
+    async def _run(self, call: ToolUse, request: dict[str, Any]) -> str:
+        """What the search program prints. Raises BadRequest if it takes too long."""
         words = [sys.executable, "-I", "-S", "-X", "utf8", "-W", "ignore", "-c", _program()]
         command = await call.turn.command(
             [*words, json.dumps(request)], cwd="/", env=dict(call.context.env), read_only=True
@@ -98,7 +103,7 @@ class _Search:
             raise
         if ended.canceled:
             raise BadRequest("the search took too long: use a simpler pattern, or a smaller folder")
-        return self._read(command.output.text(ANSWER_BYTES))
+        return command.output.text(ANSWER_BYTES)
 
     def _read(self, answer: str) -> tuple[list[Any], str]:
         try:
@@ -111,8 +116,11 @@ class _Search:
         remarks = {
             "limit": f"\n(only {len(found)} are shown: be more specific)",
             "time": f"\n(stopped after {self._seconds:g} s: there may be more)",
+            "entries": "\n(there are too many files to look at all: choose a smaller folder)",
         }
-        return found, remarks.get(value["cut"], "")
+        dropped = value.get("dropped", 0)
+        rules = f"\n({dropped} rules of .gitignore are too many and were not used)"
+        return found, remarks.get(value["cut"], "") + (rules if dropped else "")
 
 
 def _pattern(call: ToolUse) -> str:
@@ -222,7 +230,7 @@ class Grep(_Search):
             pattern=pattern,
             include=include,
             literal=literal,
-            file=await asyncio.to_thread(_is_file, place),
+            file=await call.context.blocking(_is_file, place),
             limit=RESULTS,
         )
         content = _by_file(found) or "No matches found"

@@ -75,7 +75,7 @@ class Bash:
 
     async def run(self, call: ToolUse) -> ToolOutcome:
         wanted = await _WantedCommand.of(call, self._clock)
-        words = await asyncio.to_thread(wanted.harmless_words)
+        words = await call.context.blocking(wanted.harmless_words)
         if words is None:
             verdict = await wanted.permission()
             if not verdict:
@@ -146,7 +146,7 @@ class _WantedCommand:
     @classmethod
     async def of(cls, call: ToolUse, clock: Clock) -> _WantedCommand:
         folder = text(call, "working_dir", required=False) or "."
-        place = await asyncio.to_thread(locate, call.context.path, folder)
+        place = await call.context.blocking(locate, call.context.path, folder)
         return cls(call, place, clock)
 
     async def permission(self) -> Verdict:
@@ -173,7 +173,7 @@ class _WantedCommand:
     async def start(self) -> Command:
         """Raises BadRequest if the folder has been moved or replaced since it was located."""
         call = self._call
-        again = await asyncio.to_thread(locate, call.context.path, str(self.place.path))
+        again = await call.context.blocking(locate, call.context.path, str(self.place.path))
         if again != self.place:
             raise BadRequest(f"{self.place.shown} changed while permission was asked: try again")
         self.progress.command = await call.turn.command(

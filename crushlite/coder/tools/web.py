@@ -8,7 +8,6 @@ Requests hold no cookies and no credentials of the user. A proxy of the environm
 
 from __future__ import annotations
 
-import asyncio
 import re
 import zlib
 from dataclasses import dataclass
@@ -167,7 +166,7 @@ class Fetch:
             page = await self._get(address, min(timeout or SECONDS, MOST_SECONDS), proxies)
             location = page.headers.get("location")
             if not 300 <= page.status < 400 or not location:
-                return await asyncio.to_thread(_outcome, address, page, wanted)
+                return await call.context.blocking(_outcome, address, page, wanted)
             address = _redirected(address, location)
         return failure(f"more than {REDIRECTS} redirects, the last one to {address}")
 
