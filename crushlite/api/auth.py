@@ -3,7 +3,8 @@
 On a unix socket the peer's uid decides, which is checked when it connects. On TCP a token does, and
 the Host header must name the listener itself, so that a page that rebinds its DNS name to loopback
 is refused. Browsers say for which site they ask: an Origin other than the daemon's own is refused
-everywhere, and no CORS header is ever sent.
+everywhere, and no CORS header is ever sent. The one exception is the form with a one-time code that
+a private file of the user posts to open the console: its Origin is "null".
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an addr
 class Guard:
     """Called with each request. `tokens` holds the digest of the token of each listening port, None
     where no token is required. `is_public` says which requests need none: those that a page makes
-    before it has one."""
+    before it has one. `is_from_file` says which ones the form of a local file may make."""
 
     tokens: dict[int, bytes | None] = field(default_factory=dict)
     allowed_hosts: frozenset[str] = frozenset()  # NAME:PORT, for a proxy in front
     is_public: Callable[[RequestHead], bool] = lambda head: False
+    is_from_file: Callable[[RequestHead], bool] = lambda head: False
 
     def add_port(self, port: int, token: str | None) -> None:
         self.tokens[port] = None if token is None else _digest(token)
@@ -57,6 +59,8 @@ class Guard:
 
     def _check_origin(self, head: RequestHead) -> None:
         origins = head.headers.get_all("Origin")
+        if origins == ["null"] and _posts_form(head) and self.is_from_file(head):
+            return
         own = f"http://{head.headers.get('Host')}"
         if origins and (head.peer.kind != "tcp" or origins != [own]):
             raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
@@ -90,6 +94,16 @@ def _follows_link(head: RequestHead) -> bool:
         head.method in ("GET", "HEAD")
         and head.headers.get("Sec-Fetch-Mode") == "navigate"
         and head.headers.get("Sec-Fetch-Dest") == "document"
+    )
+
+
+def _posts_form(head: RequestHead) -> bool:
+    """Whether a browser may have sent this to show the answer as a page; old ones do not say so."""
+    return (
+        head.peer.kind == "tcp"
+        and head.method == "POST"
+        and head.headers.get_all("Sec-Fetch-Mode") in ([], ["navigate"])
+        and head.headers.get_all("Sec-Fetch-Dest") in ([], ["document"])
     )
 
 

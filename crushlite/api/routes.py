@@ -55,7 +55,7 @@ from .context import MAX_WAIT
 from .entry import MIB, Entry, Param, W
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..http.messages import Request, RequestHead, Response
     from ..wing import Wing
@@ -286,18 +286,16 @@ async def _unreachable(request: Request) -> Response:
     raise NotImplementedError
 
 
-def public_routes(table: tuple[Entry, ...]) -> Callable[[RequestHead], bool]:
-    """A function that says whether the table lets a request pass without a token, by the router's
-    own matching."""
-    router = Router(
-        Route(entry.method, entry.pattern, _unreachable) for entry in table if entry.public
-    )
+def one_of(entries: Iterable[Entry]) -> Callable[[RequestHead], bool]:
+    """A function that says whether a request is for one of these routes, by the router's own
+    matching."""
+    router = Router(Route(entry.method, entry.pattern, _unreachable) for entry in entries)
 
-    def is_public(head: RequestHead) -> bool:
+    def is_one(head: RequestHead) -> bool:
         try:
             router.admit(head)
         except HTTPError:
             return False
         return True
 
-    return is_public
+    return is_one
