@@ -274,6 +274,7 @@ def build_router(context: Context, guard: Guard) -> Router:
                 functools.partial(entry.function, context),
                 entry.body_limit,
                 entry.urgent,
+                entry.public,
             )
             for entry in context.table
         ),
