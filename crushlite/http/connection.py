@@ -278,10 +278,10 @@ class Connection(asyncio.Protocol):
         length = find_head(buffer, self._scanned, owner.limits)
         if not length:
             if not self._scanned:
+                self._places.moved(self)
                 # From the first byte, or from the end of the request before a pipelined one.
                 self._deadline.set(owner.limits.head_timeout)
             self._scanned = len(buffer)
-            self._wait_as(Rank.HEAD)
             return False
         self._scanned = 0
         self._places.rank(self, None)
@@ -441,7 +441,7 @@ class Connection(asyncio.Protocol):
         if keep:
             owner = self._owner
             self.state = State.HEAD
-            self._wait_as(Rank.HEAD if self._buffer else Rank.IDLE)
+            self._wait_as(Rank.IDLE)
             self._deadline.set(owner.limits.idle_timeout)
         elif self._buffer or self._reading_paused:
             self._linger()
@@ -559,9 +559,11 @@ class Connection(asyncio.Protocol):
         self._places.rank(self, rank if self._trusted else Rank.STRANGER)
 
     def give_way(self) -> bool:
-        """Close for another connection; a request that has begun to arrive is answered 503. True if
-        that frees the descriptor at once: not if the peer has not taken its last answer."""
-        if self.state is State.BODY or (self.state is State.HEAD and self._scanned):
+        """Close for another connection. True if that frees the descriptor at once: not if the peer
+        has not taken its last answer. A request that has begun to arrive is answered 503, except a
+        stranger's: in a flood, those answers would cost more than all the rest."""
+        begun = self.state is State.BODY or (self.state is State.HEAD and self._scanned)
+        if begun and self._trusted:
             response = overloaded("too many connections").response()
             self._owner.answers[response.status] += 1
             date = self._owner.date()

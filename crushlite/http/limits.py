@@ -63,9 +63,12 @@ class Limits:
     # Connections of each kind of listener: the last `reserved` serve only urgent routes (cancel,
     # answers, health), so runs can be cancelled on a full server. `surplus` more are answered 503
     # and closed, those beyond are cut. Those that wait for a request are closed first to make room.
+    # So do those that have shown no token when there are too many of them, however many places are
+    # free: what all of them send or end at once must not take the event loop long.
     connections: int = 1024
     reserved: int = 16
     surplus: int = 64
+    strangers: int = 256
 
     @classmethod
     def for_open_files(cls, files: int) -> Limits:
@@ -76,4 +79,5 @@ class Limits:
         surplus = min(usual.surplus, room // 8)
         connections = max(1, min(usual.connections, room - surplus))
         reserved = min(usual.reserved, connections // 4)
-        return cls(connections=connections, reserved=reserved, surplus=surplus)
+        strangers = min(usual.strangers, max(1, connections // 2))
+        return cls(connections=connections, reserved=reserved, surplus=surplus, strangers=strangers)

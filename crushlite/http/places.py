@@ -3,7 +3,8 @@
 Each kind of listener has places of its own: whatever other users of the machine do on TCP, the
 owner's unix socket keeps all of its places. When those of one kind are taken, a newcomer gets the
 place of a connection for which nothing is being carried out, in the order of `Rank`; among equals
-the oldest gives way. A stream, or a request that is being carried out, is never closed.
+the one that has waited longest gives way. A stream, or a request that is being carried out, is
+never closed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ class Rank(enum.IntEnum):
     """What a connection that may give way waits for; the lowest gives way first."""
 
     STRANGER = 0  # on TCP, and no request has shown a token; or refused, and only lingering
-    IDLE = 1  # no byte of a request yet
-    HEAD = 2  # the rest of a head
-    BODY = 3  # the rest of a body
+    IDLE = 1  # a head, or the rest of one
+    BODY = 2  # the rest of a body
 
 
 class Member(Protocol):
@@ -61,7 +61,8 @@ class Places:
             del self._waiting[rank][member]
 
     def rank(self, member: Member, rank: Rank | None) -> None:
-        """Say what a member waits for. One whose rank stays the same keeps its turn."""
+        """Say what a member waits for. One whose rank stays the same keeps its turn. For one
+        stranger too many the oldest gives way."""
         before = self._ranks.get(member)
         if member not in self._ranks or before is rank:
             return
@@ -70,9 +71,17 @@ class Places:
         if rank is not None:
             self._waiting[rank][member] = None
         self._ranks[member] = rank
+        if rank is Rank.STRANGER and self.waiting(rank) > self._limits.strangers:
+            self.make_room(rank)
+
+    def moved(self, member: Member) -> None:
+        """A head has begun to arrive: the wait of a member that is no stranger begins anew."""
+        if self._ranks.get(member) is Rank.IDLE:
+            self._waiting[Rank.IDLE].move_to_end(member)
 
     def has_room(self) -> bool:
-        """Whether more than the reserved places are free, after closing strangers and idle ones."""
+        """Whether more than the reserved places are free, after closing those who wait for
+        a head."""
         usual = self._limits.connections - self._limits.reserved
         while len(self._ranks) > usual and self.make_room(Rank.IDLE):
             pass

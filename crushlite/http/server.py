@@ -152,7 +152,7 @@ class HTTPServer:
     def make_room(self) -> bool:
         return any(
             places.make_room(rank)
-            for rank in (Rank.STRANGER, Rank.IDLE, Rank.HEAD)
+            for rank in (Rank.STRANGER, Rank.IDLE)
             for places in self.places.values()
         )
 

@@ -275,21 +275,15 @@ class Places(HTTPTestCase):
             transport.feed(get("/busy"))
         for transport in house[2:]:
             transport.feed(b"GET /ok HTTP/1.1\r\n")
-        fifth, sixth = self.connect(self.server), self.connect(self.server)
+        fifth = self.connect(self.server)
         fifth.feed(b"G")
-        sixth.feed(get("/busy"))
-        await self.settle()
-        self.assertEqual(replies(sixth.written)[0].status, 503, "only for what is urgent")
-        sixth.lose()
+        self.connect(self.server).feed(b"G")
         for leaver in (house[2], house[3], fifth):
+            self.assertFalse(leaver.is_closing())
             self.connect(self.server).feed(b"G")
-            newcomer = self.connect(self.server)
-            newcomer.feed(b"G")
             await self.settle()
             self.assertEqual(replies(leaver.written)[0].status, 503)
             self.assertTrue(leaver.lost)
-            newcomer.lose()
-            await self.settle()
         self.assertFalse(any(transport.is_closing() for transport in house[:2]))
         self.busy.gate.set()
         await self.settle()
@@ -404,6 +398,30 @@ class Floods(HTTPTestCase):
             for transport in crowd:
                 transport.lose()
             await self.settle()
+
+    async def test_only_so_many_may_be_without_a_token_and_the_oldest_gives_way(self) -> None:
+        server = self.serve(Route("GET", "/ok", Recorder()), limits=Limits(strangers=3))
+        crowd = []
+        for _ in range(20):
+            transport = MemoryTransport(server.protocol_factory("tcp", 80)())
+            transport.connect()
+            transport.feed(b"G")
+            crowd.append(transport)
+        await self.settle()
+        self.assertEqual([transport.lost for transport in crowd], [True] * 17 + [False] * 3)
+        for transport in crowd[-3:]:
+            transport.feed(get()[1:])
+        await self.settle()
+        self.assertEqual([replies(each.written)[0].status for each in crowd[-3:]], [200] * 3)
+
+    async def test_of_many_who_arrive_at_once_none_is_closed_before_it_could_speak(self) -> None:
+        for _ in range(8):
+            self.enter("memory").feed(b"G")
+        newcomers = [self.enter("memory") for _ in range(6)]
+        for transport in newcomers:
+            transport.feed(get("/now"))
+        await self.settle()
+        self.assertEqual([replies(each.written)[0].status for each in newcomers], [200] * 6)
 
     async def test_a_flood_of_refused_requests_that_linger_keeps_none_out(self) -> None:
         for _ in range(30):
