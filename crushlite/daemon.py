@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .agent.base import agent_factory
-from .api.auth import Guard
+from .api.auth import Guard, WrongKeys
 from .api.context import Context, translate
 from .api.routes import build_router, one_of, whole_table
 from .api.vitals import Vitals
@@ -127,6 +127,7 @@ class Daemon:
             allowed_hosts=frozenset(allow_hosts),
             is_public=one_of(entry for entry in table if entry.public),
             is_from_file=one_of(entry for entry in table if entry.from_file),
+            wrong=WrongKeys(self.clock),
         )
         self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
         self.server = HTTPServer(

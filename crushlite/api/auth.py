@@ -11,18 +11,49 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..clock import SystemClock
 from ..http.messages import HTTPError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..http.messages import RequestHead
+    from ..clock import Clock
+    from ..http.messages import Peer, RequestHead
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an address that was typed
+
+WRONG_KEYS = 100  # that a peer may show at once: more than any script does by mistake
+WRONG_KEYS_AGAIN = 1.0  # seconds until it may show one more
+WRONG_PEERS = 256  # that are remembered; the one that was wrong longest ago is forgotten first
+
+
+class WrongKeys:
+    """Wrong tokens or codes that peers have shown: who shows too many is asked to wait. All users
+    of a machine come from the same address, so only wrong keys are ever refused for it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # By listening port and address of the peer: how many it may show, and since when.
+        self._left: OrderedDict[tuple[int, str], tuple[float, float]] = OrderedDict()
+
+    def count(self, peer: Peer) -> None:
+        """Note that a peer has shown a wrong key. Raises 429 if it has shown too many."""
+        key, now = (peer.port or 0, peer.address.rpartition(":")[0]), self._clock.time()
+        left, at = self._left.pop(key, (float(WRONG_KEYS), now))
+        left = min(float(WRONG_KEYS), left + (now - at) / WRONG_KEYS_AGAIN)
+        self._left[key] = (max(left - 1, 0.0), now)
+        if len(self._left) > WRONG_PEERS:
+            self._left.popitem(last=False)
+        if left < 1:
+            wait = str(math.ceil((1 - left) * WRONG_KEYS_AGAIN))
+            message = f"too many wrong keys from here: wait {wait} s, or show the right one"
+            raise HTTPError(429, "too_many_attempts", message, (("Retry-After", wait),))
 
 
 @dataclass
@@ -35,6 +66,7 @@ class Guard:
     allowed_hosts: frozenset[str] = frozenset()  # NAME:PORT, for a proxy in front
     is_public: Callable[[RequestHead], bool] = lambda head: False
     is_from_file: Callable[[RequestHead], bool] = lambda head: False
+    wrong: WrongKeys = field(default_factory=lambda: WrongKeys(SystemClock()))
 
     def add_port(self, port: int, token: str | None) -> None:
         self.tokens[port] = None if token is None else _digest(token)
@@ -80,6 +112,8 @@ class Guard:
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         # Digests, so that the comparison takes the same time for tokens of any length.
         if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), wanted):
+            if given:
+                self.wrong.count(head.peer)
             raise HTTPError(
                 401,
                 "token_required",

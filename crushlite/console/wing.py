@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..api.auth import WrongKeys
 from ..api.context import answer, body, optional_body
 from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
@@ -187,6 +188,7 @@ class ConsoleWing(Wing):
     def use_ports(self, ports: Ports, clock: Clock) -> None:
         self._ports = ports
         self._codes = Codes(clock)
+        self._wrong = WrongKeys(clock)
 
     def routes(self) -> Sequence[Entry]:
         return (
@@ -278,6 +280,7 @@ class ConsoleWing(Wing):
         port = request.peer.port or 0
         path = self._codes.redeem(given.code, port)
         if path is None:
+            self._wrong.count(request.peer)
             message = "this code is wrong, used or expired: run 'crushlite web' for a new one"
             raise HTTPError(*BAD_CODE, message)
         return WebToken(self._ports.token_of(port), path)

@@ -18,12 +18,14 @@ function client() {
   return localStorage.getItem(CLIENT);
 }
 
+const isRefused = ({ status }) => status === 401 || status === 429; // a wrong token, or many
+
 async function api(method, path, body) {
   const used = token();
   try {
     return await request(used, method, path, body);
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) needToken(used);
+    if (error instanceof ApiError && isRefused(error)) needToken(used);
     // A daemon that was started again does not know the workspace until the stream is back.
     if (error.status === 404 && patience !== null) {
       feed.retryNow(token());
@@ -153,7 +155,7 @@ async function enter() {
 
 function retryLater(error, again) {
   if (!(error instanceof ApiError)) throw error;
-  if (error.status === 401) return;
+  if (isRefused(error)) return;
   connection("lost", "no connection", error.message);
   setTimeout(again, 2000);
 }

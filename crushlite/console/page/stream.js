@@ -68,7 +68,7 @@ export class EventStream {
       this.client = uuid();
       this.workspace = null;
       this.emit({ type: "client", id: this.client });
-    } else if (status === 401) {
+    } else if (status === 401 || status === 429) {
       this.refused = this.token;
       this.emit({ type: "unauthorized", token: this.token });
       return true;
