@@ -11,7 +11,23 @@ from crushlite.protocol.codec import LARGE, NotJSON, loads
 from crushlite.protocol.large import LONG, MAX_SKELETON
 
 # Everything a text may hold, and what surrogate pairs may be cut into.
-PIECES = ("a", "é", "日", "😀", '"', "\\", "\n", "\t", "\x7f", "/", "\\ud83d", "u", "\u2028", "{", ",")
+PIECES = (
+    "a",
+    "é",
+    "日",
+    "😀",
+    '"',
+    "\\",
+    "\n",
+    "\t",
+    "\x7f",
+    "/",
+    "\\ud83d",
+    "u",
+    "\u2028",
+    "{",
+    ",",
+)
 
 
 def text(dice: random.Random, size: int) -> str:
