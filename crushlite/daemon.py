@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .agent.base import agent_factory
-from .api.auth import Guard
+from .api.auth import Guard, WrongKeys
 from .api.context import Context, translate
-from .api.routes import build_router, public_routes, whole_table
+from .api.routes import build_router, one_of, whole_table
 from .api.vitals import Vitals
 from .clock import SystemClock
 from .errors import IllegalCall, ShuttingDown, UsageError
@@ -127,7 +127,12 @@ class Daemon:
         for wing in self.wings:
             wing.use_ports(self, self.clock)
         table = whole_table(self.wings)
-        self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=public_routes(table))
+        self._guard = Guard(
+            allowed_hosts=frozenset(allow_hosts),
+            is_public=one_of(entry for entry in table if entry.public),
+            is_from_file=one_of(entry for entry in table if entry.from_file),
+            wrong=WrongKeys(self.clock),
+        )
         self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
         self.server = HTTPServer(
             build_router(Context(self.backend, self._vitals, table), self._guard),
@@ -270,7 +275,8 @@ class Daemon:
             return listener.address.http_url, listener.address.port
 
     def _listen_again(self, port: int) -> Listener:
-        """Any port: best one that a killed daemon had, for pages that are still open there."""
+        """Any port: best one that a killed daemon had. Pages that are still open there show that
+        they need a new key, and go on when the user opens one page anew."""
         if not port and self._auth == "token":
             for left in left_behind_ports(default_socket().parent):
                 with contextlib.suppress(UsageError):  # another process has it by now

@@ -238,15 +238,15 @@ def _listen_tcp(address: Address, prepare: Callable[[int], None] | None) -> List
 
 class TokenFile:
     """The token of one TCP port, in a file that only its owner can read and that is removed when
-    the daemon leaves. The token that a killed daemon left behind is used again: pages and scripts
-    that have it go on after a restart."""
+    the daemon leaves. Every start has another token, also where a killed daemon left its file:
+    meanwhile another user may have taken the port, to which open pages have sent the old token."""
 
     def __init__(self, directory: Path, port: int) -> None:
         """Writes the file. Raises UsageError if that is not possible."""
         import secrets  # only here: clients import this module, and it takes 2 ms
 
         self.path = directory / f"tcp-{port}.token"
-        self.token = _left_behind(self.path) or secrets.token_urlsafe(32)
+        self.token = secrets.token_urlsafe(32)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -276,20 +276,3 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     """What distinguishes a file from its successor: the number of an inode may be given to the next
     file at once, the time of its change differs."""
     return status.st_ino, status.st_ctime_ns
-
-
-def _left_behind(path: Path) -> str:
-    """The token in a file that no other user can have read or written; empty if there is none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        status = os.fstat(descriptor)
-        private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o600
-        if not (private and stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
-            return ""
-        found = re.fullmatch(rb"([A-Za-z0-9_-]{43})\n", os.read(descriptor, 100))
-        return found[1].decode("ascii") if found else ""
-    finally:
-        os.close(descriptor)

@@ -24,8 +24,27 @@ PATIENCE = 1.0  # seconds that an exit waits, first for room in the queue, then 
 
 
 class TextFormatter(logging.Formatter):
+    """One line per record, then the lines of a traceback, indented. Messages quote what others
+    wrote: a character that cannot be printed is spelt out, so that no text can pass for another
+    record, or be obeyed by the terminal that shows it."""
+
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _spelt_out(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *others = super().format(record).split("\n")
+        return "\n".join([first, *(f"  {_spelt_out(line)}" for line in others)])
+
+
+def _spelt_out(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 class JSONFormatter(logging.Formatter):

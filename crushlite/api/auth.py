@@ -3,36 +3,70 @@
 On a unix socket the peer's uid decides, which is checked when it connects. On TCP a token does, and
 the Host header must name the listener itself, so that a page that rebinds its DNS name to loopback
 is refused. Browsers say for which site they ask: an Origin other than the daemon's own is refused
-everywhere, and no CORS header is ever sent.
+everywhere, and no CORS header is ever sent. The one exception is the form with a one-time code that
+a private file of the user posts to open the console: its Origin is "null".
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..clock import SystemClock
 from ..http.messages import HTTPError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..http.messages import RequestHead
+    from ..clock import Clock
+    from ..http.messages import Peer, RequestHead
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an address that was typed
+
+WRONG_KEYS = 100  # that a peer may show at once: more than any script does by mistake
+WRONG_KEYS_AGAIN = 1.0  # seconds until it may show one more
+WRONG_PEERS = 256  # that are remembered; the one that was wrong longest ago is forgotten first
+
+
+class WrongKeys:
+    """Wrong tokens or codes that peers have shown: who shows too many is asked to wait. All users
+    of a machine come from the same address, so only wrong keys are ever refused for it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # By listening port and address of the peer: how many it may show, and since when.
+        self._left: OrderedDict[tuple[int, str], tuple[float, float]] = OrderedDict()
+
+    def count(self, peer: Peer) -> None:
+        """Note that a peer has shown a wrong key. Raises 429 if it has shown too many."""
+        key, now = (peer.port or 0, peer.address.rpartition(":")[0]), self._clock.time()
+        left, at = self._left.pop(key, (float(WRONG_KEYS), now))
+        left = min(float(WRONG_KEYS), left + (now - at) / WRONG_KEYS_AGAIN)
+        self._left[key] = (max(left - 1, 0.0), now)
+        if len(self._left) > WRONG_PEERS:
+            self._left.popitem(last=False)
+        if left < 1:
+            wait = str(math.ceil((1 - left) * WRONG_KEYS_AGAIN))
+            message = f"too many wrong keys from here: wait {wait} s, or show the right one"
+            raise HTTPError(429, "too_many_attempts", message, (("Retry-After", wait),))
 
 
 @dataclass
 class Guard:
     """Called with each request. `tokens` holds the digest of the token of each listening port, None
     where no token is required. `is_public` says which requests need none: those that a page makes
-    before it has one."""
+    before it has one. `is_from_file` says which ones the form of a local file may make."""
 
     tokens: dict[int, bytes | None] = field(default_factory=dict)
     allowed_hosts: frozenset[str] = frozenset()  # NAME:PORT, for a proxy in front
     is_public: Callable[[RequestHead], bool] = lambda head: False
+    is_from_file: Callable[[RequestHead], bool] = lambda head: False
+    wrong: WrongKeys = field(default_factory=lambda: WrongKeys(SystemClock()))
 
     def add_port(self, port: int, token: str | None) -> None:
         self.tokens[port] = None if token is None else _digest(token)
@@ -57,6 +91,8 @@ class Guard:
 
     def _check_origin(self, head: RequestHead) -> None:
         origins = head.headers.get_all("Origin")
+        if origins == ["null"] and _posts_form(head) and self.is_from_file(head):
+            return
         own = f"http://{head.headers.get('Host')}"
         if origins and (head.peer.kind != "tcp" or origins != [own]):
             raise HTTPError(403, "foreign_origin", "requests on behalf of other sites are refused")
@@ -76,6 +112,8 @@ class Guard:
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         # Digests, so that the comparison takes the same time for tokens of any length.
         if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), wanted):
+            if given:
+                self.wrong.count(head.peer)
             raise HTTPError(
                 401,
                 "token_required",
@@ -90,6 +128,16 @@ def _follows_link(head: RequestHead) -> bool:
         head.method in ("GET", "HEAD")
         and head.headers.get("Sec-Fetch-Mode") == "navigate"
         and head.headers.get("Sec-Fetch-Dest") == "document"
+    )
+
+
+def _posts_form(head: RequestHead) -> bool:
+    """Whether a browser may have sent this to show the answer as a page; old ones do not say so."""
+    return (
+        head.peer.kind == "tcp"
+        and head.method == "POST"
+        and head.headers.get_all("Sec-Fetch-Mode") in ([], ["navigate"])
+        and head.headers.get_all("Sec-Fetch-Dest") in ([], ["document"])
     )
 
 

@@ -56,7 +56,12 @@ def answer_list(pieces: list[bytes]) -> Response:
 def body(cls: type[T], request: Request) -> T:
     """The JSON body, whatever its content type says: the Crush client sends some as text/plain.
     Raises BadRequest."""
-    value = loads(request.body)
+    return request.parsed if isinstance(request.parsed, cls) else read(cls, request.body)
+
+
+def read(cls: type[T], raw: bytes) -> T:
+    """Bytes of JSON as a wire class. Raises BadRequest."""
+    value = loads(raw)
     if not isinstance(value, dict):
         raise BadRequest("failed to decode request: an object is required")
     try:
@@ -67,7 +72,8 @@ def body(cls: type[T], request: Request) -> T:
 
 def optional_body(cls: type[T], request: Request) -> T:
     """As `body`; an empty one means all defaults."""
-    return body(cls, request) if request.body.strip() else cls()
+    given = isinstance(request.parsed, cls) or request.body.strip()
+    return body(cls, request) if given else cls()
 
 
 def client_of(request: Request) -> str:

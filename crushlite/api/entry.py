@@ -48,4 +48,5 @@ class Entry:
     body_limit: int = MIB
     urgent: bool = False  # served even when all ordinary connections are taken
     public: bool = False  # no token is required: only for what a page needs before it has one
+    from_file: bool = False  # the form of a local file may post to it, whose Origin is "null"
     refusals: tuple[tuple[int, str], ...] = ()  # status and code of those that no other route has

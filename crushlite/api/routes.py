@@ -5,10 +5,12 @@ that the core does not have. A test checks docs/protocol.md against the whole ta
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..http.messages import HTTPError
 from ..http.router import Route, Router
+from ..protocol.codec import LARGE, without_none
 from ..protocol.config import (
     AgentInfo,
     AgentInit,
@@ -53,11 +55,13 @@ from ..protocol.workspaces import (
 from . import agent, dialogs, features, files, sessions, system, workspaces
 from .context import MAX_WAIT
 from .entry import MIB, Entry, Param, W
+from .reading import LargeBodies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from ..http.messages import Request, RequestHead, Response
+    from ..http.messages import Request, RequestHead, Response, Stream
+    from ..http.router import Handler
     from ..wing import Wing
     from .auth import Guard
     from .context import Context
@@ -265,15 +269,32 @@ def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
     return tuple(rows.values())
 
 
+def _handler(context: Context, entry: Entry, large: LargeBodies) -> Handler:
+    """The handler of a row: a large body is read in a thread first. A small one is not, so that
+    requests are carried out in the order in which they arrive."""
+    function = functools.partial(entry.function, context)
+    if entry.takes is None or entry.body_limit <= LARGE:
+        return function
+    cls = without_none(entry.takes)
+
+    async def read_first(request: Request) -> Response | Stream:
+        parsed = await large.read(cls, request.body)
+        return await function(replace(request, parsed=parsed))
+
+    return lambda request: (read_first if len(request.body) > LARGE else function)(request)
+
+
 def build_router(context: Context, guard: Guard) -> Router:
+    large = LargeBodies()
     return Router(
         (
             Route(
                 entry.method,
                 entry.pattern,
-                functools.partial(entry.function, context),
+                _handler(context, entry, large),
                 entry.body_limit,
                 entry.urgent,
+                entry.public,
             )
             for entry in context.table
         ),
@@ -286,18 +307,16 @@ async def _unreachable(request: Request) -> Response:
     raise NotImplementedError
 
 
-def public_routes(table: tuple[Entry, ...]) -> Callable[[RequestHead], bool]:
-    """A function that says whether the table lets a request pass without a token, by the router's
-    own matching."""
-    router = Router(
-        Route(entry.method, entry.pattern, _unreachable) for entry in table if entry.public
-    )
+def one_of(entries: Iterable[Entry]) -> Callable[[RequestHead], bool]:
+    """A function that says whether a request is for one of these routes, by the router's own
+    matching."""
+    router = Router(Route(entry.method, entry.pattern, _unreachable) for entry in entries)
 
-    def is_public(head: RequestHead) -> bool:
+    def is_one(head: RequestHead) -> bool:
         try:
             router.admit(head)
         except HTTPError:
             return False
         return True
 
-    return is_public
+    return is_one

@@ -308,7 +308,7 @@ def _browser() -> Finding:
     try:
         return Finding("browser", "ok", getattr(webbrowser.get(), "name", "found"))
     except webbrowser.Error:
-        detail = "none found: `crushlite web` prints an address to open"
+        detail = "none found: `crushlite web` prints what to open"
         return Finding("browser", "note", detail)
 
 

@@ -12,7 +12,6 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from .. import logs
 from ..claims import Graces
@@ -62,7 +61,7 @@ def _add_places(add: Callable[..., Any]) -> None:
     add(
         "--web",
         action="store_true",
-        help="also listen on loopback, and print an address that opens the web console",
+        help="also listen on loopback, and print what opens the web console",
     )
     add(
         "--auth",
@@ -222,18 +221,19 @@ def _greet(daemon: Daemon) -> None:
 
 
 def _greet_browser(daemon: Daemon) -> None:
-    """Print an address for a browser, and what to type in a terminal instead."""
+    """Print what to open in a browser, and what to type in a terminal instead. The code is not
+    printed: standard output may be a log that others read."""
     from ..console.wing import ConsoleWing
 
     address = next(address for address in daemon.addresses if address.port)
     console = next(wing for wing in daemon.wings if isinstance(wing, ConsoleWing))
-    invitation = console.address(address.http_url, address.port)
+    invitation = console.address(address.http_url, address.port, os.getcwd())
     us = "crushlite" if shutil.which("crushlite") else _called_as()
     _print(
         [
             *_places(daemon),
             f"Open this in a browser, within a minute (later: {us} web):",
-            f"  {invitation.url}&path={quote(os.getcwd(), safe='/')}",
+            f"  {Path(invitation.page).as_uri()}",
             "Or in another terminal:",
             f"  {us} run hello",
             f"  {us} chat",

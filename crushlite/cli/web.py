@@ -1,24 +1,25 @@
 """`crushlite web`: open the web console of the current directory.
 
-The daemon listens on loopback from then on. The address that it returns has a one-time code in its
-fragment, which a browser does not send; the page exchanges it for a token.
+The daemon listens on loopback from then on. It has written a one-time code into a file that only
+its owner can read: the browser is started with the path of that file, never with the code, because
+every user of the machine sees the arguments of a process.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import webbrowser
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ..launch import join
-from ..protocol.web import WebAddress
 from .common import add_connection, add_json, command, say, show, show_json, wanted
 
 EXAMPLES = """\
   crushlite web                # of this directory, in the default browser
-  crushlite web --no-open      # print the address, for another browser
-  crushlite web --port 4180    # a port that stays the same: open tabs go on"""
+  crushlite web --no-open      # print what to open, for another browser
+  crushlite web --port 4180    # a port that stays the same"""
 
 
 def add_parser(commands: Any) -> None:
@@ -26,8 +27,9 @@ def add_parser(commands: Any) -> None:
         commands,
         "web",
         "Open the web console of this directory in a browser. The daemon is found or started, and "
-        "made to listen on loopback if it does not yet. The address that is printed opens the "
-        "console once, within a minute; the browser is remembered until the daemon leaves.",
+        "made to listen on loopback if it does not yet. The file that is printed opens the console "
+        "once, within a minute. On a terminal a code is printed as well, to be typed where no "
+        "browser can open that file. A page that is in stays in until the daemon leaves.",
         run,
         EXAMPLES,
     )
@@ -35,8 +37,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--port", type=_port, default=0, help="where to listen (default: where it does, else any)"
     )
-    parser.add_argument("--no-open", action="store_true", help="print the address, open nothing")
-    add_json(parser, "the address")
+    parser.add_argument("--no-open", action="store_true", help="print what to open, open nothing")
+    add_json(parser, "the address and the code")
 
 
 def _port(text: str) -> int:
@@ -48,14 +50,15 @@ def _port(text: str) -> int:
 async def run(options: argparse.Namespace) -> int:
     workspace = await join(wanted(options, say))
     async with workspace.client as client:
-        address = await client.web(options.port)
+        address = await client.web(options.port, workspace.info.path)
     # The client does not say goodbye: so the workspace stays open until the page has connected.
-    path = quote(workspace.info.path, safe="/")
-    address = WebAddress(f"{address.url}&path={path}", address.expires_in)
+    page = Path(address.page).as_uri()
     if options.json:
         show_json(address)
     else:
-        show(address.url)
-    if not options.no_open and not webbrowser.open(address.url):
-        say("no browser was found: open the address yourself, within a minute")
+        show(page)
+        if sys.stdout.isatty():  # a log or a file may be read by others
+            show(f"or open {address.url} and type the code {address.code}")
+    if not options.no_open and not webbrowser.open(page):
+        say("no browser was found: open the file yourself, within a minute")
     return 0

@@ -125,10 +125,10 @@ class Client:
                 with contextlib.suppress(NotFound):
                     await workspace.release()
 
-    async def web(self, port: int = 0) -> WebAddress:
-        """An address that opens the web console once. The daemon listens on loopback from then on,
-        at this port unless it is 0."""
-        return await self.wire.ask(WebAddress, "POST", route("web"), WebRequest(port))
+    async def web(self, port: int = 0, path: str = "") -> WebAddress:
+        """A code that opens the web console of a directory once. The daemon listens on loopback
+        from then on, at this port unless it is 0."""
+        return await self.wire.ask(WebAddress, "POST", route("web"), WebRequest(port, path))
 
     async def health(self) -> None:
         """Return if the daemon answers that it is well; raise otherwise."""

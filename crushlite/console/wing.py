@@ -2,40 +2,52 @@
 
 A page has no token when it is loaded, so its files and the exchange of a code are the only routes
 that require none (`public` in the route table); Host and Origin are checked on them as everywhere.
-A code is in the fragment of a URL, which a browser does not send. It is valid once, for a minute,
-and for the port it was made for, whose token the page gets for it.
+
+A code is in no address: other users see the arguments of a browser that is started with one, and a
+history keeps it. It is in a file that only its owner can read, in the daemon's runtime directory.
+Opened in a browser, that file posts the code as a form; the answer to this one page load holds the
+token, for a script that keeps it in the tab and replaces the page by the console. A person without
+such a browser types the code. It is valid once, for a minute, and for the port it was made for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import html
 import importlib.resources
 import os
 import secrets
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..api.auth import WrongKeys
 from ..api.context import answer, body, optional_body
 from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
 from ..http.messages import HTTPError, Response
+from ..listen import default_socket, private_directory
 from ..protocol.web import WebAddress, WebCode, WebRequest, WebToken
 from ..wing import Wing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from ..api.context import Context
-    from ..clock import Clock
+    from ..clock import Clock, Timer
     from ..http.messages import Request
     from ..wing import Ports
 
 CODE_SECONDS = 60.0
 CODES = 32  # codes that are valid at a time; the oldest is dropped for the next
 BAD_CODE = (403, "bad_code")
+PUBLIC_BODY = 1024  # bytes: a code, and no more
+NO_STORE = (("Cache-Control", "no-store"),)
 FOLDER = importlib.resources.files(__package__) / "page"
 HTML = "text/html; charset=utf-8"
 ANY = "*/*"
@@ -60,6 +72,49 @@ HEADERS = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-cache"),
 )
+PAGE = "console-"  # how the names of private files begin
+# A form of text/plain sends `name=value`: here one JSON object. The button is for a browser without
+# scripts. A file has no origin and sends no referrer.
+KNOCK = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<title>crushlite</title>
+<form method="post" enctype="text/plain" action="{url}/v1/web/enter">
+<input type="hidden" name='{{"code":"{code}","form":"' value='"}}'>
+<button>Open the console</button>
+</form>
+<script>document.forms[0].submit()</script>
+"""
+# The answer to that form: `enter.js` takes the token and goes on to the console.
+ENTERED = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="crushlite-token" content="{token}">
+<meta name="crushlite-path" content="{path}">
+<title>crushlite</title>
+<script type="module" src="/console/enter.js"></script>
+</head>
+<body><noscript>The console needs JavaScript.</noscript></body>
+</html>
+"""
+
+
+@dataclass(slots=True)
+class _Invitation:
+    """What a code was issued for. `page` is its file, which is deleted with the code."""
+
+    port: int
+    path: str
+    deadline: float
+    page: Path | None = None
+    timer: Timer | None = None
+
+    def end(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.page is not None:
+            self.page.unlink(missing_ok=True)
 
 
 class Codes:
@@ -68,27 +123,52 @@ class Codes:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # By digest: port and deadline.
-        self._open: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        self._open: OrderedDict[bytes, _Invitation] = OrderedDict()  # by digest
 
-    def issue(self, port: int) -> str:
+    def issue(self, port: int, path: str = "") -> str:
         code = secrets.token_urlsafe(24)
-        self._open[_digest(code)] = (port, self._clock.time() + CODE_SECONDS)
+        deadline = self._clock.time() + CODE_SECONDS
+        self._open[_digest(code)] = _Invitation(port, path, deadline)
         if len(self._open) > CODES:
-            self._open.popitem(last=False)
+            self._open.popitem(last=False)[1].end()
         return code
 
-    def redeem(self, code: str, port: int) -> bool:
-        """Use a code up. Returns whether it was valid, for this port and until now."""
+    def write_page(self, code: str, url: str) -> Path:
+        """Write the file that posts an open code to `url`. Raises UsageError."""
+        invitation = self._open[_digest(code)]
+        folder = default_socket().parent
+        private_directory(folder)
+        _remove_pages_of_killed_daemons(folder)
+        page = folder / f"{PAGE}{secrets.token_hex(8)}.html"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(page, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(KNOCK.format(url=html.escape(url), code=code))
+        except OSError as error:
+            raise UsageError(f"cannot write {page}: {error.strerror}") from None
+        invitation.page = page
+        invitation.timer = self._clock.call_later(CODE_SECONDS, invitation.end)
+        return page
+
+    def redeem(self, code: str, port: int) -> str | None:
+        """Use a code up. Returns the directory that it was issued for ('' for none), or None if it
+        is not valid: wrong, for another port, used or expired."""
         given = _digest(code)
         found = [known for known in self._open if hmac.compare_digest(known, given)]
-        if not found:
-            return False
-        wanted, deadline = self._open[found[0]]
-        if wanted != port:
-            return False
-        del self._open[found[0]]
-        return self._clock.time() < deadline
+        if not found or self._open[found[0]].port != port:
+            return None
+        invitation = self._open.pop(found[0])
+        invitation.end()
+        return invitation.path if self._clock.time() < invitation.deadline else None
+
+
+def _remove_pages_of_killed_daemons(folder: Path) -> None:
+    """Their codes are worthless. A page that is younger may be that of another living daemon."""
+    oldest = time.time() - CODE_SECONDS
+    for page in folder.glob(f"{PAGE}*.html"):
+        with contextlib.suppress(OSError):
+            if page.lstat().st_mtime < oldest:
+                page.unlink()
 
 
 def _digest(code: str) -> bytes:
@@ -108,6 +188,7 @@ class ConsoleWing(Wing):
     def use_ports(self, ports: Ports, clock: Clock) -> None:
         self._ports = ports
         self._codes = Codes(clock)
+        self._wrong = WrongKeys(clock)
 
     def routes(self) -> Sequence[Entry]:
         return (
@@ -120,14 +201,28 @@ class ConsoleWing(Wing):
                 self.exchange,
                 takes=WebCode,
                 gives=WebToken,
+                body_limit=PUBLIC_BODY,
                 public=True,
+                refusals=(BAD_CODE,),
+            ),
+            Entry(
+                "POST",
+                "/v1/web/enter",
+                self.enter,
+                takes=WebCode,
+                gives=str,
+                media=HTML,
+                body_limit=PUBLIC_BODY,
+                public=True,
+                from_file=True,
                 refusals=(BAD_CODE,),
             ),
         )
 
-    def address(self, url: str, port: int) -> WebAddress:
-        """An address with a code in it, for one browser."""
-        return WebAddress(f"{url}/#code={self._codes.issue(port)}", CODE_SECONDS)
+    def address(self, url: str, port: int, path: str = "") -> WebAddress:
+        """A code for one browser, and the file that brings it there. Raises UsageError."""
+        code = self._codes.issue(port, path)
+        return WebAddress(f"{url}/", code, str(self._codes.write_page(code, url)), CODE_SECONDS)
 
     @cached_property
     def _files(self) -> dict[str, _File]:
@@ -159,24 +254,36 @@ class ConsoleWing(Wing):
         return Response(200, found.content, found.kind, headers)
 
     async def invite(self, context: Context, request: Request) -> Response:
-        """Open a TCP port if there is none, and answer with an address that lets a browser in."""
+        """Open a TCP port if there is none, and answer with a one-time code for a browser."""
         wanted = optional_body(WebRequest, request)
         if wanted.port not in range(1 << 16):
             raise BadRequest(f"port {wanted.port}: use one from 1 to 65535, or 0 for any")
         try:
             url, port = await self._ports.loopback(wanted.port)
+            address = self.address(url, port, wanted.path)
         except UsageError as error:
             raise Conflict(error.message) from None
-        return answer(self.address(url, port))
+        return answer(address, headers=NO_STORE)
 
     async def exchange(self, context: Context, request: Request) -> Response:
         """Answer with the token of this port if the one-time code is valid."""
-        given, port = body(WebCode, request), request.peer.port or 0
-        if not self._codes.redeem(given.code, port):
+        return answer(self._redeem(body(WebCode, request), request), headers=NO_STORE)
+
+    async def enter(self, context: Context, request: Request) -> Response:
+        """Let the page in that a private file of this user opens with a one-time code."""
+        given = self._redeem(body(WebCode, request), request)
+        token, path = html.escape(given.token), html.escape(given.path)
+        page = ENTERED.format(token=token, path=path).encode()
+        return Response(200, page, HTML, (*HEADERS[:-1], *NO_STORE))
+
+    def _redeem(self, given: WebCode, request: Request) -> WebToken:
+        port = request.peer.port or 0
+        path = self._codes.redeem(given.code, port)
+        if path is None:
+            self._wrong.count(request.peer)
             message = "this code is wrong, used or expired: run 'crushlite web' for a new one"
             raise HTTPError(*BAD_CODE, message)
-        token = self._ports.token_of(port)
-        return answer(WebToken(token), headers=(("Cache-Control", "no-store"),))
+        return WebToken(self._ports.token_of(port), path)
 
 
 def _is_known(tag: str, lines: list[str]) -> bool:

@@ -5,9 +5,9 @@ for as many times as its backlog has places, and each time it reports the failur
 that starts it all again. That is tens of thousands of log lines in a few seconds, from a loop that
 has no time left to close what would free a descriptor.
 
-Here, at that limit, an idle connection is closed for each new one. If there is none, a spare
-descriptor that is kept open for this case is closed for a moment, so that the new connection can be
-accepted and answered with 503. If even that fails, accepting pauses.
+Here, at that limit, a connection for which nothing is carried out is closed for each new one. If
+there is none, a spare descriptor that is kept open for this case is closed for a moment, so that
+the new connection can be accepted and answered with 503. If even that fails, accepting pauses.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 class _Server(Protocol):
     """What an acceptor needs of the server."""
 
-    def close_idle(self) -> bool:
-        """Close an idle connection; False if there is none. Its descriptor is free by the next
-        tick of the loop."""
+    def make_room(self) -> bool:
+        """Close a connection for which nothing is carried out; False if there is none. Its
+        descriptor is free by the next tick of the loop."""
 
     def refuse(self, sock: socket.socket) -> None:
         """Answer 503 on an accepted socket, without waiting."""
@@ -93,7 +93,7 @@ class Acceptor:
             except OSError as error:
                 self._log(error)
                 out_of_files = error.errno in _OUT_OF_FILES
-                if not out_of_files or not (self._server.close_idle() or self._use_spare()):
+                if not out_of_files or not (self._server.make_room() or self._use_spare()):
                     self._pause()
                 return
             self._connect(sock)

@@ -14,8 +14,10 @@ Invariants:
 - A complete request is handed to the owner in the same call that received its last byte, and is
   carried out even if the connection is lost, which loses only the answer.
 - After a head or body was refused nothing that follows is parsed.
-- The bytes that a body counts for (`Owner.body_bytes`) are subtracted once: by `_release_body`, or
-  by the owner when the request's task, which holds the body, has ended.
+- The bytes that a body counts for are given back: by `_release_body`, or by the owner when the
+  request's task, which holds the body, has ended.
+- A connection for which nothing is carried out has a rank in `places`, and may be closed for
+  another one at any time; while one is BUSY or a STREAM it has none.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
 `outbox` keeps the order of output and its time limit, `deadline` the time that a state may take.
@@ -27,25 +29,28 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import math
 from typing import TYPE_CHECKING, Protocol
 
+from .budget import BodyShare
 from .deadline import Deadline
 from .framing import CONTINUE, frame_response, frame_stream
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from .outbox import Outbox, slices
 from .parsing import find_head, too_large
 from .peercred import peer_uid
+from .places import Rank
 from .sink import StreamSink
 
 if TYPE_CHECKING:
-    from collections import Counter, OrderedDict
-    from collections.abc import Callable
+    from collections import Counter
+    from collections.abc import Callable, Mapping
 
     from ..clock import Clock
+    from .budget import BodyBudget
     from .limits import Limits
     from .messages import Kind, RequestHead
     from .parsing import HeadParser, ParsedHead
+    from .places import Places
     from .router import Admission, Router
 
 
@@ -68,23 +73,21 @@ class Owner(Protocol):
     expected_uid: int
     draining: bool
     answers: Counter[int]  # how many were begun, by status
-    idle: OrderedDict[Connection, None]  # no byte of a request yet; the longest idle first
-    body_bytes: int  # of all bodies being received or carried out, without the small ones
+    places: Mapping[Kind, Places]
+    bodies: BodyBudget  # being received or carried out, without the small ones
+    urgent_bodies: BodyBudget  # the same for urgent routes
 
-    def joined(self, connection: Connection) -> int:
-        """Register a connection, closing an idle one if there are too many; returns how many
-        there are now."""
+    def joined(self, connection: Connection) -> None:
+        """The connection is made, by a peer who may connect."""
 
-    def left(self, connection: Connection) -> None: ...
-
-    def has_room(self) -> bool:
-        """Whether more than the reserved places are free, after closing idle connections."""
+    def left(self, connection: Connection) -> None:
+        """The connection is lost."""
 
     def launch(
-        self, connection: Connection, request: Request, admission: Admission, counted: int
+        self, connection: Connection, request: Request, admission: Admission, body: BodyShare | None
     ) -> None:
         """Carry the request out in a task of the owner's, which ends with `answer`. From now on
-        the owner must take `counted` off `body_bytes`."""
+        the owner must release `body`."""
 
     def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
         """The answer for an exception; logs an unexpected one."""
@@ -98,8 +101,9 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_admission",
+        "_body",
+        "_body_began",
         "_buffer",
-        "_counted",
         "_deadline",
         "_discarded",
         "_eof",
@@ -109,6 +113,7 @@ class Connection(asyncio.Protocol):
         "_owner",
         "_parsed",
         "_peer",
+        "_places",
         "_port",
         "_reading_paused",
         "_scanned",
@@ -116,6 +121,7 @@ class Connection(asyncio.Protocol):
         "_stream",
         "_surplus",
         "_transport",
+        "_trusted",
         "state",
     )
 
@@ -124,6 +130,8 @@ class Connection(asyncio.Protocol):
         self._kind = kind
         self._port = port
         self._peer = Peer(kind, None, port)
+        self._places = owner.places[kind]
+        self._trusted = kind != "tcp"  # there, when a request has shown a token
         self._transport: asyncio.Transport | None = None  # None before and after the connection
         self._outbox: Outbox  # made with the connection
         self._deadline = Deadline(owner.clock, self._time_is_up)  # BUSY and STREAM have none
@@ -139,7 +147,8 @@ class Connection(asyncio.Protocol):
         # The request being read or carried out.
         self._parsed: ParsedHead | None = None
         self._admission: Admission | None = None
-        self._counted = 0  # our share of the owner's `body_bytes`
+        self._body: BodyShare | None = None  # None for a small body
+        self._body_began = 0.0
         self._surplus = False  # accepted when only reserved places were left
 
         # The stream being answered with; both or none.
@@ -161,18 +170,20 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         limits = self._owner.limits
         self._outbox = Outbox(transport, self._owner.clock, limits.write_timeout)
-        # Another user is not even counted: no idle connection is closed for it.
-        count = self._owner.joined(self) if self._identify(transport) else math.inf
+        if not self._identify(transport):  # not even counted: nothing is closed for another user
+            self.abort()
+            return
+        self._owner.joined(self)
+        count = self._places.join(self)
         if count > limits.connections + limits.surplus:
-            self.state = State.CLOSED
-            transport.abort()
+            self.abort()
             return
         self._surplus = count > limits.connections - limits.reserved
         self._deadline.set(limits.first_byte_timeout)
         if count > limits.connections:
             self._refuse(overloaded("too many connections"))
         else:
-            self._owner.idle[self] = None
+            self._wait_as(Rank.IDLE)
 
     def _identify(self, transport: asyncio.Transport) -> bool:
         """Set the peer; False for another user, who gets no answer."""
@@ -189,8 +200,6 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         state = self.state
-        if state is State.HEAD:
-            self._owner.idle.pop(self, None)
         if state is State.BUSY or (self._outbox.paused and state in (State.HEAD, State.BODY)):
             # Another request comes first, or the peer does not read the answers it has.
             self._buffer += data
@@ -221,6 +230,7 @@ class Connection(asyncio.Protocol):
         self._outbox.cancel()
         self._deadline.cancel()
         self._end_stream()
+        self._places.leave(self)
         self._owner.left(self)
 
     def pause_writing(self) -> None:
@@ -268,20 +278,24 @@ class Connection(asyncio.Protocol):
         length = find_head(buffer, self._scanned, owner.limits)
         if not length:
             if not self._scanned:
+                self._places.moved(self)
                 # From the first byte, or from the end of the request before a pipelined one.
                 self._deadline.set(owner.limits.head_timeout)
             self._scanned = len(buffer)
             return False
         self._scanned = 0
+        self._places.rank(self, None)
         raw = bytes(memoryview(buffer)[:length])
         del buffer[:length]
         parsed = self._parsed = owner.parser.parse(raw, self._peer)
         try:
             admission = owner.router.admit(parsed.head)
-            if self._surplus and not admission.route.urgent and not owner.has_room():
+            route = admission.route
+            self._trusted = self._trusted or not route.public
+            if self._surplus and not route.urgent and not self._places.has_room():
                 raise overloaded("too many connections")
-            if parsed.length > admission.route.body_limit:
-                raise too_large(admission.route.body_limit)
+            if parsed.length > route.body_limit:
+                raise too_large(route.body_limit)
             self._count_body(parsed.length, admission)
         except HTTPError as error:
             return self._refuse_whole(error, parsed)
@@ -292,8 +306,9 @@ class Connection(asyncio.Protocol):
         self.state = State.BODY
         if parsed.expects_continue and not buffer:
             self._outbox.write(CONTINUE)
+        self._body_began = owner.clock.time()
         if not buffer:
-            self._deadline.set(owner.limits.body_timeout)
+            self._await_body(0)
         return True
 
     def _refuse_whole(self, error: HTTPError, parsed: ParsedHead) -> bool:
@@ -321,35 +336,48 @@ class Connection(asyncio.Protocol):
         else:
             body = None
         if body is None:
-            self._deadline.set(self._owner.limits.body_timeout)
+            self._await_body(parsed.chunked.size if parsed.chunked is not None else len(buffer))
             return False
         self._complete(parsed, admission, body)
         return True
 
+    def _await_body(self, size: int) -> None:
+        """Wait for more of a body of which `size` bytes are here. A pause has a limit, and the
+        whole body has one: so many seconds, and more for what has arrived."""
+        limits, admission = self._owner.limits, self._admission
+        assert admission is not None
+        whole = limits.body_grace + size / limits.body_rate
+        if admission.route.public:
+            whole = limits.public_body_timeout
+        left = self._body_began + whole - self._owner.clock.time()
+        self._deadline.set(min(limits.body_timeout, max(left, 0.0)))
+        self._wait_as(Rank.BODY)
+
     def _count_body(self, size: int, admission: Admission) -> None:
         """Count `size` bytes, declared or received so far, as this request's body. Raises 503 if
-        the bodies of all requests are too large together; a single one never is."""
+        all bodies together are too large."""
         owner = self._owner
-        if size <= owner.limits.small_body or admission.route.urgent:
+        if size <= owner.limits.small_body:
             return
-        others = owner.body_bytes - self._counted
-        if others and others + size > owner.limits.bodies:
-            raise overloaded("too much is being sent at once")
-        owner.body_bytes = others + size
-        self._counted = size
+        if self._body is None:
+            urgent = admission.route.urgent
+            self._body = BodyShare(owner.urgent_bodies if urgent else owner.bodies)
+        self._body.grow(size)
 
     def _release_body(self) -> None:
-        self._owner.body_bytes -= self._counted
-        self._counted = 0
+        if self._body is not None:
+            self._body.release()
+            self._body = None
 
     def _complete(self, parsed: ParsedHead, admission: Admission, body: bytes) -> None:
         self.state = State.BUSY
+        self._places.rank(self, None)
         self._deadline.clear()
         if self._buffer:
             self._pause_reading()
-        counted, self._counted = self._counted, 0
+        share, self._body = self._body, None
         request = Request(parsed.head, body, admission.params)
-        self._owner.launch(self, request, admission, counted)
+        self._owner.launch(self, request, admission, share)
 
     def _end_of_input(self) -> None:
         """The peer half-closed before or within a request."""
@@ -413,8 +441,7 @@ class Connection(asyncio.Protocol):
         if keep:
             owner = self._owner
             self.state = State.HEAD
-            if not self._buffer:
-                owner.idle[self] = None
+            self._wait_as(Rank.IDLE)
             self._deadline.set(owner.limits.idle_timeout)
         elif self._buffer or self._reading_paused:
             self._linger()
@@ -508,6 +535,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         self.state = State.LINGER
+        self._places.rank(self, Rank.STRANGER)
         self._buffer.clear()
         if self._eof:
             self.close_gracefully()
@@ -526,9 +554,20 @@ class Connection(asyncio.Protocol):
         self._pause_reading()  # a closing transport does so, but with a rest it is not closing yet
         self._outbox.close()
 
-    def close_idle(self) -> bool:
-        """Close, being idle. True if that frees the descriptor at once: not if the peer has not
-        taken its last answer."""
+    def _wait_as(self, rank: Rank) -> None:
+        """Nothing is carried out for this connection: it may be closed for another one."""
+        self._places.rank(self, rank if self._trusted else Rank.STRANGER)
+
+    def give_way(self) -> bool:
+        """Close for another connection. True if that frees the descriptor at once: not if the peer
+        has not taken its last answer. A request that has begun to arrive is answered 503, except a
+        stranger's: in a flood, those answers would cost more than all the rest."""
+        begun = self.state is State.BODY or (self.state is State.HEAD and self._scanned)
+        if begun and self._trusted:
+            response = overloaded("too many connections").response()
+            self._owner.answers[response.status] += 1
+            date = self._owner.date()
+            self._outbox.write(frame_response(response, date, keep=False, bodiless=False))
         self.close_gracefully()
         return not self._outbox.unsent
 

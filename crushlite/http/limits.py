@@ -11,7 +11,8 @@ from dataclasses import dataclass
 _KIB = 1024
 _MIB = 1024 * _KIB
 
-_OTHER_FILES = 128  # descriptors that are not for connections: databases, pipes, tools' files
+_OTHER_FILES = 256  # descriptors that are not for connections: databases, pipes, tools' files
+_KINDS = 2  # of listeners: unix and TCP, each with places of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +31,20 @@ class Limits:
     tiny_chunk_grace: int = 64 * _KIB
 
     # Bodies that are being received or carried out, all together: four of the largest. Small ones
-    # and those of urgent routes do not count, so that uploads cannot keep a cancel waiting.
+    # do not count, and those of urgent routes count for themselves, so that uploads cannot keep a
+    # cancel waiting.
     bodies: int = 128 * _MIB
+    urgent_bodies: int = 16 * _MIB
     small_body: int = 64 * _KIB
 
     # Seconds. The idle limit must stay above the 90 s for which Go clients keep a connection:
     # they do not retry a POST that raced with our close.
     first_byte_timeout: float = 10.0
     head_timeout: float = 10.0
-    body_timeout: float = 15.0
+    body_timeout: float = 15.0  # without a byte
+    body_grace: float = 30.0  # for a whole body, and one second more for each `body_rate` bytes
+    body_rate: int = 64 * _KIB  # far below what a tunnel through a telephone carries
+    public_body_timeout: float = 5.0  # for a whole body on a route that asks for no token
     write_timeout: float = 10.0
     idle_timeout: float = 120.0
 
@@ -54,20 +60,24 @@ class Limits:
     # than two of these is given to it in such slices: above what a burst of events is joined to.
     stream_slice: int = 256 * _KIB
 
-    # Connections: the last `reserved` serve only urgent routes (cancel, answers, health), so runs
-    # can be cancelled on a full server. `surplus` more are answered 503 and closed, those beyond
-    # are cut. Idle connections are closed first to make room.
+    # Connections of each kind of listener: the last `reserved` serve only urgent routes (cancel,
+    # answers, health), so runs can be cancelled on a full server. `surplus` more are answered 503
+    # and closed, those beyond are cut. Those that wait for a request are closed first to make room.
+    # So do those that have shown no token when there are too many of them, however many places are
+    # free: what all of them send or end at once must not take the event loop long.
     connections: int = 1024
     reserved: int = 16
     surplus: int = 64
+    strangers: int = 256
 
     @classmethod
     def for_open_files(cls, files: int) -> Limits:
         """The limits of a process that may have so many files open. With few files a quarter of
         them is for connections, so that those run out first."""
         usual = cls()
-        room = max(files - _OTHER_FILES, files // 4)
+        room = max(files - _OTHER_FILES, files // 4) // _KINDS
         surplus = min(usual.surplus, room // 8)
         connections = max(1, min(usual.connections, room - surplus))
         reserved = min(usual.reserved, connections // 4)
-        return cls(connections=connections, reserved=reserved, surplus=surplus)
+        strangers = min(usual.strangers, max(1, connections // 2))
+        return cls(connections=connections, reserved=reserved, surplus=surplus, strangers=strangers)

@@ -93,6 +93,7 @@ class Request:
     head: RequestHead
     body: bytes
     params: dict[str, str]
+    parsed: object = None  # what a handler before this one has made of a large body
 
     @property
     def method(self) -> str:

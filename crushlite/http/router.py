@@ -25,6 +25,7 @@ class Route:
     handler: Handler
     body_limit: int = _DEFAULT_BODY
     urgent: bool = False  # may use the reserved connections: see `Limits.reserved`
+    public: bool = False  # the guard lets every request pass: it proves nothing about its sender
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,22 +12,25 @@ import contextlib
 import logging
 import os
 import socket
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..clock import resolve_once, wait_at_most
 from .accepting import Acceptor
+from .budget import BodyBudget
 from .connection import Connection
 from .framing import date_line, frame_response
 from .limits import Limits
 from .messages import HTTPError, Kind, Request, RequestHead, Response, Stream, overloaded
 from .parsing import HeadParser
 from .peercred import peer_uid
+from .places import Places, Rank
 
 if TYPE_CHECKING:
     from ..clock import Clock
+    from .budget import BodyShare
     from .router import Admission, Handler, Router
 
 _CANCEL_GRACE = 1.0
@@ -69,10 +72,12 @@ class HTTPServer:
         self.answers: Counter[int] = Counter()  # by status, written by the connections
         self._translate = translate
         self._logger = logger or logging.getLogger(__name__)
-        self.idle: OrderedDict[Connection, None] = OrderedDict()  # kept by the connections
-        self.body_bytes = 0
+        kinds: tuple[Kind, ...] = ("tcp", "memory", "unix")
+        self.places: Mapping[Kind, Places] = {kind: Places(self.limits) for kind in kinds}
+        self.bodies = BodyBudget(self.limits.bodies)
+        self.urgent_bodies = BodyBudget(self.limits.urgent_bodies)
         self._acceptors: list[Acceptor] = []
-        self._connections: set[Connection] = set()
+        self._connections: set[Connection] = set()  # all that are not lost yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests = 0
         self._date = b""
@@ -137,19 +142,19 @@ class HTTPServer:
     @property
     def statistics(self) -> Statistics:
         streams = sum(connection.streaming for connection in self._connections)
+        connections = sum(map(len, self.places.values()))
         return Statistics(
-            len(self._connections), streams, len(self._tasks), self._requests, dict(self.answers)
+            connections, streams, len(self._tasks), self._requests, dict(self.answers)
         )
 
     # For acceptors.
 
-    def close_idle(self) -> bool:
-        while self.idle:
-            connection, _ = self.idle.popitem(last=False)
-            if connection.close_idle():
-                self._connections.discard(connection)
-                return True
-        return False
+    def make_room(self) -> bool:
+        return any(
+            places.make_room(rank)
+            for rank in (Rank.STRANGER, Rank.IDLE)
+            for places in self.places.values()
+        )
 
     def refuse(self, sock: socket.socket) -> None:
         if sock.family == socket.AF_UNIX and peer_uid(sock) != self.expected_uid:
@@ -164,33 +169,23 @@ class HTTPServer:
 
     # For connections (`connection.Owner`).
 
-    def joined(self, connection: Connection) -> int:
+    def joined(self, connection: Connection) -> None:
         self._connections.add(connection)
-        if len(self._connections) > self.limits.connections:
-            self.close_idle()
-        return len(self._connections)
 
     def left(self, connection: Connection) -> None:
-        self.idle.pop(connection, None)
         self._connections.discard(connection)
         self._notify()
 
-    def has_room(self) -> bool:
-        usual = self.limits.connections - self.limits.reserved
-        while len(self._connections) > usual and self.close_idle():
-            pass
-        return len(self._connections) <= usual
-
     def launch(
-        self, connection: Connection, request: Request, admission: Admission, counted: int
+        self, connection: Connection, request: Request, admission: Admission, body: BodyShare | None
     ) -> None:
         self._requests += 1
         coroutine = self._carry_out(connection, request, admission.route.handler)
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
-        if counted:
-            task.add_done_callback(lambda _: self._release(counted))
+        if body is not None:
+            task.add_done_callback(lambda _: body.release())
 
     async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
         answer: Response | Stream
@@ -218,9 +213,6 @@ class HTTPServer:
         self._notify()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._logger.error("a request's task failed", exc_info=error)
-
-    def _release(self, counted: int) -> None:
-        self.body_bytes -= counted
 
     def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
         if isinstance(error, HTTPError):

@@ -1,5 +1,4 @@
-"""How a browser gets access to the web console: an address with a one-time code, which is exchanged
-for a token."""
+"""How a browser gets access to the web console: a one-time code, which is exchanged for a token."""
 
 from __future__ import annotations
 
@@ -10,16 +9,21 @@ from .codec import omitted
 
 @dataclass(slots=True)
 class WebRequest:
-    """Body of `POST /v1/web`. Port 0: the one that is served already, else a free one."""
+    """Body of `POST /v1/web`. Port 0: the one that is served already, else a free one. `path` is
+    the directory that the page opens."""
 
     port: int = omitted(0)
+    path: str = omitted("")
 
 
 @dataclass(slots=True)
 class WebAddress:
-    """`url` has a code in its fragment that can be used once, within `expires_in` seconds."""
+    """Where the console is, and a code that can be used once, within `expires_in` seconds: typed at
+    `url`, or by opening `page`, a file that only its owner can read and that goes with its code."""
 
     url: str
+    code: str
+    page: str
     expires_in: float
 
 
@@ -30,6 +34,7 @@ class WebCode:
 
 @dataclass(slots=True)
 class WebToken:
-    """The token; empty if the port asks for none."""
+    """The token, empty if the port asks for none, and the directory that the code was made for."""
 
     token: str
+    path: str = omitted("")

@@ -42,13 +42,14 @@ OUTSIDE_ROUTES: dict[int, tuple[str, ...]] = {
     414: ("target_too_long",),
     417: ("expectation_failed",),
     421: ("wrong_host", "misdirected_request"),
+    429: ("too_many_attempts",),
     431: ("head_too_large", "too_many_headers"),
     500: ("internal",),
     501: ("not_implemented",),
     503: ("overloaded", "cancelled"),
     505: ("version_not_supported",),
 }
-ALWAYS = (400, 401, 403, 421, 500, 503)  # whatever the route
+ALWAYS = (400, 401, 403, 421, 429, 500, 503)  # whatever the route
 CHANGES = (409, 502, 507)  # where a request may conflict, or its effect not be stored
 
 

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
+from crushlite.api.auth import WRONG_KEYS, WRONG_KEYS_AGAIN, WRONG_PEERS, WrongKeys
+from crushlite.clock import FakeClock
 from crushlite.daemon import Daemon
+from crushlite.http.messages import HTTPError, Peer
 from crushlite.testing import LocalDaemon
 from tests.support.http import Reply, replies
 from tests.support.routes import TABLE
@@ -34,6 +37,14 @@ ROUTES = (
 PUBLIC = {
     *((e.method, e.pattern.replace("{", "x").replace("}", "")) for e in TABLE if e.public),
 }
+
+
+def closed_to(origin: str) -> list[tuple[str, str]]:
+    """The routes that refuse a header with an Origin. Only the form with a one-time code may come
+    from a local file: see tests/console."""
+    from_file = ("POST", "/v1/web/enter") if origin == "Origin: null" else None
+    return [route for route in ROUTES if route != from_file]
+
 
 # Not the listener's name: PORT is its port. 421 each.
 FOREIGN_HOSTS = (
@@ -268,10 +279,11 @@ class Origins(AuthTestCase):
         await self.serve()
         for origin in FOREIGN_ORIGINS:
             header = "Origin: " + origin.replace("HOST", "127.0.0.1:PORT")
+            routes = closed_to(header)
             for token in (True, False):
                 with self.subTest(origin, token=token):
-                    found = await self.send(ROUTES, header, token=token)
-                    self.assertEqual([reply.status for reply in found], [403] * len(ROUTES))
+                    found = await self.send(routes, header, token=token)
+                    self.assertEqual([reply.status for reply in found], [403] * len(routes))
         self.assertEqual(self.executed, 0)
 
     async def test_the_daemons_own_page_passes(self) -> None:
@@ -358,8 +370,8 @@ class Bearer(AuthTestCase):
     async def test_with_the_token_no_route_is_closed(self) -> None:
         await self.serve()
         streams = ("/events",)
-        refused = ("POST", "/v1/web/token")  # for its code
-        served = [r for r in ROUTES if not r[1].endswith(streams) and r != refused]
+        refused = [("POST", "/v1/web/token"), ("POST", "/v1/web/enter")]  # for their codes
+        served = [r for r in ROUTES if not r[1].endswith(streams) and r not in refused]
         for reply, route in zip(await self.send(served), served, strict=True):
             self.assertNotIn(reply.status, (401, 403, 421), route)
 
@@ -464,8 +476,9 @@ class Bearer(AuthTestCase):
             ("127.0.0.1:PORT", "Origin: null", 403),
         ):
             headers = [origin] if origin else []
-            found = await self.send(ROUTES, *headers, host=host, token=False)
-            self.assertEqual([reply.status for reply in found], [status] * len(ROUTES))
+            routes = closed_to(origin)
+            found = await self.send(routes, *headers, host=host, token=False)
+            self.assertEqual([reply.status for reply in found], [status] * len(routes))
         self.assertEqual(self.executed, 1)
 
     async def test_a_page_elsewhere_cannot_create_a_workspace_without_a_preflight(self) -> None:
@@ -537,3 +550,46 @@ class Secrecy(AuthTestCase):
         self.assertNotIn(self.token, "\n".join(logs.output))
         self.assertNotIn(self.token.encode(), b"\n".join(heard))
         self.assertNotIn(self.token, repr(daemon.daemon.server.router))
+
+
+class Guesses(AuthTestCase):
+    async def test_after_many_wrong_tokens_a_peer_must_wait_and_the_right_one_still_passes(
+        self,
+    ) -> None:
+        await self.serve()
+        wrong = [await self.status("Authorization: Bearer x", token=False) for _ in range(110)]
+        self.assertEqual(wrong[:WRONG_KEYS], [401] * WRONG_KEYS)
+        self.assertEqual(wrong[-1], 429)
+        self.assertEqual(await self.status(), 200)
+        self.assertEqual(await self.status(token=False), 401, "it shows no key at all")
+        [reply] = await self.send([("GET", "/v1/health")], "Authorization: Bearer x", token=False)
+        self.assertEqual((reply.status, reply.headers["retry-after"]), (429, "1"))
+        self.assertIn(b"too_many_attempts", reply.body)
+
+
+class WrongKeysTest(unittest.IsolatedAsyncioTestCase):
+    async def refused(self, wrong: WrongKeys, address: str = "127.0.0.1:5", port: int = 80) -> bool:
+        try:
+            wrong.count(Peer("tcp", None, port, address))
+        except HTTPError as error:
+            self.assertEqual(error.status, 429)
+            return True
+        return False
+
+    async def test_each_peer_and_port_counts_for_itself_and_time_forgives(self) -> None:
+        clock = FakeClock()
+        wrong = WrongKeys(clock)
+        for number in range(WRONG_KEYS):
+            self.assertFalse(await self.refused(wrong, f"127.0.0.1:{number}"))
+        self.assertTrue(await self.refused(wrong))
+        self.assertFalse(await self.refused(wrong, port=81))
+        self.assertFalse(await self.refused(wrong, "127.0.0.2:5"))
+        await clock.advance(WRONG_KEYS_AGAIN)
+        self.assertFalse(await self.refused(wrong))
+        self.assertTrue(await self.refused(wrong))
+
+    async def test_the_table_is_bounded(self) -> None:
+        wrong = WrongKeys(FakeClock())
+        for number in range(5000):
+            await self.refused(wrong, f"127.0.{number // 250}.{number % 250}:1")
+        self.assertLessEqual(len(wrong._left), WRONG_PEERS)

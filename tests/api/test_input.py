@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
+from crushlite.console.wing import PUBLIC_BODY
 from crushlite.protocol.changes import UndoRequest
 from crushlite.protocol.config import (
     AgentInit,
@@ -50,6 +51,7 @@ W = "/v1/workspaces/{id}"
 BODIES: dict[tuple[str, str], type] = {
     ("POST", "/v1/web"): WebRequest,
     ("POST", "/v1/web/token"): WebCode,
+    ("POST", "/v1/web/enter"): WebCode,
     ("POST", "/v1/control"): Control,
     ("POST", "/v1/workspaces"): CreateWorkspace,
     ("POST", W + "/current-session"): CurrentSession,
@@ -194,6 +196,7 @@ class Bodies(InputTestCase):
     async def test_the_good_bodies_are_good(self) -> None:
         wanted = {
             ("POST", "/v1/web/token"): 403,
+            ("POST", "/v1/web/enter"): 403,
             ("POST", "/v1/control"): 409,
             ("POST", W + "/agent"): 202,
             ("POST", W + "/runs/{run_id}/undo"): 404,
@@ -214,7 +217,10 @@ class Bodies(InputTestCase):
             for body in (*UNREADABLE, *NO_OBJECTS):
                 with self.subTest(route, body=body[:40]):
                     answer = await self.call(route[0], self.url(*route), body)
-                    self.assertEqual((answer.status, answer.json["code"]), (400, "bad_request"))
+                    refusal = (400, "bad_request")
+                    if "/v1/web/" in route[1] and len(body) > PUBLIC_BODY:
+                        refusal = (413, "body_too_large")
+                    self.assertEqual((answer.status, answer.json["code"]), refusal)
                     self.assertLess(len(answer.json["message"]), 300)
 
     async def test_an_empty_body_is_a_bad_request_where_one_is_needed(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -31,6 +32,7 @@ LIVE = (
 )
 TRANSCRIPT = "return document.querySelector('#transcript').innerText"
 IDS = "return [...document.querySelectorAll('#transcript .msg')].map(each => each.dataset.id)"
+TOKEN = "return sessionStorage.getItem('crushlite.token')"
 OPEN = "document.querySelector(args[0]).open"
 CLOSED = "!document.querySelector(args[0]).open"
 OLD = "def greet():\n    print('hi')\n"
@@ -69,8 +71,13 @@ class BrowserCase(BoundedTestCase):
         return self.daemon
 
     async def invite(self) -> str:
-        answer = await self.daemon.call("POST", "/v1/web")
-        return f"{answer.json['url']}&path={self.daemon.root / 'project'}"
+        """The address of the private file that opens the console of the project."""
+        body = {"path": str(self.daemon.root / "project")}
+        answer = await self.daemon.call("POST", "/v1/web", body)
+        return Path(answer.json["page"]).as_uri()
+
+    async def code(self) -> str:
+        return str((await self.daemon.call("POST", "/v1/web")).json["code"])
 
     async def enter(self, count: int = 1) -> list[Window]:
         """Open this many windows on the project, and wait until all are connected."""
@@ -562,9 +569,10 @@ class Restart(BrowserCase):
         exchange, and one that runs."""
         project = Path(self.runtime) / "project"
         project.mkdir()
-        invited = await self.ask(port, "POST", "/v1/web")
+        body = json.dumps({"path": str(project)}).encode()
+        invited = await self.ask(port, "POST", "/v1/web", body)
         anna, bert = self.window, await self.browser.window()
-        await anna.open(f"{invited['url']}&path={project}")
+        await anna.open(Path(invited["page"]).as_uri())
         await anna.wait(LIVE)
         await bert.devtools(
             "Page.addScriptToEvaluateOnNewDocument", source="delete self.SharedWorker"
@@ -597,14 +605,25 @@ class Restart(BrowserCase):
         [text] = texts
         self.assertEqual(text.count("You said: remember me"), 1)
 
-    async def test_killed_and_restarted_the_windows_go_on_by_themselves(self) -> None:
+    async def test_killed_and_restarted_the_old_key_is_worthless_and_one_new_page_brings_all_back(
+        self,
+    ) -> None:
         port = await self.start()
         windows = await self.converse(port)
         before = [await window.script(IDS) for window in windows]
+        old = self.token_file(port).read_text()
         await self.stop(self.process)
         for window in windows:
             await window.shows("reconnecting", "#connection")
         self.assertEqual(await self.start(port), port)
+        self.assertNotEqual(self.token_file(port).read_text(), old)
+        for window in windows:
+            await window.shows("no longer valid", "#login")
+            await window.shows("crushlite web", "#login")
+            self.assertIsNone(await window.script(TOKEN))
+        invited = await self.ask(port, "POST", "/v1/web")
+        third = await self.browser.window()
+        await third.open(Path(invited["page"]).as_uri())
         await self.assert_as_stored(port, windows)
         for window, ids in zip(windows, before, strict=True):
             self.assertEqual(await window.script(IDS), ids)
@@ -613,42 +632,82 @@ class Restart(BrowserCase):
         for window in windows:
             await window.shows("You said: and now", ".msg.assistant")
 
-    async def test_a_token_that_is_no_longer_good_is_asked_for_anew_and_all_go_on(self) -> None:
+    async def test_a_code_that_is_typed_brings_all_windows_back(self) -> None:
         port = await self.start()
         windows = await self.converse(port)
         await self.stop(self.process)
-        self.token_file(port).unlink()  # as a daemon does that is stopped
         self.assertEqual(await self.start(port), port)
         for window in windows:
             await window.shows("no longer valid", "#login")
-            await window.shows("crushlite web", "#login")
         invited = await self.ask(port, "POST", "/v1/web")
-        await windows[0].type("#login-code", invited["url"] + ENTER)
+        await windows[0].type("#login-code", invited["code"] + ENTER)
         await self.assert_as_stored(port, windows)
+
+    async def test_a_page_sends_no_server_a_token_that_was_refused_once(self) -> None:
+        port = await self.start()
+        [anna, bert] = await self.converse(port)
+        token = self.token_file(port).read_text().strip()
+        await self.stop(self.process)
+        heard: list[bytes] = []
+        bare = asyncio.Event()  # the page has tried again, without any token
+
+        async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            if b"uthorization" not in heard[-1]:
+                bare.set()
+            writer.write(b"HTTP/1.1 401 No\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(refuse, "127.0.0.1", port):
+            for window in (anna, bert):
+                await window.shows("no longer valid", "#login")
+            before = sum(token.encode() in head for head in heard)
+            await anna.script("dispatchEvent(new Event('online'))")
+            await bare.wait()
+            self.assertEqual(sum(token.encode() in head for head in heard), before)
+        self.assertEqual(await self.start(port), port)
+        async with HTTPClient(
+            TCPConnector("127.0.0.1", port),
+            host_header=f"127.0.0.1:{port}",
+            headers=(("Authorization", f"Bearer {token}"),),
+            clock=SystemClock(),
+        ) as http:
+            self.assertEqual((await http.request("GET", "/v1/health")).status, 401)
 
 
 class Entrance(BrowserCase):
-    async def test_a_code_lets_in_once_and_leaves_no_trace_in_the_address(self) -> None:
+    async def test_the_private_file_lets_in_once_and_leaves_no_trace(self) -> None:
         await self.serve()
         url = await self.invite()
+        [page] = (Path(self.runtime) / "crushlite").glob("console-*.html")
+        content = page.read_text()
         await self.window.open(url)
         await self.window.wait(LIVE)
         address = f"http://127.0.0.1:{self.daemon.port}/"
         self.assertEqual(await self.window.script("return location.href"), address)
+        self.assertFalse(page.exists())
         token = self.daemon.daemon.tokens[self.daemon.port].token
-        stored = "return [localStorage['crushlite.token'], document.cookie, history.length]"
-        self.assertEqual((await self.window.script(stored))[:2], [token, ""])
-        # The same address, in a browser that has nothing stored.
+        self.assertEqual(await self.window.script(TOKEN), token)
+        stored = "return JSON.stringify(localStorage) + document.cookie + document.referrer"
+        self.assertNotIn(token, await self.window.script(stored))
+        entries = (await self.window.devtools("Page.getNavigationHistory"))["entries"]
+        visited = json.dumps(entries)
+        self.assertNotIn(token, visited)
+        self.assertNotIn("enter", visited, "the page with the token was replaced")
+        [code] = re.findall(r'"code":"([^"]+)"', content)
+        self.assertNotIn(code, visited)
+        # The same file, in a browser that has nothing stored.
+        page.write_text(content)
         await self.window.script("localStorage.clear(); sessionStorage.clear()")
-        await self.window.open("about:blank")
         await self.window.open(url)
-        await self.window.shows("wrong, used or expired", "#login-error")
+        await self.window.shows("wrong, used or expired")
+        await self.window.open(address)
         await self.window.shows("crushlite web", "#login")
         await self.window.type("#login-code", "nonsense" + ENTER)
         await self.window.shows("wrong, used or expired", "#login-error")
         await self.window.script("document.querySelector('#login-code').value = ''")
-        await self.window.type("#login-code", (await self.invite()) + ENTER)
-        await self.window.wait(LIVE)
+        await self.window.type("#login-code", (await self.code()) + ENTER)
+        await self.window.shows("Choose a workspace", "#chooser")
 
     async def test_without_a_code_nothing_of_the_address_is_obeyed(self) -> None:
         await self.serve(auth="none")

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.console.wing import CODE_SECONDS, CODES, Codes
@@ -23,6 +23,7 @@ from crushlite.daemon import PORTS
 from crushlite.errors import ShuttingDown
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.listen import TokenFile, directory_lock
+from crushlite.protocol.web import WebAddress
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.places import PACKAGE, ROOT
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from crushlite.http.client import ClientResponse
 
 FOLDER = PACKAGE / "console" / "page"
-PUBLIC = {("GET", "/"), ("GET", "/console/{file}"), ("POST", "/v1/web/token")}
+ENTER = ("POST", "/v1/web/enter")
+PUBLIC = {("GET", "/"), ("GET", "/console/{file}"), ("POST", "/v1/web/token"), ENTER}
 POLICY = (
     *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"),
     *("worker-src 'self'", "img-src 'self' data:", "base-uri 'none'", "form-action 'none'"),
@@ -74,19 +76,14 @@ class ConsoleCase(BoundedTestCase):
         ) as http:
             return await http.request(method, target, body=body)
 
-    async def invite(self, **fields: int) -> str:
+    async def invite(self, **fields: Any) -> WebAddress:
         answer = await self.daemon.call("POST", "/v1/web", fields)
         self.assertEqual((answer.status, answer.json["expires_in"]), (200, CODE_SECONDS))
-        return str(answer.json["url"])
+        self.assertEqual(answer.headers.get("Cache-Control"), "no-store")
+        return WebAddress(**answer.json)
 
     async def exchange(self, code: str) -> ClientResponse:
         return await self.ask("POST", "/v1/web/token", body=b'{"code":"%s"}' % code.encode())
-
-
-def code_of(url: str) -> str:
-    parts = urlsplit(url)
-    assert (parts.path, parts.query) == ("/", ""), url
-    return parse_qs(parts.fragment)["code"][0]
 
 
 class Files(ConsoleCase):
@@ -217,6 +214,7 @@ class Public(ConsoleCase):
             ("GET", "/"),
             ("GET", "/console/main.js"),
             ("POST", "/v1/web/token"),
+            ENTER,
         ):
             with self.subTest(target):
                 good = 403 if method == "POST" else 200  # for its code
@@ -225,7 +223,11 @@ class Public(ConsoleCase):
                     ((), good, "bad_code"),
                     ((("Origin", own),), good, "bad_code"),
                     ((("Origin", "http://evil.example"),), 403, "foreign_origin"),
-                    ((("Origin", "null"),), 403, "foreign_origin"),
+                    (
+                        (("Origin", "null"),),
+                        403,
+                        "foreign_origin" if target != ENTER[1] else "code",
+                    ),
                     ((("Sec-Fetch-Site", "cross-site"), *script), 403, "foreign_origin"),
                     ((("Sec-Fetch-Site", "same-site"), *script), 403, "foreign_origin"),
                 ):
@@ -244,28 +246,29 @@ OPEN_BESIDES = (
     ("/", ("GET", "HEAD")),
     ("/console/x", ("GET", "HEAD")),
     ("/v1/web/token", ("POST",)),
+    ("/v1/web/enter", ("POST",)),
 )
 
 
 class Exchanges(ConsoleCase):
     async def test_a_code_is_good_for_the_token_of_its_port_once(self) -> None:
         await self.serve()
-        url = await self.invite()
-        self.assertEqual(urlsplit(url).netloc, f"127.0.0.1:{self.daemon.port}")
-        first = await self.exchange(code_of(url))
+        invited = await self.invite()
+        self.assertEqual(invited.url, f"http://127.0.0.1:{self.daemon.port}/")
+        first = await self.exchange(invited.code)
         self.assertEqual(first.status, 200, first.body)
         self.assertEqual(first.headers.get("Cache-Control"), "no-store")
         token = self.daemon.daemon.tokens[self.daemon.port].token
         self.assertEqual(first.body.strip(), b'{"token":"%s"}' % token.encode())
         self.assertEqual((await self.ask("GET", "/v1/workspaces", token=token)).status, 200)
-        again = await self.exchange(code_of(url))
+        again = await self.exchange(invited.code)
         self.assertEqual(again.status, 403)
         self.assertIn(b"crushlite web", again.body)
         self.assertNotIn(token.encode(), again.body)
 
     async def test_a_code_that_was_not_issued_is_refused(self) -> None:
         await self.serve()
-        code = code_of(await self.invite())
+        code = (await self.invite()).code
         for wrong in ("", "x", code[:-1], code + "x", code.swapcase(), "\\ud83d\\ude00"):
             self.assertEqual((await self.exchange(wrong)).status, 403, wrong)
         self.assertEqual((await self.exchange(code)).status, 200)
@@ -273,7 +276,7 @@ class Exchanges(ConsoleCase):
     async def test_a_code_expires(self) -> None:
         clock = FakeClock()
         await self.serve(clock=clock)
-        late, early = code_of(await self.invite()), code_of(await self.invite())
+        late, early = (await self.invite()).code, (await self.invite()).code
         await clock.advance(CODE_SECONDS - 0.1)
         self.assertEqual((await self.exchange(early)).status, 200)
         await clock.advance(0.1)
@@ -282,17 +285,17 @@ class Exchanges(ConsoleCase):
     async def test_a_code_is_of_no_use_at_another_port_or_on_a_unix_socket(self) -> None:
         await self.serve()
         first = self.daemon.port
-        code = code_of(await self.invite(port=first))
+        code = (await self.invite(port=first)).code
         other = await self.invite(port=_free_port())
-        self.assertNotEqual(urlsplit(other).port, first)
-        self.assertEqual(self.daemon.port, urlsplit(other).port)  # the newest is asked
+        self.assertNotEqual(urlsplit(other.url).port, first)
+        self.assertEqual(self.daemon.port, urlsplit(other.url).port)  # the newest is asked
         self.assertEqual((await self.exchange(code)).status, 403)
         answer = await self.daemon.call("POST", "/v1/web/token", {"code": code})
         self.assertEqual((answer.status, answer.json["code"]), (403, "bad_code"))
 
     async def test_without_tokens_the_exchange_gives_none(self) -> None:
         await self.serve(auth="none")
-        found = await self.exchange(code_of(await self.invite()))
+        found = await self.exchange((await self.invite()).code)
         self.assertEqual((found.status, found.body.strip()), (200, b'{"token":""}'))
         self.assertEqual((await self.ask("GET", "/v1/workspaces")).status, 200)
 
@@ -303,28 +306,102 @@ class Exchanges(ConsoleCase):
         self.assertEqual((await self.ask("POST", "/v1/web", token=token)).status, 200)
 
 
+class PrivateFile(ConsoleCase):
+    """The way in for a browser that the command has started."""
+
+    FORM = (("Origin", "null"), ("Content-Type", "text/plain"))
+    PAGE = (("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "document"))
+
+    async def post(self, code: str, *headers: tuple[str, str]) -> ClientResponse:
+        body = b'{"code":"%s","form":"="}\r\n' % code.encode()  # as a browser sends the form
+        return await self.ask("POST", ENTER[1], *self.FORM, *headers, body=body)
+
+    async def test_its_form_lets_one_page_load_in_and_the_file_is_gone(self) -> None:
+        await self.serve()
+        invited = await self.invite(path="/some/<b>&\"'/place")
+        page = Path(invited.page)
+        self.assertIn(f'action="{invited.url}v1/web/enter"', page.read_text())
+        self.assertEqual(code_in(page), invited.code)
+        site = ("Sec-Fetch-Site", "cross-site")
+        answer = await self.post(invited.code, site, *self.PAGE)
+        self.assertEqual(answer.status, 200)
+        self.assertFalse(page.exists())
+        token = self.daemon.daemon.tokens[self.daemon.port].token
+        self.assertIn(f'content="{token}"'.encode(), answer.body)
+        self.assertIn(b'content="/some/&lt;b&gt;&amp;&quot;&#x27;/place"', answer.body)
+        for header, value in (
+            ("Cache-Control", "no-store"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cross-Origin-Opener-Policy", "same-origin"),
+        ):
+            self.assertEqual(answer.headers.get_all(header), [value])
+        self.assertIn("default-src 'none'", answer.headers.get("Content-Security-Policy") or "")
+        self.assertEqual((await self.post(invited.code, site, *self.PAGE)).status, 403)
+
+    async def test_what_is_no_page_load_of_a_file_is_refused_with_a_good_code(self) -> None:
+        await self.serve()
+        code = (await self.invite()).code
+        for headers in (
+            (("Sec-Fetch-Mode", "cors"), ("Sec-Fetch-Dest", "empty")),
+            (("Sec-Fetch-Mode", "no-cors"), ("Sec-Fetch-Dest", "empty")),
+            (("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "iframe")),
+            (("Origin", "http://evil.example"),),
+        ):
+            self.assertEqual((await self.post(code, *headers)).status, 403, headers)
+        body = b'{"code":"%s"}' % code.encode()
+        for target in ("/v1/web/token", "/v1/web"):
+            refused = await self.ask("POST", target, *self.FORM, *self.PAGE, body=body)
+            self.assertEqual(refused.status, 403)
+        self.assertEqual((await self.post(code, *self.PAGE)).status, 200)
+
+    async def test_it_is_gone_when_its_code_has_expired_or_gave_way(self) -> None:
+        clock = FakeClock()
+        await self.serve(clock=clock)
+        pages = [Path((await self.invite()).page) for _ in range(CODES + 1)]
+        self.assertEqual([page.exists() for page in pages], [False] + [True] * CODES)
+        await clock.advance(CODE_SECONDS)
+        self.assertFalse(any(page.exists() for page in pages))
+
+    async def test_what_a_killed_daemon_left_is_removed_by_the_next(self) -> None:
+        await self.serve()
+        await self.invite()
+        old, other = self.tokens / "console-old.html", self.tokens / "console-new.html"
+        for page in (old, other):
+            page.touch()
+        os.utime(old, (1, 1))
+        await self.invite()
+        self.assertEqual((old.exists(), other.exists()), (False, True))
+
+    async def test_a_directory_that_is_open_to_others_gets_no_code(self) -> None:
+        await self.serve()
+        self.tokens.chmod(0o755)
+        answer = await self.daemon.call("POST", "/v1/web")
+        self.assertEqual((answer.status, answer.json["code"]), (409, "conflict"))
+        self.assertEqual(list(self.tokens.glob("console-*")), [])
+
+
 class CodesTest(unittest.TestCase):
     def test_codes_are_long_and_only_so_many_are_outstanding(self) -> None:
         codes = Codes(FakeClock())
         made = [codes.issue(1) for _ in range(CODES + 1)]
         self.assertEqual(len(set(made)), len(made))
         self.assertGreaterEqual(min(len(code) for code in made) * 6, 128)  # bits
-        self.assertFalse(codes.redeem(made[0], 1))
-        self.assertTrue(all(codes.redeem(code, 1) for code in made[1:]))
+        self.assertIsNone(codes.redeem(made[0], 1))
+        self.assertEqual({codes.redeem(code, 1) for code in made[1:]}, {""})
 
     def test_a_code_tried_at_the_wrong_port_is_still_good_at_its_own(self) -> None:
         codes = Codes(FakeClock())
-        code = codes.issue(1)
-        self.assertFalse(codes.redeem(code, 2))
-        self.assertTrue(codes.redeem(code, 1))
-        self.assertFalse(codes.redeem(code, 1))
+        code = codes.issue(1, "/a")
+        self.assertIsNone(codes.redeem(code, 2))
+        self.assertEqual(codes.redeem(code, 1), "/a")
+        self.assertIsNone(codes.redeem(code, 1))
 
 
 class Ports(ConsoleCase):
     async def test_a_daemon_without_a_port_opens_one_and_keeps_to_it(self) -> None:
         daemon = await self.serve(tcp=False)
-        urls = await asyncio.gather(*(self.invite() for _ in range(8)))
-        ports = {urlsplit(url).port for url in urls}
+        invited = await asyncio.gather(*(self.invite() for _ in range(8)))
+        ports = {urlsplit(each.url).port for each in invited}
         self.assertEqual(len(ports), 1)
         [port] = ports
         file = self.tokens / f"tcp-{port}.token"
@@ -332,11 +409,11 @@ class Ports(ConsoleCase):
         self.assertEqual((await self.ask("GET", "/v1/health")).status, 401)
         token = file.read_text().strip()
         self.assertEqual((await self.ask("GET", "/v1/health", token=token)).status, 200)
-        self.assertEqual((await self.exchange(code_of(urls[3]))).status, 200)
+        self.assertEqual((await self.exchange(invited[3].code)).status, 200)
         await daemon.daemon.stop()
         self.assertFalse(file.exists())
 
-    async def test_a_port_that_a_killed_daemon_left_is_taken_up_with_its_token(self) -> None:
+    async def test_a_port_that_a_killed_daemon_left_is_taken_up_without_its_token(self) -> None:
         runtime = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
         self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": runtime}))
         port = _free_port()
@@ -346,7 +423,8 @@ class Ports(ConsoleCase):
         await self.serve(tcp=False)
         answer = await self.daemon.call("POST", "/v1/web")
         self.assertEqual(urlsplit(answer.json["url"]).port, port)
-        self.assertEqual(self.daemon.daemon.token_of(port), left.token)
+        self.assertNotEqual(self.daemon.daemon.token_of(port), left.token)
+        self.assertEqual((await self.ask("GET", "/v1/health", token=left.token)).status, 401)
 
     async def test_a_port_that_is_taken_is_a_conflict_that_says_so(self) -> None:
         await self.serve(tcp=False)
@@ -385,6 +463,12 @@ class Ports(ConsoleCase):
         self.assertEqual(list(self.tokens.glob("*.token")), [])
 
 
+def code_in(page: Path) -> str:
+    """The code that a private file posts."""
+    [code] = re.findall(r'"code":"([^"]+)"', page.read_text())
+    return str(code)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -404,19 +488,26 @@ class Command(ConsoleCase):
         out, err = await process.communicate()
         return process.returncode or 0, out.decode(), err.decode()
 
-    async def test_it_prints_an_address_that_lets_in_and_hands_it_to_the_browser(self) -> None:
+    async def test_the_browser_gets_a_private_file_and_no_argument_holds_the_code(self) -> None:
         await self.serve(tcp=False)
         seen = self.daemon.root / "seen"
         browser = self.daemon.root / "browser"
-        browser.write_text(f'#!/bin/sh\nprintf "%s" "$1" > {seen}\n')
+        browser.write_text(f'#!/bin/sh\ntr "\\0" "\\n" < /proc/$$/cmdline > {seen}\n')
         browser.chmod(0o700)
         code, out, err = await self.run_web(BROWSER=f"{browser} %s")
         self.assertEqual((code, err), (0, ""))
-        self.assertEqual(seen.read_text(), out.strip())
-        fragment = parse_qs(urlsplit(out.strip()).fragment)
+        [page] = self.tokens.glob("console-*.html")
+        self.assertEqual(out, f"{page.as_uri()}\n")
+        secret = code_in(page)
+        arguments = seen.read_text()
+        self.assertIn(out, arguments)
+        self.assertNotIn(secret, arguments)
+        self.assertEqual(stat.S_IMODE(page.stat().st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE(page.parent.stat().st_mode), 0o700)
         project = os.path.realpath(self.daemon.root / "project")
-        self.assertEqual(fragment["path"], [project])
-        self.assertEqual((await self.exchange(fragment["code"][0])).status, 200)
+        answer = await self.exchange(secret)
+        self.assertEqual((answer.status, json.loads(answer.body)["path"]), (200, project))
+        self.assertFalse(page.exists(), "it goes with its code")
         # The workspace waits for the page.
         listed = await self.daemon.call("GET", "/v1/workspaces")
         self.assertEqual([each["path"] for each in listed.json], [project])
@@ -426,9 +517,10 @@ class Command(ConsoleCase):
         seen = self.daemon.root / "seen"
         code, out, _ = await self.run_web("--no-open", "--json", BROWSER=f"touch {seen} #%s")
         self.assertEqual(code, 0)
-        self.assertRegex(
-            out, r'^\{"url":"http://127\.0\.0\.1:\d+/#code=[^"]+","expires_in":60\.0\}\n$'
-        )
+        given = json.loads(out)
+        self.assertEqual(list(given), ["url", "code", "page", "expires_in"])
+        self.assertEqual(given["code"], code_in(Path(given["page"])))
+        self.assertNotIn(given["code"], given["url"])
         self.assertFalse(seen.exists())
 
 
@@ -449,20 +541,21 @@ class Served(BoundedTestCase):
             said = [(await daemon.stdout.readline()).decode().strip() for _ in range(8)]
             self.assertEqual(said[1], f"unix://{runtime}/crushlite/crushlite.sock")
             self.assertIn("Open this in a browser", said[3])
-            url = urlsplit(said[4])
-            given = parse_qs(url.fragment)
-            self.assertEqual(given["path"], [str(ROOT)])
+            page = Path(unquote(urlsplit(said[4]).path))
+            code = code_in(page)
+            self.assertNotIn(code, "".join(said))
+            port = int(re.findall(r"tcp://127\.0\.0\.1:(\d+)", said[2])[0])
             async with HTTPClient(
-                TCPConnector("127.0.0.1", url.port or 0),
-                host_header=url.netloc,
+                TCPConnector("127.0.0.1", port),
+                host_header=f"127.0.0.1:{port}",
                 clock=SystemClock(),
             ) as http:
-                page = await http.request("GET", "/")
-                self.assertEqual((page.status, page.body[:15]), (200, b"<!doctype html>"))
-                body = json.dumps({"code": given["code"][0]}).encode()
+                shown = await http.request("GET", "/")
+                self.assertEqual((shown.status, shown.body[:15]), (200, b"<!doctype html>"))
+                body = json.dumps({"code": code}).encode()
                 answer = await http.request("POST", "/v1/web/token", body=body)
-            token = (Path(runtime) / f"crushlite/tcp-{url.port}.token").read_text().strip()
-            self.assertEqual(json.loads(answer.body), {"token": token})
+            token = (Path(runtime) / f"crushlite/tcp-{port}.token").read_text().strip()
+            self.assertEqual(json.loads(answer.body), {"token": token, "path": str(ROOT)})
             self.assertTrue(said[6].endswith(" run hello"))
         finally:
             daemon.send_signal(signal.SIGTERM)

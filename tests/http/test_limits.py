@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from crushlite.http.accepting import Acceptor
 from crushlite.http.limits import Limits
-from crushlite.http.messages import HTTPError, Request, Response, Stream
+from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
+from crushlite.http.places import Rank
 from crushlite.http.router import Route
 from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import LIMIT
@@ -107,18 +108,18 @@ class SocketTestCase(HTTPTestCase):
 
 class OpenFiles(unittest.TestCase):
     def test_connections_leave_files_for_everything_else(self) -> None:
-        for files in (1, 8, 16, 64, 128, 200, 256, 512, 1024, 1215, 1216, 8192):
+        for files in (1, 8, 16, 64, 128, 200, 256, 512, 1024, 2431, 2432, 8192):
             limits = Limits.for_open_files(files)
             with self.subTest(files):
-                places = limits.connections + limits.surplus
-                self.assertLessEqual(places, max(1, files - 128, files // 4))
+                places = 2 * (limits.connections + limits.surplus)  # unix and TCP
+                self.assertLessEqual(places, max(2, files - 256, files // 4))
                 self.assertGreaterEqual(limits.connections, 1)
                 self.assertLess(limits.reserved, limits.connections)
-                self.assertEqual(limits == Limits(), files >= 1216)
+                self.assertEqual(limits == Limits(), files >= 2432)
 
     def test_a_few_places_have_the_same_order(self) -> None:
         few = Limits.for_open_files(64)
-        self.assertEqual((few.connections, few.reserved, few.surplus), (14, 3, 2))
+        self.assertEqual((few.connections, few.reserved, few.surplus), (7, 1, 1))
 
 
 class Descriptors(SocketTestCase):
@@ -155,7 +156,7 @@ class Descriptors(SocketTestCase):
         class Greedy:
             """Keeps the spare descriptor, as another thread that opens a file might."""
 
-            def close_idle(self) -> bool:
+            def make_room(self) -> bool:
                 return False
 
             def refuse(self, sock: socket.socket) -> None:
@@ -266,27 +267,28 @@ class Places(HTTPTestCase):
         self.assertEqual(server.statistics.connections, Limits().connections)
         for path in ("/now", "/ok"):
             self.assertEqual(await self.ask(self.connect(server), path), 200)
-        self.assertEqual(len(server.idle), server.statistics.connections)
+        self.assertEqual(server.places["memory"].waiting(Rank.IDLE), server.statistics.connections)
 
-    async def test_a_connection_that_has_begun_a_request_is_not_closed(self) -> None:
+    async def test_what_is_carried_out_is_not_closed_and_what_is_unfinished_gives_way(self) -> None:
         house = [self.connect(self.server) for _ in range(4)]
         for transport in house[:2]:
             transport.feed(get("/busy"))
         for transport in house[2:]:
             transport.feed(b"GET /ok HTTP/1.1\r\n")
-        fifth, sixth = self.connect(self.server), self.connect(self.server)
+        fifth = self.connect(self.server)
         fifth.feed(b"G")
-        sixth.feed(b"G")
-        seventh = self.connect(self.server)
-        await self.settle()
-        self.assertEqual(replies(seventh.written)[0].status, 503)
-        fifth.feed(get()[1:])
-        await self.settle()
-        self.assertEqual(replies(fifth.written)[0].status, 503, "only for what is urgent")
-        self.assertFalse(any(transport.is_closing() for transport in (*house, sixth)))
+        self.connect(self.server).feed(b"G")
+        for leaver in (house[2], house[3], fifth):
+            self.assertFalse(leaver.is_closing())
+            self.connect(self.server).feed(b"G")
+            await self.settle()
+            self.assertEqual(replies(leaver.written)[0].status, 503)
+            self.assertTrue(leaver.lost)
+        self.assertFalse(any(transport.is_closing() for transport in house[:2]))
         self.busy.gate.set()
         await self.settle()
-        self.assertEqual(replies(house[0].written)[0].status, 200)
+        for transport in house[:2]:
+            self.assertEqual(replies(transport.written)[0].status, 200)
 
     async def test_a_last_answer_on_its_way_is_not_cut(self) -> None:
         slow = self.connect(self.server)
@@ -318,7 +320,113 @@ class Places(HTTPTestCase):
         transport.lose()
         self.connect(self.server).feed_eof()
         await self.settle()
-        self.assertEqual((len(self.server.idle), self.server.statistics.connections), (0, 0))
+        waiting = [places.waiting(rank) for places in self.server.places.values() for rank in Rank]
+        self.assertEqual((sum(waiting), self.server.statistics.connections), (0, 0))
+
+
+class Floods(HTTPTestCase):
+    """Places of one kind of listener, of whom only some have shown a token."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.busy = Recorder(gated=True)
+        self.server = self.serve(
+            Route("GET", "/ok", Recorder()),
+            Route("POST", "/ok", Recorder()),
+            Route("GET", "/busy", self.busy),
+            Route("GET", "/now", Recorder(), urgent=True),
+            Route("GET", "/public", Recorder(), public=True),
+            Route("POST", "/public", Recorder(), public=True),
+            limits=Limits(connections=8, reserved=2, surplus=1),
+        )
+
+    def enter(self, kind: Kind = "tcp") -> MemoryTransport:
+        transport = MemoryTransport(self.server.protocol_factory(kind, 80)())
+        transport.connect()
+        return transport
+
+    async def ask(self, transport: MemoryTransport, path: str = "/ok") -> int:
+        before = len(replies(transport.written))
+        transport.feed(get(path))
+        await self.settle()
+        return replies(transport.written)[before].status
+
+    async def test_no_crowd_on_one_kind_of_listener_takes_a_place_of_another(self) -> None:
+        owner = [self.enter("memory") for _ in range(8)]
+        for transport in owner:
+            transport.feed(b"G")
+        for begin in (b"", b"G", get("/public"), post("/public", b"xx")[:-1], b"\0"):
+            for _ in range(50):
+                self.enter().feed(begin)
+        await self.settle()
+        self.assertFalse(any(transport.is_closing() for transport in owner))
+        for transport in owner[:6]:
+            transport.feed(get()[1:])
+        await self.settle()
+        self.assertEqual([replies(t.written)[0].status for t in owner[:6]], [200] * 6)
+
+    async def test_who_has_shown_no_token_is_the_first_to_go(self) -> None:
+        idle, head, body = self.enter(), self.enter(), self.enter()
+        for transport in (idle, head, body):
+            self.assertEqual(await self.ask(transport), 200)
+        head.feed(b"G")
+        body.feed(post("/ok", b"xx")[:-1])
+        for begin in (b"", b"G", get("/public"), post("/public", b"xx")[:-1], b"\0"):
+            for _ in range(20):
+                self.enter().feed(begin)
+                await self.settle()
+        self.assertFalse(any(transport.is_closing() for transport in (idle, head, body)))
+        for path in ("/now", "/ok"):
+            self.assertEqual(await self.ask(self.enter(), path), 200)
+        head.feed(get()[1:])
+        body.feed(b"x")
+        await self.settle()
+        self.assertEqual([replies(t.written)[1].status for t in (head, body)], [200, 200])
+
+    async def test_unfinished_requests_of_those_who_have_a_token_keep_no_urgent_one_out(
+        self,
+    ) -> None:
+        for begin in (b"G", post("/ok", b"xx")[:-1]):
+            crowd = []
+            for _ in range(8):
+                transport = self.enter()
+                await self.ask(transport, "/now")
+                transport.feed(begin)
+                crowd.append(transport)
+            for _ in range(20):
+                self.assertEqual(await self.ask(self.enter(), "/now"), 200)
+            for transport in crowd:
+                transport.lose()
+            await self.settle()
+
+    async def test_only_so_many_may_be_without_a_token_and_the_oldest_gives_way(self) -> None:
+        server = self.serve(Route("GET", "/ok", Recorder()), limits=Limits(strangers=3))
+        crowd = []
+        for _ in range(20):
+            transport = MemoryTransport(server.protocol_factory("tcp", 80)())
+            transport.connect()
+            transport.feed(b"G")
+            crowd.append(transport)
+        await self.settle()
+        self.assertEqual([transport.lost for transport in crowd], [True] * 17 + [False] * 3)
+        for transport in crowd[-3:]:
+            transport.feed(get()[1:])
+        await self.settle()
+        self.assertEqual([replies(each.written)[0].status for each in crowd[-3:]], [200] * 3)
+
+    async def test_of_many_who_arrive_at_once_none_is_closed_before_it_could_speak(self) -> None:
+        for _ in range(8):
+            self.enter("memory").feed(b"G")
+        newcomers = [self.enter("memory") for _ in range(6)]
+        for transport in newcomers:
+            transport.feed(get("/now"))
+        await self.settle()
+        self.assertEqual([replies(each.written)[0].status for each in newcomers], [200] * 6)
+
+    async def test_a_flood_of_refused_requests_that_linger_keeps_none_out(self) -> None:
+        for _ in range(30):
+            self.enter().feed(b"\0")
+        self.assertEqual(await self.ask(self.enter(), "/ok"), 200)
 
 
 class Bodies(HTTPTestCase):
@@ -333,7 +441,8 @@ class Bodies(HTTPTestCase):
             Route("POST", "/slow", self.gated, body_limit=5000),
             Route("POST", "/fail", fail, body_limit=5000),
             Route("POST", "/now", self.seen, body_limit=5000, urgent=True),
-            limits=Limits(bodies=1000, small_body=100),
+            Route("POST", "/public", self.seen, body_limit=1024, public=True),
+            limits=Limits(bodies=1000, urgent_bodies=700, small_body=100),
         )
 
     async def status(self, raw: bytes) -> int:
@@ -349,7 +458,7 @@ class Bodies(HTTPTestCase):
 
     async def test_bodies_together_have_a_bound_and_small_or_urgent_ones_pass(self) -> None:
         first = await self.exchange(self.server, post("/b", b"x" * 600)[:-1])
-        self.assertEqual(self.server.body_bytes, 600)
+        self.assertEqual(self.server.bodies.used, 600)
         self.assertEqual(await self.status(post("/b", b"x" * 400)), 200)
         self.assertEqual(await self.status(post("/b", b"x" * 401)), 503)
         self.assertEqual(await self.status(post("/b", b"x" * 401)[:-300]), 503, "before it is read")
@@ -364,26 +473,26 @@ class Bodies(HTTPTestCase):
             transport.feed(b"x")
         await self.settle()
         self.assertEqual([len(r.body) for r in self.seen.requests[-2:]], [600, 400])
-        self.assertEqual(self.server.body_bytes, 0)
+        self.assertEqual(self.server.bodies.used, 0)
         self.assertEqual(await self.status(post("/b", b"x" * 1000)), 200)
 
     async def test_a_body_alone_always_passes(self) -> None:
         self.assertEqual(await self.status(post("/b", b"x" * 5000)), 200)
         self.assertEqual(await self.status(chunked("/b", [b"x" * 500] * 10)), 200)
-        self.assertEqual(self.server.body_bytes, 0)
+        self.assertEqual(self.server.bodies.used, 0)
 
     async def test_a_chunked_body_counts_what_has_arrived(self) -> None:
         raw = chunked("/b", [b"x" * 300] * 3)
         grower = self.connect(self.server)
         grower.feed(raw[:450])
-        self.assertTrue(200 < self.server.body_bytes < 450, self.server.body_bytes)
+        self.assertTrue(200 < self.server.bodies.used < 450, self.server.bodies.used)
         other = await self.exchange(self.server, post("/b", b"x" * 500)[:-1])
         grower.feed(raw[450:])
         self.assertEqual(replies(grower.written)[0].status, 503)
-        self.assertEqual(self.server.body_bytes, 500)
+        self.assertEqual(self.server.bodies.used, 500)
         other.feed(b"x")
         await self.settle()
-        self.assertEqual((len(self.seen.requests), self.server.body_bytes), (1, 0))
+        self.assertEqual((len(self.seen.requests), self.server.bodies.used), (1, 0))
 
     async def test_every_end_gives_back_what_was_counted_once(self) -> None:
         def lose(transport: MemoryTransport) -> None:
@@ -406,36 +515,73 @@ class Bodies(HTTPTestCase):
         for name, (raw, end) in ends.items():
             with self.subTest(name):
                 transport = await self.exchange(self.server, raw[:-1])
-                self.assertEqual(self.server.body_bytes, 500)
+                self.assertEqual(self.server.bodies.used, 500)
                 end(transport)
                 await self.settle()
-                self.assertEqual(self.server.body_bytes, 0)
+                self.assertEqual(self.server.bodies.used, 0)
                 transport.lose()
                 await self.settle()
-                self.assertEqual(self.server.body_bytes, 0)
+                self.assertEqual(self.server.bodies.used, 0)
 
     async def test_a_body_that_stops_arriving_is_given_back_at_its_time_limit(self) -> None:
         transport = await self.exchange(self.server, post("/b", b"x" * 500)[:-1])
         await self.clock.advance(15.1)
         self.assertEqual(replies(transport.written)[0].status, 408)
-        self.assertEqual(self.server.body_bytes, 0)
+        self.assertEqual(self.server.bodies.used, 0)
         await self.clock.advance(10)
-        self.assertEqual((transport.lost, self.server.body_bytes), (True, 0))
+        self.assertEqual((transport.lost, self.server.bodies.used), (True, 0))
+
+    async def test_bodies_of_urgent_routes_have_a_bound_of_their_own(self) -> None:
+        first = await self.exchange(self.server, post("/now", b"x" * 500)[:-1])
+        self.assertEqual((self.server.urgent_bodies.used, self.server.bodies.used), (500, 0))
+        self.assertEqual(await self.status(post("/now", b"x" * 200)), 200)
+        self.assertEqual(await self.status(post("/now", b"x" * 201)), 503)
+        self.assertEqual(await self.status(post("/now", b"x" * 100)), 200, "a small one")
+        self.assertEqual(await self.status(post("/b", b"x" * 1000)), 200)
+        first.feed(b"x")
+        await self.settle()
+        self.assertEqual(self.server.urgent_bodies.used, 0)
+        self.assertEqual(await self.status(post("/now", b"x" * 2000)), 200, "one alone")
+
+    async def test_a_body_that_comes_drop_by_drop_has_a_limit_as_a_whole(self) -> None:
+        for raw, most in ((post("/b", b"x" * 500), 30), (post("/public", b"x" * 500), 5)):
+            transport = await self.exchange(self.server, raw[:-400])
+            for second in range(most):
+                self.assertEqual(transport.written, b"", second)
+                transport.feed(b"x")
+                await self.clock.advance(1.0)
+            await self.clock.advance(0.1)
+            self.assertEqual(replies(transport.written)[0].status, 408)
+        self.assertEqual(self.server.bodies.used, 0)
+
+    async def test_a_long_body_has_as_long_as_a_slow_line_needs(self) -> None:
+        size = 4 * 1024 * 1024
+        server = self.serve(Route("POST", "/b", self.seen, body_limit=size))
+        transport = await self.exchange(server, post("/b", b"x" * size)[:-size])
+        for _ in range(64):
+            transport.feed(b"x" * (size // 64))
+            await self.clock.advance(1.0)
+        self.assertEqual(replies(transport.written)[0].status, 200)
+
+    async def test_a_public_route_takes_no_share_of_the_bodies(self) -> None:
+        held = await self.exchange(self.server, post("/b", b"x" * 1000)[:-1])
+        self.assertEqual(await self.status(post("/public", b"x" * 1025)), 413)
+        held.lose()
 
     async def test_a_body_counts_as_long_as_its_request_is_carried_out(self) -> None:
         lost = await self.exchange(self.server, post("/slow", b"x" * 500))
         lost.lose()
         await self.settle()
-        self.assertEqual(self.server.body_bytes, 500, "the handler still has it")
+        self.assertEqual(self.server.bodies.used, 500, "the handler still has it")
         self.gated.gate.set()
         await self.settle()
-        self.assertEqual((self.gated.finished, self.server.body_bytes), (1, 0))
+        self.assertEqual((self.gated.finished, self.server.bodies.used), (1, 0))
 
     async def test_a_request_cancelled_before_its_first_step_gives_it_back(self) -> None:
         transport = self.connect(self.server)
         transport.feed(post("/slow", b"x" * 500))
         await self.within(self.server.drain(0.0))
-        self.assertEqual((self.gated.requests, self.server.body_bytes), ([], 0))
+        self.assertEqual((self.gated.requests, self.server.bodies.used), ([], 0))
 
 
 class LongWrites(HTTPTestCase):

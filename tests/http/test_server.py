@@ -502,7 +502,7 @@ class Time(HTTPTestCase):
 
     async def test_body_between_reads(self) -> None:
         seen = Recorder()
-        server = self.serve(Route("POST", "/p", seen))
+        server = self.serve(Route("POST", "/p", seen), limits=Limits(body_grace=100.0))
         transport = self.connect(server)
         raw = post("/p", b"12345")
         transport.feed(raw[:-5])
@@ -613,46 +613,45 @@ class Time(HTTPTestCase):
 class Capacity(HTTPTestCase):
     async def test_the_last_places_are_for_urgent_routes(self) -> None:
         limits = Limits(connections=6, reserved=2, surplus=1)
-        seen = Recorder()
+        seen, busy = Recorder(), Recorder(gated=True)
         server = self.serve(
-            Route("GET", "/ok", seen), Route("GET", "/now", seen, urgent=True), limits=limits
+            Route("GET", "/ok", seen),
+            Route("GET", "/now", seen, urgent=True),
+            Route("GET", "/busy", busy),
+            Route("GET", "/busy-now", busy, urgent=True),
+            limits=limits,
         )
 
-        def enter() -> MemoryTransport:
-            """A connection that has begun a request, and so is not closed for new ones."""
+        def enter(path: str = "/busy") -> MemoryTransport:
+            """A connection whose request is being carried out, and so is not closed for others."""
             transport = self.connect(server)
-            transport.feed(get()[:5])
+            transport.feed(get(path))
             return transport
 
         house = [enter() for _ in range(4)]
-        fifth, sixth = enter(), enter()
-        for transport, raw, status in (
-            (house[0], get(), 200),
-            (fifth, get("/now"), 200),
-            (fifth, get(), 503),
-            (sixth, get("/now"), 200),
-        ):
-            before = len(replies(transport.written))
-            transport.feed(raw[5:])
-            await self.settle()
-            if status == 200:
-                transport.feed(get()[:5])
-            reply = replies(transport.written)[before]
-            self.assertEqual(reply.status, status)
-            if status == 503:
-                self.assertEqual(reply.headers["retry-after"], "1")
-                self.assertTrue(transport.eof_written)
+        fifth = enter("/now")
+        await self.settle()
+        self.assertEqual(replies(fifth.written)[0].status, 200)
+        fifth.feed(get())
+        await self.settle()
+        reply = replies(fifth.written)[1]
+        self.assertEqual((reply.status, reply.headers["retry-after"]), (503, "1"))
+        self.assertTrue(fifth.eof_written)
+        fifth.lose()
+        [enter("/busy-now") for _ in range(2)]
+        await self.settle()
         seventh = self.connect(server)
         self.assertEqual(replies(seventh.written)[0].status, 503)
         eighth = self.connect(server)
-        self.assertTrue(eighth.aborted)
-        self.assertEqual(eighth.written, b"")
-        for transport in (seventh, house[1], house[2], house[3]):
+        self.assertTrue(seventh.is_closing(), "its answer is written")
+        self.assertEqual(replies(eighth.written)[0].status, 503)
+        self.assertFalse(any(transport.is_closing() for transport in house))
+        for transport in (seventh, eighth, *house[1:]):
             transport.lose()
         await self.settle()
-        sixth.feed(get()[5:])
+        last = enter("/ok")
         await self.settle()
-        self.assertEqual(replies(sixth.written)[-1].status, 200)
+        self.assertEqual(replies(last.written)[-1].status, 200)
 
 
 class Draining(HTTPTestCase):

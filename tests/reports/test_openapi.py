@@ -426,13 +426,13 @@ class AnswerTests(BoundedTestCase):
 
     async def console(self) -> None:
         """The page's files: only TCP serves them."""
-        invited = await self.ask("POST", "/v1/web")
         browser = self.daemon.connect(tcp=True)
         await self.ask("GET", "/", http=browser)
         await self.ask("GET", "/console/index.html", http=browser)
-        code = invited["url"].partition("#code=")[2]
-        await self.ask("POST", "/v1/web/token", {"code": code}, http=browser)
-        await self.ask("POST", "/v1/web/token", {"code": code}, 403, http=browser)
+        for way in ("token", "enter"):
+            code = (await self.ask("POST", "/v1/web"))["code"]
+            await self.ask("POST", f"/v1/web/{way}", {"code": code}, http=browser)
+            await self.ask("POST", f"/v1/web/{way}", {"code": code}, 403, http=browser)
 
     async def workspaces(self) -> None:
         body: dict[str, Any] = {"path": str(self.daemon.root / "project"), "version": "0"}

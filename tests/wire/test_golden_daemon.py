@@ -282,7 +282,7 @@ class OfflineShapes(Checks, BoundedTestCase):
         async with LocalDaemon(OfflineAgent(pace=0), tcp=True) as daemon:
             address = await daemon.call("POST", "/v1/web", {"port": daemon.port})
             self.check("web_address", address.json)
-            body = {"code": address.json["url"].partition("#code=")[2]}
+            body = {"code": address.json["code"]}
             http = daemon.connect(tcp=True)
             token = await daemon.call("POST", "/v1/web/token", body, http=http)
             self.check("web_token", token.json)

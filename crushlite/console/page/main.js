@@ -1,19 +1,15 @@
 // The console: the token and the client id, which workspace, and which of the screens is shown.
 //
-// The address that `crushlite web` prints has a one-time code in its fragment. It is exchanged for
-// the token of this port, which is kept in this origin's storage, and taken out of the address.
+// A tab gets its token from enter.js, from another tab, or for a code that is typed here.
 
 import { ApiError, at, request, uuid } from "./api.js";
 import { Feed } from "./feed.js";
+import { PATH, ask, forget, keep, share, token } from "./keys.js";
 import { byId, el, setText } from "./text.js";
 import { WorkspaceView } from "./workspace.js";
 
-const TOKEN = "crushlite.token";
 const CLIENT = "crushlite.client";
-const PATH = "crushlite.path";
 const PATIENCE = 8_000; // milliseconds without a connection before advice is given
-
-const token = () => localStorage.getItem(TOKEN) || "";
 
 function client() {
   const known = localStorage.getItem(CLIENT);
@@ -22,11 +18,14 @@ function client() {
   return localStorage.getItem(CLIENT);
 }
 
+const isRefused = ({ status }) => status === 401 || status === 429; // a wrong token, or many
+
 async function api(method, path, body) {
+  const used = token();
   try {
-    return await request(token(), method, path, body);
+    return await request(used, method, path, body);
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) needToken();
+    if (error instanceof ApiError && isRefused(error)) needToken(used);
     // A daemon that was started again does not know the workspace until the stream is back.
     if (error.status === 404 && patience !== null) {
       feed.retryNow(token());
@@ -47,7 +46,7 @@ function take(message) {
   if (message.type === "event") view.take(message);
   else if (message.type === "relay") view.soon();
   else if (message.type === "client") localStorage.setItem(CLIENT, message.id);
-  else if (message.type === "unauthorized") needToken();
+  else if (message.type === "unauthorized") needToken(message.token);
   else if (message.type === "failed") choose(message.message).catch((error) => retryLater(error, enter));
   else if (message.type === "lost") lost(message.message);
   else if (message.type === "live") {
@@ -95,10 +94,15 @@ function show(screen) {
   for (const id of ["login", "chooser", "workspace-view"]) byId(id).hidden = id !== screen;
 }
 
-function needToken() {
+let ended = false; // a key that this tab had was refused
+
+function needToken(refused) {
+  ended ||= refused !== "";
+  forget(refused);
+  if (token()) return; // another tab has brought a new one meanwhile
   connection("lost", "no key", "");
-  const why = token()
-    ? "Its key is no longer valid: the daemon has been started again since."
+  const why = ended
+    ? "Its key is no longer valid: the daemon has been started again, and a key ends with its daemon."
     : "It has no key for this daemon yet.";
   setText(byId("login-why"), why);
   if (byId("login").hidden) {
@@ -131,21 +135,11 @@ function chooserError(text) {
   setText(byId("chooser-error"), text);
 }
 
-// The code of an address or of a bare code; "" if there is none.
-function codeOf(text) {
-  const given = text.includes("#") ? text.slice(text.indexOf("#") + 1) : text;
-  if (!given.includes("=")) return { code: given.trim(), path: "" };
-  const fields = new URLSearchParams(given);
-  return { code: fields.get("code") || "", path: fields.get("path") || "" };
-}
-
+// Exchange a code. It may be the end of a line that was pasted.
 async function exchange(text) {
-  const { code, path } = codeOf(text);
+  const code = text.split(/\s+/).pop();
   const answer = await request("", "POST", "/v1/web/token", { code });
-  localStorage.setItem(TOKEN, answer.token); // other tabs get an event
-  // A path counts only with a valid code: a link from another site must open nothing.
-  if (path) sessionStorage.setItem(PATH, path);
-  return path;
+  keep(answer.token, answer.path);
 }
 
 // Begin, or begin again with a new token.
@@ -161,22 +155,13 @@ async function enter() {
 
 function retryLater(error, again) {
   if (!(error instanceof ApiError)) throw error;
-  if (error.status === 401) return;
+  if (isRefused(error)) return;
   connection("lost", "no connection", error.message);
   setTimeout(again, 2000);
 }
 
 async function start() {
-  const fragment = location.hash.slice(1);
-  if (/(^|&)code=/.test(fragment)) {
-    history.replaceState(null, "", location.pathname); // the code must not stay in the history
-    try {
-      await exchange(fragment);
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      loginError(error.message); // shown only if a token is required and ours is not valid
-    }
-  }
+  if (!token()) await ask();
   try {
     await api("GET", at("version"));
   } catch (error) {
@@ -214,10 +199,8 @@ byId("chooser-form").addEventListener("submit", (event) => {
 });
 byId("workspace").addEventListener("click", () => choose().catch((error) => retryLater(error, enter)));
 
-// Another tab got a token: use it here too.
-addEventListener("storage", (event) => {
-  if (event.key !== TOKEN || !event.newValue) return;
-  feed.retryNow(event.newValue);
+share(() => {
+  feed.retryNow(token());
   if (!byId("login").hidden) enter();
 });
 addEventListener("online", () => feed.retryNow(token()));

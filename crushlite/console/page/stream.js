@@ -4,7 +4,7 @@
 //   {type: "live", workspace, refetch}  events come from now on; `refetch`: what is shown may be old
 //   {type: "event", kind, action, payload}
 //   {type: "lost", message}             no connection; it will be tried again
-//   {type: "unauthorized"}              the token is not valid; waits for another
+//   {type: "unauthorized", token}       the token is not valid; waits for another
 //   {type: "failed", message}           the workspace cannot be opened; given up
 //   {type: "client", id}                our client id was retired, this is the new one
 
@@ -18,6 +18,7 @@ export class EventStream {
     this.path = path;
     this.client = client;
     this.token = token;
+    this.refused = null; // a token that is not sent again
     this.emit = (message) => emit({ ...message, path }); // a page may show another one by now
     this.workspace = null;
     this.lastId = null;
@@ -49,7 +50,9 @@ export class EventStream {
         if (this.stopped) return;
         if (!this.survives(error)) return;
       }
-      await this.pause(delay * (0.75 + Math.random() / 2));
+      while (this.token === this.refused && !this.stopped) await this.pause(null);
+      if (this.refused === null) await this.pause(delay * (0.75 + Math.random() / 2));
+      this.refused = null;
       delay = Math.min(delay * 2, BACKOFF.most);
     }
   }
@@ -65,8 +68,9 @@ export class EventStream {
       this.client = uuid();
       this.workspace = null;
       this.emit({ type: "client", id: this.client });
-    } else if (status === 401) {
-      this.emit({ type: "unauthorized" });
+    } else if (status === 401 || status === 429) {
+      this.refused = this.token;
+      this.emit({ type: "unauthorized", token: this.token });
       return true;
     } else if (status >= 400 && status < 500 && code !== "data_directory_in_use") {
       this.emit({ type: "failed", message });
@@ -76,9 +80,10 @@ export class EventStream {
     return true;
   }
 
+  // Wait so long, or until `wake` is called; null: for that only.
   pause(milliseconds) {
     return new Promise((resolve) => {
-      const timer = setTimeout(resolve, milliseconds);
+      const timer = milliseconds === null ? null : setTimeout(resolve, milliseconds);
       this.wake = () => {
         clearTimeout(timer);
         resolve();
