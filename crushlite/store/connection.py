@@ -10,6 +10,7 @@ import contextlib
 import errno
 import math
 import sqlite3
+import sys
 from sqlite3 import Connection as Connection  # so that others can name what their work is given
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,16 +33,28 @@ class ConnectionFactory(Protocol):
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     """Open a connection without the implicit transactions of Python's module."""
     uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
-    return sqlite3.connect(
+    conn = sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT, cached_statements=256
     )
+    distrust(conn)
+    return conn
+
+
+def distrust(conn: sqlite3.Connection) -> None:
+    """Switch off what SQLite lets a file decide: the file may have come with a clone. None of these
+    statements reads the file."""
+    conn.execute("PRAGMA trusted_schema = OFF")
+    conn.execute("PRAGMA cell_size_check = ON")
+    if sys.version_info >= (3, 12):  # before that Python has no access to these
+        conn.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+        conn.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_VIEW, False)
 
 
 def configure(conn: sqlite3.Connection) -> None:
     """Set up a read-write connection, whatever factory opened it."""
     conn.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
     conn.execute("PRAGMA foreign_keys = ON")
-    conn.execute("PRAGMA trusted_schema = OFF")  # the file may have come with a clone
+    distrust(conn)
     (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         # Without it a reader and the writer would lock each other out.
