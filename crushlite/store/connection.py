@@ -11,6 +11,7 @@ import errno
 import math
 import sqlite3
 import sys
+from collections import deque
 from sqlite3 import Connection as Connection  # so that others can name what their work is given
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +26,7 @@ BUSY_TIMEOUT = 5.0  # seconds: longer than the lock of a backup tool, short enou
 
 
 class ConnectionFactory(Protocol):
-    """Opens the database at `path`; called in the thread that will use the connection."""
+    """Opens the database at `path`. The connection is used in several threads, one at a time."""
 
     def __call__(self, path: Path, read_only: bool) -> sqlite3.Connection: ...
 
@@ -34,10 +35,40 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     """Open a connection without the implicit transactions of Python's module."""
     uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
     conn = sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT, cached_statements=256
+        uri,
+        uri=True,
+        isolation_level=None,
+        timeout=BUSY_TIMEOUT,
+        cached_statements=256,
+        check_same_thread=False,  # an executor uses one thread at a time, not always the same
     )
     distrust(conn)
     return conn
+
+
+class Connections:
+    """A ConnectionFactory that opens with another one, and can interrupt what is running on the
+    connections that it has opened."""
+
+    def __init__(self, factory: ConnectionFactory) -> None:
+        self._factory = factory
+        self._opened: dict[Path, deque[sqlite3.Connection]] = {}
+
+    def __call__(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        conn = self._factory(path, read_only)
+        # The last few: a writer, a reader, and one that is replaced or looks at the file.
+        self._opened.setdefault(path, deque(maxlen=8)).append(conn)
+        return conn
+
+    def interrupt(self, path: Path) -> None:
+        """End the statements that are running on a file, with an error. Those that begin later are
+        not touched."""
+        for conn in tuple(self._opened.get(path, ())):
+            with contextlib.suppress(sqlite3.Error):  # it is closed
+                conn.interrupt()
+
+    def forget(self, path: Path) -> None:
+        self._opened.pop(path, None)
 
 
 def distrust(conn: sqlite3.Connection) -> None:

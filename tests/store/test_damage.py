@@ -284,7 +284,9 @@ class ContentTests(DamageCase):
 
         def factory(path: Path, read_only: bool) -> Connection:
             uri = f"{path.as_uri()}?mode=ro"
-            return sqlite3.connect(uri, uri=True, isolation_level=None, factory=Mumbling)
+            return sqlite3.connect(
+                uri, uri=True, isolation_level=None, factory=Mumbling, check_same_thread=False
+            )
 
         stores = Stores(clock=FakeClock(), boot_id="next", connect=factory)
         with self.assertRaisesRegex(CorruptDatabase, "salvage"):

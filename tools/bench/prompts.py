@@ -91,7 +91,9 @@ async def serve(url: str, sync_ms: float) -> None:
 
     def connect(path: Path, read_only: bool) -> sqlite3.Connection:
         target = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
-        return sqlite3.connect(target, uri=True, isolation_level=None, factory=SlowDisk)
+        return sqlite3.connect(
+            target, uri=True, isolation_level=None, factory=SlowDisk, check_same_thread=False
+        )
 
     stores = Stores(clock=SystemClock(), boot_id=str(uuid.uuid4()), connect=connect)
     daemon = RealDaemon(agent=OfflineAgent(), hosts=[url], stores=stores)
