@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_SECONDS = 1.0  # for threads that agents have started to end
+LAST_SECONDS = 0.5  # for threads that agents have started to end
 
 
 def add_parser(commands: Any) -> None:

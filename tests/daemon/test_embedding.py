@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import Client, Daemon
-from crushlite.daemon import SIGNALS
 from crushlite.errors import UsageError
+from crushlite.wayout import SIGNALS
 from tests.support.basics import LIMIT, BoundedTestCase
 
 if TYPE_CHECKING:
