@@ -8,16 +8,21 @@ import os
 import shutil
 import sqlite3
 import struct
+import unittest
 from functools import partial
 from typing import TYPE_CHECKING
 
 from crushlite.clock import FakeClock
 from crushlite.errors import CorruptDatabase, StoreUnusable
+from crushlite.protocol.messages import FinishPart, Message, Part, ToolCallPart
 from crushlite.protocol.sessions import Session
 from crushlite.store import InlineExecutor, RunRow, Stores, connect
 from crushlite.store.backup import backup
 from crushlite.store.directory import is_owned, last_note
-from crushlite.store.runs import insert_run
+from crushlite.store.messages import insert_message
+from crushlite.store.migrations import MIGRATIONS
+from crushlite.store.recovery import recover
+from crushlite.store.runs import RunEnding, end_run, insert_run, start_run
 from crushlite.store.salvage import salvage
 from crushlite.store.sessions import child_ids, delete_session, insert_session
 from tests.store.test_damage import DamageCase, damage
@@ -229,6 +234,41 @@ class DescentTests(StoreCase):
                 self.assertEqual(await store.read(partial(child_ids, scope="", sid="a")), ["b"])
                 gone = await store.submit(partial(delete_session, scope="", sid="a"))
                 self.assertEqual(gone, ["a", "b"])
+
+
+class CostTests(unittest.TestCase):
+    """Recovery of a file with many open runs: a project may bring one, a long session makes one."""
+
+    def cost(self, size: int) -> int:
+        """Steps of SQLite's machine, in tens, to recover so many open runs behind as many ended
+        ones, with as many open tool calls in the last turn."""
+        conn = sqlite3.connect(":memory:", isolation_level=None)
+        for migration in MIGRATIONS:
+            migration.apply(conn)
+        insert_session(conn, "", Session(id="s"))
+        for number in range(2 * size):
+            run, user = f"r{number}", f"u{number}"
+            row = RunRow(run, "s", "d", "p", user_message_id=user, boot_id="another")
+            insert_run(conn, "", row)
+            if number <= size:
+                start_run(conn, "", run, Message(user, "user", "s", [FinishPart("stop")]), 1.0)
+            if number < size:
+                end_run(conn, "", RunEnding(run, "completed", "", "", 0, "", 1.0))
+        calls: list[Part] = [ToolCallPart(f"c{n}", "bash", "{}") for n in range(size)]
+        insert_message(conn, "", Message("a", "assistant", "s", calls))
+        steps = 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+
+        conn.set_progress_handler(count, 10)
+        self.assertEqual(len(recover(conn, "boot", 5.0)), size)
+        conn.close()
+        return steps
+
+    def test_it_grows_with_the_file_and_not_with_its_square(self) -> None:
+        self.assertLess(self.cost(400), 3 * self.cost(200))
 
 
 class ConnectionTests(StoreCase):
