@@ -53,8 +53,9 @@ Invariants, each checked in every reachable state by the tests
 3. The idle timer is armed exactly while the server is idle, not latched, and has an idle grace
    (with the exception of `begin` above).
 4. The latch never opens. A latched server has no workspace and no timer, and gains none.
-5. A retired client has no claim and gains none. The marks are never pruned: two HTTP requests have
-   no order, and a create that was overtaken by its client's retirement must still be refused.
+5. A retired client has no claim and gains none: two HTTP requests have no order, and a create that
+   was overtaken by its client's retirement must still be refused. The marks of the last
+   MOST_RETIRED clients are kept: more than ever overtake a request, and memory is bounded.
 6. A timer counts by its generation. The expiry of one that was disarmed, replaced or already fired
    changes nothing, however late it is delivered.
 7. A call that raises changes nothing.
@@ -80,6 +81,8 @@ from .errors import (
     UsageError,
     WorkspaceNotFound,
 )
+
+MOST_RETIRED = 10_000  # clients that are remembered after they have retired
 
 
 class ClaimState(Enum):
@@ -221,7 +224,7 @@ class Claims:
     def __init__(self, graces: Graces) -> None:
         self._graces = graces
         self._workspaces: dict[str, _Workspace] = {}  # exactly the live ones
-        self._retired: set[str] = set()
+        self._retired: dict[str, None] = {}  # the last ones, the oldest first
         self._pending = 0  # creates admitted, and neither committed nor failed yet
         self._latched = False
         # The armed timers by what they are for: at most one each. A generation is used only once.
@@ -283,7 +286,12 @@ class Claims:
 
     def retire(self, client: str) -> list[Effect]:
         """The client is gone for good: all its claims end, and no request of it makes a new one."""
-        self._retired.add(client)
+        self._retired.pop(
+            client, None
+        )  # a client that says it again is the last one to be forgotten
+        self._retired[client] = None
+        if len(self._retired) > MOST_RETIRED:
+            del self._retired[next(iter(self._retired))]
         effects: list[Effect] = []
         for workspace in self.live:
             if client in self._claims(workspace):

@@ -18,11 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import resource
 import signal
 import sys
-import threading
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ from .api.auth import Guard, WrongKeys
 from .api.context import Context, translate
 from .api.routes import build_router, one_of, whole_table
 from .api.vitals import Vitals
-from .clock import SystemClock
+from .clock import SystemClock, wait_at_most
 from .errors import IllegalCall, ShuttingDown, UsageError
 from .hosting.backend import Backend
 from .hosting.plain import PlainSetup
@@ -53,10 +51,11 @@ from .settings import Settings
 from .store import Stores
 from .threads import DaemonThreads
 from .watchdog import Watchdog
+from .wayout import WayOut
 from .wings import standard_wings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from .agent.base import AgentFactory
@@ -68,10 +67,13 @@ log = logging.getLogger(__name__)
 
 PORTS = 16  # addresses that are served, before no more are opened on request
 OPEN_FILES = 8192  # wanted soft limit: every client costs a descriptor
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SECONDS = 10.0  # in which a daemon that is to leave has left, unless the settings allow more
+LATE_SECONDS = 4.0  # before the end of that time, what has not ended is left behind
+FORCED_SECONDS = 0.7  # before the end of that time, the process is ended by force
 DRAIN_SECONDS = 2.0  # for answers still on their way when everything else has ended
 THREADS = 64  # for files, names of servers and other blocking calls of the daemon itself
-LAST_SECONDS = 1.0  # for what agents left behind, before it is left behind for good
+HURRY_SECONDS = 1.0  # for those, and for stores, if something was left behind
+LAST_SECONDS = 0.5  # for what agents left behind, before it is left behind for good
 
 
 class Daemon:
@@ -110,9 +112,10 @@ class Daemon:
         self._opening = asyncio.Lock()  # one new port at a time
         self._stopping: asyncio.Task[None] | None = None
         self._begun = False  # `start` was called
-        self._signals = 0  # received so far
-        self._left = threading.Event()  # set when `run` has nothing to do any more
-        self._owns_process = False  # `run` was called: the end of the daemon is that of the process
+        # How long a stop may take, whatever hangs.
+        self._stop_seconds = max(
+            STOP_SECONDS, self.settings.drain, self.settings.cancel_grace + STOP_SECONDS / 2
+        )
         self.wings = standard_wings() if wings is None else list(wings)
         self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
         factory = agents or agent_factory(agent)
@@ -161,54 +164,44 @@ class Daemon:
                 "run() starts an event loop of its own, and one is running here already: use "
                 "`async with Daemon(...)`, or `await daemon.start()` and `await daemon.stop()`"
             )
-        self._owns_process = True
         # Not asyncio.run: in the end that waits for every task, for ever if an agent ignores its
-        # cancellation. What matters has been waited for when `serve` returns.
+        # cancellation. What matters has been waited for when `_serve` returns.
         loop = asyncio.new_event_loop()
         # Not asyncio's own threads: Python waits for those when it exits, however long they hang.
         loop.set_default_executor(DaemonThreads(THREADS, "daemon"))
-        try:
-            loop.run_until_complete(self.serve(started or _write_addresses))
-        finally:
-            loop.run_until_complete(_cancel_the_rest())
-            loop.close()
-            self._left.set()
+        with self._way_out(loop):
+            try:
+                loop.run_until_complete(self._serve(started or _write_addresses))
+            finally:
+                loop.run_until_complete(_cancel_the_rest())
+                loop.close()
 
     async def serve(self, started: Callable[[Daemon], None] = lambda daemon: None) -> None:
         """Start, call `started`, and return when the daemon has left. In the main thread, signals
-        end it; their handlers are put back in the end. In any other thread it gets none."""
-        # Before the start: a client that sees our socket may already send a signal.
-        with self._signal_handlers():
-            await self.start()
-            try:
-                started(self)
-                await self.backend.leaving.wait()
-                log.info("leaving")
-            finally:
-                await self.stop()
+        end it; their handlers are put back in the end. In any other thread it gets none. The
+        process is ended by force if this takes too long, or at a second signal."""
+        with self._way_out(asyncio.get_running_loop()):
+            await self._serve(started)
 
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        """Handle SIGNALS, and put the handlers back that were there before. Not with
-        `loop.add_signal_handler`, which does not say which handler it replaces."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-
-        def handle(number: int, frame: object) -> None:
-            if self._signals == 0 and self._owns_process:
-                # Here and not on the loop, which may be what hangs.
-                threading.Thread(target=self._leave_at_last, name="last exit", daemon=True).start()
-            self._signals += 1
-            loop.call_soon_threadsafe(self._signaled, number, self._signals)
-
-        before = {number: signal.signal(number, handle) for number in SIGNALS}
+    async def _serve(self, started: Callable[[Daemon], None]) -> None:
+        await self.start()
         try:
-            yield
+            started(self)
+            await self.backend.leaving.wait()
+            log.info("leaving")
         finally:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            self._exit.begin()
+            await self.stop()
+
+    def _way_out(self, loop: asyncio.AbstractEventLoop) -> contextlib.AbstractContextManager[None]:
+        """Before the start: a client that sees our socket may already send a signal."""
+
+        def leave(number: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has left
+                loop.call_soon_threadsafe(self._signaled, number)
+
+        self._exit = WayOut(self._stop_seconds - FORCED_SECONDS, leave, self._remove_files)
+        return self._exit.open()
 
     async def start(self) -> None:
         """Open the shared store, bind, listen. On failure nothing is left behind."""
@@ -247,8 +240,12 @@ class Daemon:
         # before they do, so that we never take away those of a successor.
         self._remove_files()
         self.server.stop_listening()
-        await self.backend.shutdown()
-        await self.server.drain(DRAIN_SECONDS)
+        shutdown = asyncio.ensure_future(self.backend.shutdown())
+        if not await wait_at_most(self.clock, shutdown, self._stop_seconds - LATE_SECONDS):
+            log.error("workspaces do not end, and are left behind: %s", self.backend.unfinished())
+            self._stores.hurry()
+            await wait_at_most(self.clock, shutdown, HURRY_SECONDS)
+        await self.server.drain(DRAIN_SECONDS if shutdown.done() else HURRY_SECONDS)
         async with self._starting:  # what that has opened it releases itself, before we are gone
             await self._release()
         self.watchdog.stop()
@@ -329,23 +326,7 @@ class Daemon:
         for token in self.tokens.values():
             token.remove()
 
-    def _leave_at_last(self) -> None:
-        """End the process if the way out takes longer than any part of it may. Runs in a thread,
-        from the first signal on."""
-        settings = self.settings
-        seconds = max(settings.drain, settings.cancel_grace + LAST_SECONDS + DRAIN_SECONDS) - 1.0
-        if not self._left.wait(max(seconds, 1.0)):
-            log.error("leaving took more than %g s: something hangs, and is left behind", seconds)
-            self._remove_files()
-            logging.shutdown()
-            os._exit(1)
-
-    def _signaled(self, number: int, count: int) -> None:
-        if count > 1:
-            log.warning("second signal: leaving at once")
-            self._remove_files()
-            logging.shutdown()
-            os._exit(130)
+    def _signaled(self, number: int) -> None:
         log.info("received %s", signal.Signals(number).name)
         self.backend.leaving.set()
 

@@ -15,8 +15,8 @@ A daemon of another version is asked to leave if it has nothing to do, and repla
 needed stays and is used: any update looks like a new version, and must not end work that is going
 on.
 
-A daemon is started as `python -m PACKAGE serve`, whatever name this package was vendored under. A
-tool that has no such command says in `Wanted.command` how its own daemon is started.
+A daemon is started as `python -P -m PACKAGE serve`, whatever name this package was vendored under.
+A tool that has no such command says in `Wanted.command` how its own daemon is started.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ import fcntl
 import math
 import os
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .client import Client, ConnectionFailed
@@ -44,11 +42,13 @@ from .errors import (
     UsageError,
     WrongPeer,
 )
+from .itself import python_command, python_path
 from .listen import default_socket, parse_address, private_directory
 from .version import WIRE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
 
     from .client import RemoteWorkspace
     from .clock import Clock
@@ -75,8 +75,8 @@ class Wanted:
     """Which daemon to use, how to start it if it is not there, and what to ask it for.
 
     `command` is the argv that starts a daemon, used as it is: the daemon must listen on `url`. If
-    it is empty, `python -m PACKAGE serve` is started with `agent`. `say` is called with a line of
-    text when there is something to wait for."""
+    it is empty, `python -P -m PACKAGE serve` is started with `agent`. `say` is called with a line
+    of text when there is something to wait for."""
 
     url: str | None = None  # the default socket if None
     token: str = ""
@@ -337,23 +337,17 @@ def _open_private(path: Path) -> int:
 
 
 def _serve_command(address: str, agent: str) -> list[str]:
-    """The argv of `serve` of this very package. -P: the current directory may hold anything, also a
-    module named like one of ours."""
+    """The argv of `serve` of this very package."""
     idle = os.environ.get("CRUSHLITE_IDLE_TIMEOUT") or f"{IDLE_SECONDS:g}"
     options = [f"--host={address}", f"--agent={agent}", f"--idle-timeout={idle}"]
-    return [sys.executable, "-P", "-m", __package__, "serve", *options, "--log-format=text"]
+    return python_command(__package__, "serve", *options, "--log-format=text")
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a daemon: ours, with PYTHONPATH naming the directory, or the zip archive,
-    from which this package was imported. A checkout may have been found through the current
-    directory, which -P takes away. An installed package is found anyhow, and PYTHONPATH would put
-    its neighbours before the standard library."""
-    home = Path(__file__).resolve().parents[__package__.count(".") + 1]
-    known = os.environ.get("PYTHONPATH", "")
-    if home.name in ("site-packages", "dist-packages") or str(home) in known.split(os.pathsep):
-        return dict(os.environ)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(home), known)))}
+    """The environment of a daemon: ours, with a PYTHONPATH that leads to this very package."""
+    path = python_path(os.environ.get("PYTHONPATH", ""))
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**others, "PYTHONPATH": path} if path else others
 
 
 # Opening the workspace --------------------------------------------------------------------------

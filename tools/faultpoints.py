@@ -58,7 +58,9 @@ class Deadly(sqlite3.Connection):
 
 def deadly(path: Path, read_only: bool) -> sqlite3.Connection:
     uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, factory=Deadly)
+    return sqlite3.connect(
+        uri, uri=True, isolation_level=None, factory=Deadly, check_same_thread=False
+    )
 
 
 def stores(number: int) -> Stores:

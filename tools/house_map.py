@@ -20,13 +20,13 @@ PAGE = ROOT / "docs" / "architecture.md"
 # From the ground up, in groups; a package is one row. `api.entry` is a row of its own, because it
 # is what the seam shows of the api.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "foundations": ("version", "errors", "clock", "threads", "logs"),
+    "foundations": ("version", "errors", "clock", "threads", "logs", "itself"),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
     "what everything stands on": ("events", "store", "commands", "http"),
     "contracts": ("agent.base", "api.entry", "wing"),
     "hosting": ("hosting",),
-    "doors": ("api", "client", "listen", "watchdog", "agent", "wings"),
+    "doors": ("api", "client", "listen", "watchdog", "wayout", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
 LIBRARIES = ("worktree",)  # used by several wings, and by nothing else

@@ -33,7 +33,9 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
-    sys.path.insert(0, os.getcwd())  # the agent's module is mostly where `serve` is run
+    # The module of an agent is mostly where `serve` is run. It comes last on the path: what this
+    # package imports itself must not be found there.
+    sys.path.append(os.getcwd())
     try:
         target = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:

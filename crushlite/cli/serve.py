@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import logs
 from ..claims import Graces
 from ..clock import SystemClock
+from ..itself import PACKAGE, pasted_command
 from ..listen import default_socket
 from ..settings import Settings
 from ..store.directory import require_free
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PR_SET_DUMPABLE = 4  # of prctl(2)
-LAST_SECONDS = 1.0  # for threads that agents have started to end
+LAST_SECONDS = 0.5  # for threads that agents have started to end
 
 
 def add_parser(commands: Any) -> None:
@@ -242,10 +243,10 @@ def _greet_browser(daemon: Daemon) -> None:
 
 
 def _called_as() -> str:
-    """How this command was started, to be typed again."""
+    """How this command was started, to be typed again in any directory."""
     if os.path.basename(sys.argv[0]) == "__main__.py":
-        return f"{shlex.quote(sys.executable)} -m {__package__.rpartition('.')[0]}"
-    return shlex.quote(sys.argv[0])
+        return pasted_command(PACKAGE)
+    return shlex.quote(os.path.abspath(sys.argv[0]))
 
 
 def _places(daemon: Daemon) -> list[str]:
@@ -265,7 +266,8 @@ def _print(lines: list[str]) -> None:
 
 
 def _first_steps(daemon: Daemon) -> list[str]:
-    """Lines to type first, for bash with curl and python3, on the first address."""
+    """Lines to type first, for bash with curl and python3, on the first address. -I: they are typed
+    in a project, which may have a json.py of its own."""
     address = daemon.addresses[0]
     token = daemon.tokens.get(address.port)
     options, base = "", "http://localhost"
@@ -277,8 +279,8 @@ def _first_steps(daemon: Daemon) -> list[str]:
         options = f'-H "Authorization: Bearer $(cat {shlex.quote(str(token.path))})" '
     return [
         f'  api() {{ curl -sS {options}"{base}/v1/$1" "${{@:2}}"; }}',
-        """  getid() { python3 -c 'import json, sys; print(json.load(sys.stdin)["id"])'; }""",
-        "  C=$(python3 -c 'import uuid; print(uuid.uuid4())')",
+        """  getid() { python3 -I -c 'import json, sys; print(json.load(sys.stdin)["id"])'; }""",
+        "  C=$(python3 -I -c 'import uuid; print(uuid.uuid4())')",
         """  W=workspaces/$(api workspaces -d '{"path":"'"$PWD"'","client_id":"'$C'"}' | getid)""",
         '  api "$W/events?client_id=$C" -N &',
         """  S=$(api $W/sessions -d '{"title":"First"}' | getid)""",

@@ -318,6 +318,10 @@ class Backend:
                 await asyncio.wait(waiting)
             await asyncio.sleep(0)  # let the other waiters of these tasks run first
 
+    def unfinished(self) -> list[str]:
+        """The directories whose workspaces are still being opened or torn down."""
+        return sorted({str(path) for path in (*self._opening, *self._closing, *self._joining)})
+
     def _begin_teardown(self, hosted: Hosted) -> None:
         """From this very call on nothing new is accepted; the rest takes its time in a task."""
         hosted.workspace.begin_close()

@@ -222,7 +222,7 @@ class Transcript:
 
     def changed(self, live: LiveMessage, *, write: bool = True) -> None:
         """A structural change: published now, and the row follows now."""
-        live.version += 1
+        self._count_up(live)
         live.only_growth = False
         if not live.deleted:
             self._live[live.message.id] = live  # it may have left, finished and written, before
@@ -260,12 +260,10 @@ class Transcript:
     def saving(self, messages: Iterable[LiveMessage]) -> Work:
         """What a transaction must do to store the newest state of these messages. That is
         collected here: the transaction runs in another thread, while these objects change."""
-        scope, now = self._store.scope, int(self._clock.now())
+        scope = self._store.scope
         newest = [live for live in messages if live.written < live.version]
         places = [live.place for live in newest if not live.written]
         snapshots = [live.snapshot() for live in newest]
-        for message in snapshots:
-            message.updated_at = now
 
         def save(conn: Connection) -> None:
             for place in places:
@@ -338,7 +336,7 @@ class Transcript:
     def _grew(self, live: LiveMessage, amount: int) -> None:
         if live.deleted:
             return  # its timers would run for ever, as nothing of it is published
-        live.version += 1
+        self._count_up(live)
         live.grown += amount
         if self._coalesce <= 0:
             self._publish(live)
@@ -347,6 +345,11 @@ class Transcript:
         self._arm_row(live)
         if live.timer is None:
             self._tick(live)
+
+    def _count_up(self, live: LiveMessage) -> None:
+        """The message has changed. Its time goes with the version, so that events and row agree."""
+        live.version += 1
+        live.message.updated_at = max(live.message.updated_at, int(self._clock.now()))
 
     def _arm_row(self, live: LiveMessage) -> None:
         if live.row_timer is None:

@@ -15,7 +15,7 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..clock import all_done
+from ..clock import all_done, wait_at_most
 from ..commands.background import Background
 from ..errors import BadRequest, NotFound
 from ..events import Bounds, Hub
@@ -262,11 +262,17 @@ class Workspace:
         await self.runs.close_agents()
 
     async def _close_part(self, part: WorkspacePart) -> None:
-        try:
-            async with asyncio.timeout(self._drain):
-                await part.close()
-        except Exception:
-            log.exception("workspace %s: %s did not close", self.path, type(part).__name__)
+        """Close a part of a wing. One that does not close in time is cancelled and left behind: it
+        may ignore that, too."""
+        closing = asyncio.ensure_future(part.close())
+        name = type(part).__name__
+        if not await wait_at_most(self.clock, closing, self._drain):
+            closing.cancel()
+            log.error("workspace %s: %s did not close in time", self.path, name)
+        elif not closing.cancelled() and closing.exception() is not None:
+            log.error(
+                "workspace %s: %s did not close", self.path, name, exc_info=closing.exception()
+            )
 
 
 def _checked(title: str) -> str:

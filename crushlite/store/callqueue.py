@@ -169,10 +169,10 @@ class CallQueue:
     def _disconnect(self) -> None:
         self._conn.close()
 
-    async def close(self) -> None:
-        """Finish what waits, close the connection, end the thread."""
+    def close(self) -> asyncio.Future[None]:
+        """Accept no more calls; the future is done when those that wait are, and the connection is
+        closed."""
         self._closed = True
-        try:
-            await run_in(self._executor, self._path, self._disconnect)
-        finally:
-            self._executor.close()
+        closing = run_in(self._executor, self._path, self._disconnect)
+        self._executor.close()
+        return closing

@@ -10,6 +10,8 @@ import contextlib
 import errno
 import math
 import sqlite3
+import sys
+from collections import deque
 from sqlite3 import Connection as Connection  # so that others can name what their work is given
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,7 +26,7 @@ BUSY_TIMEOUT = 5.0  # seconds: longer than the lock of a backup tool, short enou
 
 
 class ConnectionFactory(Protocol):
-    """Opens the database at `path`; called in the thread that will use the connection."""
+    """Opens the database at `path`. The connection is used in several threads, one at a time."""
 
     def __call__(self, path: Path, read_only: bool) -> sqlite3.Connection: ...
 
@@ -32,16 +34,58 @@ class ConnectionFactory(Protocol):
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     """Open a connection without the implicit transactions of Python's module."""
     uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
-    return sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT, cached_statements=256
+    conn = sqlite3.connect(
+        uri,
+        uri=True,
+        isolation_level=None,
+        timeout=BUSY_TIMEOUT,
+        cached_statements=256,
+        check_same_thread=False,  # an executor uses one thread at a time, not always the same
     )
+    distrust(conn)
+    return conn
+
+
+class Connections:
+    """A ConnectionFactory that opens with another one, and can interrupt what is running on the
+    connections that it has opened."""
+
+    def __init__(self, factory: ConnectionFactory) -> None:
+        self._factory = factory
+        self._opened: dict[Path, deque[sqlite3.Connection]] = {}
+
+    def __call__(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        conn = self._factory(path, read_only)
+        # The last few: a writer, a reader, and one that is replaced or looks at the file.
+        self._opened.setdefault(path, deque(maxlen=8)).append(conn)
+        return conn
+
+    def interrupt(self, path: Path) -> None:
+        """End the statements that are running on a file, with an error. Those that begin later are
+        not touched."""
+        for conn in tuple(self._opened.get(path, ())):
+            with contextlib.suppress(sqlite3.Error):  # it is closed
+                conn.interrupt()
+
+    def forget(self, path: Path) -> None:
+        self._opened.pop(path, None)
+
+
+def distrust(conn: sqlite3.Connection) -> None:
+    """Switch off what SQLite lets a file decide: the file may have come with a clone. None of these
+    statements reads the file."""
+    conn.execute("PRAGMA trusted_schema = OFF")
+    conn.execute("PRAGMA cell_size_check = ON")
+    if sys.version_info >= (3, 12):  # before that Python has no access to these
+        conn.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+        conn.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_VIEW, False)
 
 
 def configure(conn: sqlite3.Connection) -> None:
     """Set up a read-write connection, whatever factory opened it."""
     conn.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
     conn.execute("PRAGMA foreign_keys = ON")
-    conn.execute("PRAGMA trusted_schema = OFF")  # the file may have come with a clone
+    distrust(conn)
     (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         # Without it a reader and the writer would lock each other out.

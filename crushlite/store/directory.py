@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataDirectoryInUse, StoreUnusable
+from ..errors import CorruptDatabase, DataDirectoryInUse, StoreUnusable
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "crushlite.lock"
+_LOCK_SIZE = 4096  # bytes: more than an owner writes into it
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -40,12 +42,19 @@ def make_directory(path: Path) -> None:
 
 
 def refuse_links(database: Path) -> None:
-    """Raise StoreUnusable if something that is about to be written is a link."""
+    """Raise StoreUnusable if something that is about to be written is a link, or is no file: to
+    open a pipe could take for ever."""
     files = [database.with_name(database.name + suffix) for suffix in _SIDE_FILES]
     for file in [database.with_name(_LOCK), *files]:
-        if file.is_symlink():
-            raise StoreUnusable(
-                f"{file} is a symbolic link, which is not written to: remove it, or choose another "
+        try:
+            mode = file.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode):
+            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a file"
+            refusal = StoreUnusable if stat.S_ISLNK(mode) else CorruptDatabase
+            raise refusal(
+                f"{file} is {what}, which is not written to: move it away, or choose another "
                 "data directory with --data-dir"
             )
 
@@ -103,7 +112,7 @@ class Note:
 def is_owned(directory: Path) -> bool:
     """Whether some process owns the directory at this moment."""
     try:
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:
@@ -141,7 +150,11 @@ def _in_use(directory: Path) -> DataDirectoryInUse:
 def _lock_lines(directory: Path) -> tuple[str, str]:
     """The pid and the note in the lock file, '' for what is missing."""
     try:
-        lines = (directory / _LOCK).read_text("ascii", "replace").splitlines()
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:  # not all of it: a clone may have brought a file of any size, or a pipe
+            lines = os.read(descriptor, _LOCK_SIZE).decode("ascii", "replace").splitlines()
+        finally:
+            os.close(descriptor)
     except OSError:
         lines = []
     pid, note, *_ = *lines, "", ""

@@ -1,9 +1,10 @@
 """Looking at a file before it is opened for writing. One that is refused stays as it is.
 
-What must not be written to: a file of a newer crushlite, one that is no database of ours, and one
-that is damaged. They are refused each time, with what to do about it: no user gets an empty history
-without having decided so. All is looked at through a read-only connection, as closing a read-write
-one would merge the log into the file.
+What must not be written to: a file of a newer crushlite, one that is no database of ours or that
+declares more than ours do (see declarations.py), and one that is damaged. They are refused each
+time, with what to do about it: no user gets an empty history without having decided so. All is
+looked at through a read-only connection, as closing a read-write one would merge the log into the
+file.
 
 A file is read through, and every index compared with its table, which takes about 3 seconds for a
 gigabyte. Only a large file that was closed in order and not written to since is spared that.
@@ -12,25 +13,33 @@ gigabyte. Only a large file that was closed in order and not written to since is
 from __future__ import annotations
 
 import contextlib
-import shlex
 import shutil
-import sqlite3
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CorruptDatabase, CrushliteError, NewerSchema
+from ..itself import pasted_command
 from .connection import connect as default_connect, says_damage
+from .declarations import declared, foreign, missing
 from .directory import Note, last_note, this_boot
-from .migrations import MIGRATIONS, VERSION, version_of
+from .migrations import VERSION, version_of
 from .walfile import lost_commits
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterator
 
     from .connection import ConnectionFactory
 
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
+_JOURNAL_HEADER = 28  # bytes
+_ONE_PAGE = 4096  # bytes
+_INDEX_SIZE = 64 * 2**20  # bytes of an index that are kept: enough for a log of 30 GB
+_REPLACE = (
+    "move the file away together with its -wal, -shm and -journal files, and put the saved one in "
+    "its place or none for a new one"
+)
 SMALL = 32 * 2**20  # bytes of a file that is read through at every opening: some 0.1 seconds
 
 
@@ -43,6 +52,8 @@ def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
     _require_file(path)
     log, index = _side_files(path)
     has_log = bool(_size(log))
+    if _check_journal(path):
+        return
     if not _size(path):
         if has_log:
             # SQLite would take the file for a new one and delete the log: maybe all there is.
@@ -87,12 +98,14 @@ def inspected_copy(path: Path, folder: Path | None = None) -> Iterator[Path]:
 
 def damaged(path: Path, reason: str) -> CorruptDatabase:
     """The refusal of a damaged file. It says what to do in commands that can be pasted."""
-    command = [sys.executable, "-m", f"{__package__}.salvage", str(path), f"{path}.recovered"]
     return CorruptDatabase(
         f"{path} is damaged: {reason}. It was not changed and will not be used. "
-        f"To save what can be read: {shlex.join(command)}; to go on, move the file away together "
-        "with its -wal and -shm files, and put the saved one in its place or none for a new one"
+        f"To save what can be read: {_salvage_command(path)}; to go on, {_REPLACE}"
     )
+
+
+def _salvage_command(path: Path) -> str:
+    return pasted_command(f"{__package__}.salvage", str(path), f"{path}.recovered")
 
 
 def check_pages(conn: sqlite3.Connection) -> str | None:
@@ -117,38 +130,56 @@ def _check_content(path: Path, connect: ConnectionFactory, read_through: bool) -
             )
         if version < 0:
             raise damaged(path, f"it has schema version {version}")
+        # Before the pages are checked: that evaluates what is declared.
+        _check_declarations(path, version, conn)
         verdict = check_pages(conn) if read_through else None
         if verdict is not None:
             raise damaged(path, verdict)
-        _check_schema(path, version, _schema(conn))
     finally:
         conn.close()
 
 
-def _check_schema(path: Path, version: int, found: dict[str, str]) -> None:
+def _check_declarations(path: Path, version: int, conn: sqlite3.Connection) -> None:
     """Compare what is declared with what this version declares: damage to a declaration passes
-    every check of the pages. What other programs have added does not matter."""
+    every check of the pages, and what others have added would be run."""
+    try:
+        found = declared(conn)
+    except CorruptDatabase as error:
+        raise _refused(path, error.message) from error
     if version == 0 and found:
         raise CorruptDatabase(f"{path} is the database of another program; it was not changed")
-    missing = _expected(version).items() - found.items()
-    if missing:
-        raise damaged(path, f"{min(missing)[0]} is not what schema version {version} declares")
+    name = missing(found, version)
+    if name is not None:
+        raise damaged(path, f"{name} is not what schema version {version} declares")
+    other = foreign(found, version)
+    if other is not None:
+        raise _refused(path, f"it holds the {other}, which crushlite does not make")
 
 
-def _schema(conn: sqlite3.Connection) -> dict[str, str]:
-    """What was declared, by name, without what SQLite adds for itself."""
-    rows = conn.execute("SELECT name, sql FROM sqlite_master WHERE substr(name, 1, 7) <> 'sqlite_'")
-    return dict(rows.fetchall())
+def _check_journal(path: Path) -> bool:
+    """Whether the creation of the database was cut short, so that it holds nothing yet. Raises
+    CorruptDatabase if there is any other journal: crushlite uses a log instead, and opening a
+    database with a journal may delete a file that the journal names."""
+    journal = path.with_name(f"{path.name}-journal")
+    size = _size(journal)
+    if not size or not _size(path):  # without a database SQLite deletes the journal unread
+        return False
+    with journal.open("rb") as file:
+        head = file.read(_JOURNAL_HEADER)
+        file.seek(max(0, size - len(_JOURNAL_MAGIC)))
+        names_file = file.read() == _JOURNAL_MAGIC
+    held_nothing = head[16:20] == bytes(4) and _size(path) <= _ONE_PAGE
+    if not held_nothing or names_file:
+        raise _refused(path, f"{journal.name} is beside it, which crushlite does not make")
+    return True
 
 
-def _expected(version: int) -> dict[str, str]:
-    conn = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        for migration in MIGRATIONS[:version]:
-            migration.apply(conn)
-        return _schema(conn)
-    finally:
-        conn.close()
+def _refused(path: Path, reason: str) -> CorruptDatabase:
+    """The refusal of a file that others have made or changed."""
+    return CorruptDatabase(
+        f"{path} is not used: {reason}. It may have come with the project, and was not changed. "
+        f"To take over what can be read: {_salvage_command(path)}; to go on, {_REPLACE}"
+    )
 
 
 @contextlib.contextmanager
@@ -176,4 +207,8 @@ def _size(file: Path) -> int:
 
 
 def _content(file: Path) -> bytes:
-    return file.read_bytes() if file.exists() else b""
+    """What a side file holds, without what a file from elsewhere may hold behind that."""
+    if not file.exists():
+        return b""
+    with file.open("rb") as opened:
+        return opened.read(_INDEX_SIZE)

@@ -13,8 +13,10 @@ that were folded into it (riders) have their user messages inside it.
 
 from __future__ import annotations
 
+import bisect
 import json
 import uuid
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,25 +64,62 @@ def recover(conn: sqlite3.Connection, boot_id: str, now: float) -> list[str]:
         (boot_id,),
     ).fetchall()
     rows = [(scope, run_from_row(tuple(values))) for scope, *values in found]
+    prompts: dict[tuple[str, str], _Prompts] = {}
     for scope, row in rows:
-        _recover_run(conn, scope, row, now)
+        session = scope, row.session_id
+        if session not in prompts:
+            prompts[session] = _Prompts(conn, *session)
+        _recover_run(conn, scope, row, prompts[session], now)
     for scope, sid in _other_sessions(conn, rows):
         _mend(conn, scope, _messages(conn, scope, sid, 0, _END), now)
     return [row.run_id for _, row in rows]
 
 
-def _recover_run(conn: sqlite3.Connection, scope: str, row: RunRow, now: float) -> None:
+class _Prompts:
+    """Where the user messages of the runs of a session stand. Read once: a session may have many
+    thousands of runs, and hundreds of them may be open."""
+
+    def __init__(self, conn: sqlite3.Connection, scope: str, sid: str) -> None:
+        rows = conn.execute(
+            """
+            SELECT messages.position, runs.carrier FROM runs JOIN messages
+            ON messages.scope = runs.scope AND messages.id = runs.user_message_id
+            WHERE runs.scope = ? AND runs.session_id = ?
+            """,
+            (scope, sid),
+        ).fetchall()
+        for row in rows:
+            check_row("the position of a message", row, (int, str))
+        self._places: list[tuple[int, str]] = sorted(rows)  # position and carrier
+
+    def add(self, position: int, carrier: str) -> None:
+        bisect.insort(self._places, (position, carrier))
+
+    def next(self, start: int, run_id: str) -> int:
+        """The position of the first user message behind `start` that is not of a rider of this run,
+        _END if there is none."""
+        for at in range(bisect.bisect_left(self._places, (start + 1, "")), len(self._places)):
+            position, carrier = self._places[at]
+            if carrier != run_id:
+                return position
+        return _END
+
+
+def _recover_run(
+    conn: sqlite3.Connection, scope: str, row: RunRow, prompts: _Prompts, now: float
+) -> None:
     """Restore the prompt of a run, end its turn and set its outcome. A rider gets the outcome of
     its carrier."""
     carrier = _carrier(conn, scope, row)
-    start = _restore_prompt(conn, scope, row, now)
+    start = _restore_prompt(conn, scope, row, prompts, now)
     if carrier is not None:
         # Carriers are accepted before their riders: this one has been recovered by now.
         outcome, message_id = carrier.outcome or "failed", carrier.message_id
         error = carrier.error if carrier.outcome else INTERRUPTED
     else:
         outcome, error = "failed", INTERRUPTED
-        message_id = _close_turn(conn, scope, row, start, now)
+        turn = _messages(conn, scope, row.session_id, start + 1, prompts.next(start, row.run_id))
+        message_id = _close_turn(conn, scope, row, turn, start, now)
     ending = RunEnding(row.run_id, outcome, message_id, error, row.denied, row.carrier, now)
     end_run(conn, scope, ending)
 
@@ -97,7 +136,9 @@ def _carrier(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None
 # The prompt -------------------------------------------------------------------------------------
 
 
-def _restore_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, now: float) -> int:
+def _restore_prompt(
+    conn: sqlite3.Connection, scope: str, row: RunRow, prompts: _Prompts, now: float
+) -> int:
     """Write the user message if it is missing; return its position."""
     position = position_of(conn, scope, row.user_message_id)
     if position is None:
@@ -109,7 +150,8 @@ def _restore_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, now: floa
         message.id = row.user_message_id or message.id
         start_run(conn, scope, row.run_id, message, now)
         position = position_of(conn, scope, message.id)
-    assert position is not None
+        assert position is not None
+        prompts.add(position, row.carrier)
     return position
 
 
@@ -135,11 +177,11 @@ def _binaries(attachments: str | None) -> list[Part]:
 # The turn ---------------------------------------------------------------------------------------
 
 
-def _close_turn(conn: sqlite3.Connection, scope: str, row: RunRow, start: int, now: float) -> str:
+def _close_turn(
+    conn: sqlite3.Connection, scope: str, row: RunRow, turn: list[_Placed], start: int, now: float
+) -> str:
     """Finish what is open in a run's turn; return the id of its last assistant message, which is
     added if there is none. `start` is the position of the user message."""
-    end = _next_prompt(conn, scope, row, start)
-    turn = _messages(conn, scope, row.session_id, start + 1, end)
     last = _mend(conn, scope, turn, now)
     if last is not None:
         return last.id
@@ -147,20 +189,6 @@ def _close_turn(conn: sqlite3.Connection, scope: str, row: RunRow, start: int, n
     message.parts = [_finish(now)]
     insert_message(conn, scope, message, turn[-1].position if turn else start)
     return message.id
-
-
-def _next_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, start: int) -> int:
-    """The position of the next user message that is not of a rider, _END if there is none."""
-    (position,) = conn.execute(
-        """
-        SELECT min(messages.position) FROM runs JOIN messages
-        ON messages.scope = runs.scope AND messages.id = runs.user_message_id
-        WHERE runs.scope = ? AND runs.session_id = ? AND runs.carrier <> ?
-            AND messages.position > ?
-        """,
-        (scope, row.session_id, row.run_id, start),
-    ).fetchone()
-    return _END if position is None else int(position)
 
 
 def _messages(
@@ -193,37 +221,41 @@ def _mend(conn: sqlite3.Connection, scope: str, turn: list[_Placed], now: float)
         if _close_message(message, message is last, now):
             message.updated_at = int(now)
             save_message(conn, scope, message)
+    behind = _last_answers(turn) if unanswered else {}
     for place, call in unanswered:
         result = ToolResultPart(call.id, call.name, INTERRUPTED, is_error=True)
         answer = _message(place.message.session_id, "tool", int(now))
         answer.parts = [result, FinishPart("stop")]
-        insert_message(conn, scope, answer, _last_answer(turn, place).position)
+        insert_message(conn, scope, answer, behind[place.message.id])
     return last
 
 
-def _last_answer(turn: list[_Placed], step: _Placed) -> _Placed:
-    """The last tool message behind a step, or the step itself. An answer is added behind it, as the
-    times of a list go up."""
-    last, inside = step, False
-    for place in turn:
-        if inside and place.message.role != "tool":
-            break
-        inside = inside or place is step
-        last = place if inside else last
-    return last
+def _last_answers(turn: list[_Placed]) -> dict[str, int]:
+    """By id of a message, the position of the last of the tool messages that follow it, or its own.
+    An answer is added behind that, as the times of a list go up."""
+    found: dict[str, int] = {}
+    last: int | None = None  # of the tool messages that begin with the one behind
+    for place in reversed(turn):
+        found[place.message.id] = last = place.position if last is None else last
+        if place.message.role != "tool":
+            last = None
+    return found
 
 
 def _unanswered(turn: list[_Placed]) -> list[tuple[_Placed, ToolCallPart]]:
     """The tool calls without a result, each with the message that it is in."""
     # By place, not by a set of ids: some providers start their ids anew in every step.
-    waiting: list[tuple[_Placed, ToolCallPart]] = []
+    calls: list[tuple[_Placed, ToolCallPart]] = []
+    answered: set[int] = set()
+    waiting: defaultdict[str, deque[int]] = defaultdict(deque)  # by the id of the call
     for place in turn:
-        waiting.extend((place, call) for call in place.message.tool_calls)
+        for call in place.message.tool_calls:
+            waiting[call.id].append(len(calls))
+            calls.append((place, call))
         for result in place.message.tool_results:
-            match = next((w for w in waiting if w[1].id == result.tool_call_id), None)
-            if match is not None:
-                waiting.remove(match)
-    return waiting
+            if waiting[result.tool_call_id]:
+                answered.add(waiting[result.tool_call_id].popleft())
+    return [call for number, call in enumerate(calls) if number not in answered]
 
 
 def _close_message(message: Message, is_last: bool, now: float) -> bool:
@@ -267,8 +299,8 @@ def _other_sessions(
     those of sub-agents that worked for one of the runs in `rows`, and any with an open message. The
     latter only if all runs have ended: else the message may belong to a run of this daemon."""
     found: dict[tuple[str, str], None] = {}  # a set in the order of insertion
-    for scope, row in rows:
-        found.update(((scope, child), None) for child in child_ids(conn, scope, row.session_id))
+    for scope, sid in {(scope, row.session_id): None for scope, row in rows}:
+        found.update(((scope, child), None) for child in child_ids(conn, scope, sid))
     if conn.execute("SELECT 1 FROM runs WHERE outcome IS NULL").fetchone() is None:
         sessions = conn.execute(
             "SELECT scope, session_id FROM messages "

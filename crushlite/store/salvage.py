@@ -1,9 +1,10 @@
 """Save what can still be read of a damaged database into a new one.
 
-    python -m crushlite.store.salvage crushlite.db crushlite.db.recovered
+    python -P -m crushlite.store.salvage crushlite.db crushlite.db.recovered
 
 The damaged file is not touched: a copy is read, log included, table by table and not through any
-index. A table is read from its start and from its end up to the damage, and between them row by
+index. What others have declared in it is not run: only plain columns of plain tables are read. A
+table is read from its start and from its end up to the damage, and between them row by
 row. What cannot be used is left out and counted; messages whose session is lost get a session of
 that id. The new file is made beside the old one, for its owner to put in place.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptDatabase
 from .connection import configure, connect, transaction
+from .declarations import declared
 from .directory import create_database_file
 from .messages import MESSAGE_COLUMNS, message_from_row
 from .migrations import migrate
@@ -76,7 +78,11 @@ def salvage(damaged: Path, target: Path) -> dict[str, tuple[int, int]]:
             migrate(new, fresh)
             new.execute("PRAGMA foreign_keys = OFF")  # until all is there
             with transaction(new):
-                counts = {table: _transfer(old, new, table) for table in _TABLES}
+                readable = _plain_tables(old)
+                counts = {
+                    table: _transfer(old, new, table) if table in readable else (0, 0)
+                    for table in _TABLES
+                }
                 for statement in (*(_ORPHANS.format(table=t) for t in _TABLES[1:]), *_MEND):
                     new.execute(statement)
         finally:
@@ -96,10 +102,26 @@ def _pad(copy: Path) -> None:
             file.truncate(size)
 
 
+def _plain_tables(old: sqlite3.Connection) -> set[str]:
+    """The tables of a database that are neither views nor virtual. None if the declarations cannot
+    be read: no other statement can be run then."""
+    try:
+        found = declared(old)
+    except (CorruptDatabase, sqlite3.DatabaseError, UnicodeDecodeError):
+        return set()
+    return {
+        name
+        for kind, name, _, sql in found
+        if kind == "table" and str(sql).upper().startswith("CREATE TABLE")
+    }
+
+
 def _transfer(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> tuple[int, int]:
     """Copy a table; return how many rows were saved, and how many could not be used."""
     kinds = {name: kind for _, name, kind, *_ in new.execute(f"PRAGMA table_info({table})")}
-    had = {name for _, name, *_ in _until_damage(old, f"PRAGMA table_info({table})")}
+    # A generated column is hidden: reading it would run its expression.
+    info = _until_damage(old, f"PRAGMA table_xinfo({table})")
+    had = {name for _, name, *_, hidden in info if not hidden}
     # What an older version did not have gets its default.
     columns = [name for name in kinds if name in had]
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))

@@ -30,13 +30,13 @@ _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no toke
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
 _DESCENDANTS = """
-    WITH RECURSIVE family (id, level) AS (
-        SELECT :id, 0
-        UNION ALL
-        SELECT sessions.id, level + 1 FROM family CROSS JOIN sessions -- in this order, always
+    WITH RECURSIVE family (id) AS (
+        SELECT :id
+        UNION -- not UNION ALL: in a file from elsewhere a session may descend from itself
+        SELECT sessions.id FROM family CROSS JOIN sessions -- in this order, always
         ON sessions.scope = :scope AND sessions.parent_session_id = family.id
     )
-    SELECT id FROM family WHERE level > 0 ORDER BY level
+    SELECT id FROM family WHERE id <> :id
 """
 
 
@@ -191,7 +191,7 @@ def set_summary(
 
 
 def child_ids(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
-    """The ids of a session's children, their children and so on, level by level."""
+    """The ids of a session's children, their children and so on, each once."""
     rows = conn.execute(_DESCENDANTS, {"scope": scope, "id": sid})
     return [child for (child,) in rows]
 

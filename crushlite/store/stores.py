@@ -14,6 +14,7 @@ import logging
 import os
 import sqlite3
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,7 +30,14 @@ from ..errors import (
 )
 from .callqueue import run_in
 from .checkpoints import Checkpoints
-from .connection import configure, connect as default_connect, says_damage, transaction, translated
+from .connection import (
+    Connections,
+    configure,
+    connect as default_connect,
+    says_damage,
+    transaction,
+    translated,
+)
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .executor import Executor, ThreadExecutor
 from .inspection import damaged, inspect, no_litter
@@ -40,7 +48,7 @@ from .sizes import bytes_of
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ..clock import Clock
     from .connection import ConnectionFactory
@@ -48,6 +56,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_NAME = "crushlite.db"
+READ_SECONDS = 1.0  # that a read may go on when its store is closed: no request is left for it
+WRITE_SECONDS = 20.0  # that writes may go on
+GIVE_UP_SECONDS = 60.0  # after which a thread that cannot be interrupted is left behind,
+HURRIED_SECONDS = 1.0  # and when the process is about to end
+_INTERVAL = 0.05  # seconds between two interrupts
 
 # What recovery raises for rows that make no sense: all that it looks for should be there.
 _NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, OverflowError)
@@ -131,16 +146,20 @@ class Store:
         await self._writer.compact()
         return before, bytes_of(self.path)
 
-    async def close(self) -> None:
-        """Finish what waits, and close the file. Called by `Stores` after the last release."""
+    async def close(self, closed: Callable[[asyncio.Future[None], float], Awaitable[bool]]) -> None:
+        """Finish what waits, and close the file. Called by `Stores` after the last release.
+        `closed` waits for a connection to be closed, and interrupts it after so many seconds; it
+        returns whether the connection is closed."""
+        over = True
         try:
-            await self._reader.close()
+            over = await closed(self._reader.close(), READ_SECONDS)
             # The connection that closes last merges the log into the file: this one can.
-            await self._writer.close()
+            over = await closed(self._writer.close(), WRITE_SECONDS) and over
             if self._writer.left_clean and self.path.exists():  # or it was removed in use
                 self._lock.closed(self.path)
         finally:
-            self._lock.release()
+            if over:  # else a thread may still write: the lock goes with the process
+                self._lock.release()
 
 
 @dataclass(slots=True, eq=False)
@@ -164,8 +183,17 @@ class Stores:
         self._clock = clock
         self._boot_id = boot_id
         self._executor = executor
-        self._connect = connect
+        self._connect = Connections(connect)
         self._entries: dict[Path, _Entry] = {}
+        self._is_hurried = False
+
+    def hurry(self) -> None:
+        """The process is about to end: from now on whatever runs in a store that is being opened or
+        closed is interrupted, and a store that does not end soon is left open."""
+        self._is_hurried = True
+        for path, entry in self._entries.items():
+            if entry.closing is not None or not entry.opening.done():
+                self._connect.interrupt(path / _NAME)
 
     async def open(self, data_dir: Path) -> Store:
         """Open the store in a data directory, or share the open one. Every open needs a `release`.
@@ -203,13 +231,31 @@ class Stores:
         try:
             await asyncio.wait([entry.opening])
             if not entry.opening.cancelled() and entry.opening.exception() is None:
-                await entry.opening.result().close()
+                await entry.opening.result().close(partial(self._closed, path / _NAME))
         finally:
+            self._connect.forget(path / _NAME)
             del self._entries[path]
+
+    async def _closed(self, path: Path, closing: asyncio.Future[None], seconds: float) -> bool:
+        """Wait until a connection is closed, and return whether it is. After so many seconds what
+        runs on it is interrupted, again and again: an interrupt ends one statement. The time is
+        real time, as threads are not on any clock."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not closing.done():
+            waited = loop.time() - began
+            if self._is_hurried or waited > seconds:
+                self._connect.interrupt(path)
+            if waited > (HURRIED_SECONDS if self._is_hurried else seconds + GIVE_UP_SECONDS):
+                log.error("%s could not be closed: a thread of ours does not come back", path)
+                return False
+            await asyncio.wait([closing], timeout=_INTERVAL)
+        await closing
+        return True
 
     async def _open(self, data_dir: Path) -> Store:
         try:
-            return await self._open_file(data_dir / "crushlite.db")
+            return await self._open_file(data_dir / _NAME)
         except (StoreBusy, StoreFailed) as error:
             # 409 and not 503: trying again does not help, the user must change something.
             cause = error.__cause__ or error
@@ -230,8 +276,8 @@ class Stores:
         try:
             reader = await self._open_reader(path, checkpoints)
         except BaseException:
-            await writer.close()
-            opened.lock.release()
+            if await self._closed(path, writer.close(), WRITE_SECONDS):
+                opened.lock.release()
             raise
         if opened.recovered:
             log.warning(

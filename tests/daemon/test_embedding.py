@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import signal
 import tempfile
@@ -12,16 +13,40 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import Client, Daemon
-from crushlite.daemon import SIGNALS
 from crushlite.errors import UsageError
+from crushlite.settings import Settings
+from crushlite.store.directory import is_owned
+from crushlite.wayout import SIGNALS
+from crushlite.wing import Wing, WorkspacePart
 from tests.support.basics import LIMIT, BoundedTestCase
 
 if TYPE_CHECKING:
     from crushlite import Turn
+    from crushlite.wing import OpenWorkspace
 
 
 async def echo(turn: Turn) -> None:
     await turn.say(f"You said: {turn.prompt}")
+
+
+class StubbornPart(WorkspacePart):
+    """Closes when it is let, whatever is asked of it meanwhile."""
+
+    def __init__(self, released: asyncio.Event) -> None:
+        self._released = released
+
+    async def close(self) -> None:
+        while not self._released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._released.wait()
+
+
+class StubbornWing(Wing):
+    def __init__(self, released: asyncio.Event) -> None:
+        self._released = released
+
+    async def open(self, workspace: OpenWorkspace) -> WorkspacePart:
+        return StubbornPart(self._released)
 
 
 class EmbeddedCase(BoundedTestCase):
@@ -52,6 +77,18 @@ class ContextTests(EmbeddedCase):
             async with self.daemon():
                 raise ValueError("mine")
         self.assertFalse((self.root / "s").exists())
+
+    async def test_a_wing_that_ignores_its_end_keeps_no_store_open(self) -> None:
+        released = asyncio.Event()
+        wings = [StubbornWing(released)]
+        settings = Settings(drain=0.05)
+        daemon = Daemon(agent=echo, hosts=[self.url], wings=wings, settings=settings)
+        with self.assertLogs("crushlite.hosting", "ERROR") as logs:
+            async with daemon:
+                self.assertEqual(await self.ask("hello"), "You said: hello")
+        self.assertFalse(is_owned(self.root / ".crushlite"))
+        self.assertIn("StubbornPart did not close in time", logs.output[0])
+        released.set()
 
     async def test_run_inside_a_running_loop_says_what_to_use(self) -> None:
         with self.assertRaisesRegex(UsageError, r"async with Daemon\(\.\.\.\).*daemon\.start\(\)"):

@@ -414,7 +414,9 @@ class CommittedTests(BoundedTestCase):
 
         def connect(path: Path, read_only: bool) -> sqlite3.Connection:
             uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
-            return sqlite3.connect(uri, uri=True, isolation_level=None, factory=Connection)
+            return sqlite3.connect(
+                uri, uri=True, isolation_level=None, factory=Connection, check_same_thread=False
+            )
 
         stores = Stores(clock=SystemClock(), boot_id="boot", connect=connect)
         async with LocalDaemon(ScriptedAgent(auto=True), stores=stores) as daemon:

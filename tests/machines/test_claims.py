@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from crushlite.claims import (
+    MOST_RETIRED,
     TRANSITIONS,
     Arm,
     Claims,
@@ -723,6 +724,21 @@ class IdleTest(ClaimsCase):
     def test_after_the_decision_creates_are_refused(self) -> None:
         self.fire("idle")
         self.refused(ShuttingDown, "admit", "A")
+
+    def test_so_many_retired_clients_are_remembered_and_not_more(self) -> None:
+        claims = Claims(Graces())
+        names = [f"c{number}" for number in range(MOST_RETIRED)]
+        for name in names:
+            claims.retire(name)
+        claims.retire(names[0])  # again: now the last
+        self.assertIn(f"retired={MOST_RETIRED}>", repr(claims))
+        for number in range(100):
+            claims.retire(f"more{number}")
+        self.assertIn(f"retired={MOST_RETIRED}>", repr(claims))
+        for name in (names[0], names[101], "more99"):
+            with self.assertRaises(ClientRetired):
+                claims.admit(name)
+        claims.admit(names[1])
 
     def test_retired_on_a_latched_server_is_503(self) -> None:
         self.do("retire", "A")

@@ -61,6 +61,20 @@ class CoalescingTests(Bench):
         self.assertEqual([row.text for row in await self.rows()], ["Hello!"])
         self.assertEqual(len(self.updates()), 2)
 
+    async def test_events_and_row_say_the_same_time_of_the_last_change(self) -> None:
+        live = self.begin()
+        self.transcript.say(live, "a")
+        await self.clock.advance(10.0)
+        self.transcript.say(live, "b")
+        await self.clock.advance(10.0)  # the row is written behind
+        self.assertEqual([row.text for row in await self.rows()], ["ab"])
+        times = [row.updated_at for row in await self.rows()]
+        self.assertEqual(times, [self.updates()[-1].payload.updated_at])
+        self.transcript.finish(live, FinishPart("end_turn"))
+        await self.clock.advance(10.0)
+        times = [row.updated_at for row in await self.rows()]
+        self.assertEqual(times, [self.updates()[-1].payload.updated_at])
+
     async def test_after_a_silence_the_next_delta_goes_out_at_once(self) -> None:
         live = self.begin()
         self.transcript.say(live, "a")

@@ -108,7 +108,9 @@ class OpeningTests(MigrationCase):
         def factory(path: Path, read_only: bool) -> Connection:
             if read_only:
                 return connect(path, True)
-            return sqlite3.connect(path, isolation_level=None, factory=NoRoom)
+            return sqlite3.connect(
+                path, isolation_level=None, factory=NoRoom, check_same_thread=False
+            )
 
         self.make_old()
         before = self.database.read_bytes()

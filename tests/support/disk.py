@@ -45,7 +45,9 @@ class Disk:
     def connect(self, path: Path, read_only: bool) -> sqlite3.Connection:
         mode = "ro" if read_only else "rw"
         uri = f"{path.as_uri()}?mode={mode}"
-        conn = sqlite3.connect(uri, uri=True, isolation_level=None, factory=_Connection)
+        conn = sqlite3.connect(
+            uri, uri=True, isolation_level=None, factory=_Connection, check_same_thread=False
+        )
         conn.disk = self
         return conn
 

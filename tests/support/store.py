@@ -104,6 +104,7 @@ class StoreCase(BoundedTestCase):
             isolation_level=None,
             timeout=0,
             factory=FaultyConnection,
+            check_same_thread=False,
         )
         conn.faults, conn.read_only = self.faults, read_only
         self.faults.opened.append(read_only)
@@ -202,7 +203,7 @@ class Deadly(sqlite3.Connection):
 def factory(path, read_only):
     if read_only:
         return connect(path, True)
-    return sqlite3.connect(path, isolation_level=None, factory=Deadly)
+    return sqlite3.connect(path, isolation_level=None, factory=Deadly, check_same_thread=False)
 
 async def main():
     stores = Stores(clock=SystemClock(), boot_id="killed", connect=factory)

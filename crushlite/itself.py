@@ -1,0 +1,37 @@
+"""How this very package is started in a process of its own, in whatever directory."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+PACKAGE = __name__.rpartition(".")[0]
+
+
+def python_command(module: str, *words: str) -> list[str]:
+    """The argv that runs a module of this very package, to be used with `python_path`. -P: the
+    current directory may be that of any project, with a module named like one of ours."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def python_path(known: str) -> str:
+    """PYTHONPATH for `python_command`, given what it is now. The directory or zip archive that this
+    package was imported from comes first: a checkout may have been found through the current
+    directory, which -P takes away. An installed package is found anyhow, and naming its directory
+    would put its neighbours before the standard library. Relative entries are left out, as they
+    mean another place in each directory."""
+    entries = [entry for entry in known.split(os.pathsep) if os.path.isabs(entry)]
+    home = os.path.realpath(__file__)
+    for _ in range(PACKAGE.count(".") + 2):
+        home = os.path.dirname(home)
+    if os.path.basename(home) not in ("site-packages", "dist-packages") and home not in entries:
+        entries.insert(0, home)
+    return os.pathsep.join(entries)
+
+
+def pasted_command(module: str, *words: str) -> str:
+    """A line for a shell that runs a module of this package wherever it is pasted."""
+    path = python_path("")
+    before = ["env", f"PYTHONPATH={path}"] if path else []
+    return shlex.join([*before, *python_command(module, *words)])
