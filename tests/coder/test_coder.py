@@ -61,6 +61,7 @@ from tests.support.model import (
     chat,
     said,
 )
+from tests.support.scenarios import scenario
 from tests.support.turns import SCOPE, SESSION
 
 if TYPE_CHECKING:
@@ -500,7 +501,8 @@ class SummaryTests(CoderBench):
         await self.execute("UPDATE sessions SET prompt_tokens = 0, completion_tokens = 0")
         return flagged
 
-    async def test_266_auto_summarize_threshold(self) -> None:
+    @scenario(266)
+    async def test_a_session_is_summarized_when_little_of_the_window_is_left(self) -> None:
         """A large window is full when 20,000 tokens are left, another when a fifth is; an unknown
         one never, and none where it is switched off."""
         cases = [
@@ -950,7 +952,8 @@ class SessionTests(CoderTestCase):
         found: dict[str, Any] = answer.json
         return found
 
-    async def test_244_title_generated_from_first_text(self) -> None:
+    @scenario(244)
+    async def test_the_title_comes_from_the_first_prompt_only(self) -> None:
         """The title comes from the first prompt, although its run is canceled meanwhile, and
         neither from a shell command before it nor from a later prompt."""
         await self.start(titles=None)
@@ -967,7 +970,8 @@ class SessionTests(CoderTestCase):
         self.assertEqual(len(self.titles.calls), 1)
         self.assertEqual((await self.row())["title"], "A Frog")
 
-    async def test_245_title_usage_added_not_overwritten(self) -> None:
+    @scenario(245)
+    async def test_the_cost_of_a_title_is_added_to_that_of_the_turn(self) -> None:
         """What a title cost is added to the session, and its counters stay those of the turn."""
         await self.start(titles=None)
         await self.exchange("draw", "here")
