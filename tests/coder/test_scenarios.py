@@ -18,6 +18,7 @@ from crushlite.http.client import ClientError
 from crushlite.testing.model import End, Fail, Say, Use
 from tests.support.model import QUICK, CoderTestCase, EchoTool, GateTool, results
 from tests.support.prompts import until
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.store import Connection
@@ -34,7 +35,8 @@ def bash(command: str) -> str:
 
 
 class AcceptanceTests(CoderTestCase):
-    async def test_001_accept_returns_202_at_once(self) -> None:
+    @scenario(1)
+    async def test_a_prompt_is_accepted_at_once_while_its_run_goes_on(self) -> None:
         """The 202 comes before the model has answered anything, and the turn goes on after it."""
         await self.start()
         run_id = await self.post("hello")
@@ -52,17 +54,20 @@ class AcceptanceTests(CoderTestCase):
         self.assertEqual(await self.shape(), [])
         self.assertEqual(self.model.calls, [])
 
-    async def test_004_reject_empty_prompt(self) -> None:
+    @scenario(4)
+    async def test_an_empty_prompt_is_refused_and_leaves_nothing(self) -> None:
         """An empty prompt is refused, stored nowhere and sent to no model."""
         await self.start()
         await self.assert_refused(self.session, "")
 
-    async def test_005_reject_missing_session_id(self) -> None:
+    @scenario(5)
+    async def test_a_prompt_without_a_known_session_is_refused_and_leaves_nothing(self) -> None:
         """A prompt without a session is refused, stored nowhere and sent to no model."""
         await self.start()
         await self.assert_refused("", "hello")
 
-    async def test_006_text_attachment_replaces_prompt(self) -> None:
+    @scenario(6)
+    async def test_a_text_file_alone_is_a_prompt(self) -> None:
         """A text file without a text is a prompt, and the model gets its content."""
         await self.start(script=lambda request: [Say("read"), End()])
         content = base64.b64encode("naïve notes\n".encode()).decode()
@@ -74,7 +79,8 @@ class AcceptanceTests(CoderTestCase):
         self.assertIn("naïve notes\n", text)
         self.assertIn("notes.txt", text)
 
-    async def test_012_request_timeout_does_not_own_run(self) -> None:
+    @scenario(12)
+    async def test_a_client_that_gives_up_its_request_does_not_end_its_run(self) -> None:
         """A client that gives up its request after 50 ms does not end its run."""
         await self.start()
         http = self.daemon.connect()
@@ -94,7 +100,8 @@ class AcceptanceTests(CoderTestCase):
         self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
         self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "still here"))
 
-    async def test_013_connection_reset_after_202(self) -> None:
+    @scenario(13)
+    async def test_a_connection_reset_after_the_202_does_not_end_the_run(self) -> None:
         """The client's connection is reset in the middle of the answer, and the run ends
         normally."""
         await self.start(tcp=True)
@@ -115,7 +122,8 @@ class AcceptanceTests(CoderTestCase):
         done = await self.complete("r")
         self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
 
-    async def test_015_concurrent_dispatch_single_stream(self) -> None:
+    @scenario(15)
+    async def test_prompts_sent_at_once_run_one_at_a_time_and_are_all_stored(self) -> None:
         """Of eight prompts sent at once to an idle session, never two are with the model at a time,
         and all eight are stored and reach it."""
         await self.start()
@@ -146,7 +154,8 @@ class AcceptanceTests(CoderTestCase):
         last = [text for role, text in self.asked(number) if role == "user"]
         self.assertEqual(sorted(last), texts)
 
-    async def test_016_sessions_run_in_parallel(self) -> None:
+    @scenario(16)
+    async def test_two_sessions_run_at_the_same_time_and_end_independently(self) -> None:
         """Two sessions stream at the same time, and the end of one does not affect the other."""
         await self.start()
         other = await self.anna.session()
@@ -165,7 +174,8 @@ class AcceptanceTests(CoderTestCase):
         await call_two.finish()
         self.assertEqual((await self.complete(second))["text"], "second answer")
 
-    async def test_017_agent_init_survives_request_end(self) -> None:
+    @scenario(17)
+    async def test_an_init_that_is_aborted_does_not_affect_a_later_prompt(self) -> None:
         """An init whose connection is aborted does not affect a later prompt."""
         await self.start()
         _, writer = await asyncio.open_unix_connection(str(self.daemon.socket))
@@ -177,7 +187,8 @@ class AcceptanceTests(CoderTestCase):
 
 
 class CancelTests(CoderTestCase):
-    async def test_019_cancel_by_other_client(self) -> None:
+    @scenario(19)
+    async def test_a_cancel_by_another_client_is_no_error_for_either(self) -> None:
         """Another client's cancel ends the request to the model; both see a canceled message, and
         neither an error."""
         await self.start()
@@ -194,7 +205,8 @@ class CancelTests(CoderTestCase):
         await self.anna.events.never("agent_event")
         await bert.events.never("agent_event", quiet=0)
 
-    async def test_021_idle_cancel_is_noop(self) -> None:
+    @scenario(21)
+    async def test_a_cancel_of_an_idle_session_does_not_affect_the_next_prompt(self) -> None:
         """A cancel of an idle session does not affect the next prompt."""
         await self.start()
         self.assertEqual(await self.anna.cancel(self.session), [])
@@ -202,7 +214,8 @@ class CancelTests(CoderTestCase):
         self.assertEqual((done["text"], done["cancelled"]), ("hi", None))
         self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "hi"))
 
-    async def test_023_cancel_active_and_accepted_followup(self) -> None:
+    @scenario(23)
+    async def test_one_cancel_ends_the_active_run_and_the_one_queued_behind_it(self) -> None:
         """One cancel ends the running turn and the prompt behind it, which is never sent to a
         model."""
         await self.start()
@@ -226,7 +239,8 @@ class CancelTests(CoderTestCase):
         )
         self.assertEqual(len(self.model.calls), 1)
 
-    async def test_030_second_cancel_while_pending_idempotent(self) -> None:
+    @scenario(30)
+    async def test_a_second_cancel_changes_nothing_and_the_next_prompt_runs(self) -> None:
         """Two cancels of one prompt leave one canceled pair, and the next prompt runs."""
         await self.start()
         run_id = await self.post("first")
@@ -247,7 +261,8 @@ class CancelTests(CoderTestCase):
         # The canceled answer is empty, which providers refuse: only the prompts are sent.
         self.assertEqual(self.asked(2), [("user", "first"), ("user", "second")])
 
-    async def test_036_no_duplicate_user_message(self) -> None:
+    @scenario(36)
+    async def test_a_cancel_does_not_write_the_user_message_again(self) -> None:
         """A cancel after the user message was written does not write it again."""
         await self.start()
         run_id = await self.post("hello")
@@ -259,7 +274,8 @@ class CancelTests(CoderTestCase):
             await self.shape(), [("user", "stop", "hello"), ("assistant", "canceled", "")]
         )
 
-    async def test_037_cancel_mid_text(self) -> None:
+    @scenario(37)
+    async def test_what_was_streamed_before_a_cancel_is_kept(self) -> None:
         """What was streamed before the cancel stays, in the message and in the run_complete."""
         await self.start()
         run_id = await self.post("hello")
@@ -271,7 +287,8 @@ class CancelTests(CoderTestCase):
         self.assertEqual((done["cancelled"], done["text"]), (True, "hel"))
         self.assertEqual((await self.shape())[-1], ("assistant", "canceled", "hel"))
 
-    async def test_040_cancel_during_tool(self) -> None:
+    @scenario(40)
+    async def test_a_cancel_stops_the_running_tool_and_closes_its_call(self) -> None:
         """A cancel kills the running command and closes its call; the session is idle then."""
         await self.start(tools=all_tools())
         run_id = await self.post("wait")
@@ -296,7 +313,8 @@ class CancelTests(CoderTestCase):
         )
         self.assertEqual(len(self.model.calls), 1)
 
-    async def test_042_cancel_while_permission_open(self) -> None:
+    @scenario(42)
+    async def test_a_cancel_closes_the_open_permission_and_later_grants_do_nothing(self) -> None:
         """A cancel closes the open dialog; a grant that comes later does nothing."""
         await self.start(tools=all_tools(), yolo=False)
         run_id = await self.post("touch it")
@@ -313,7 +331,8 @@ class CancelTests(CoderTestCase):
         await self.exchange("and now?", "nothing")
         self.assertFalse((self.project / "touched").exists())
 
-    async def test_047_cancel_isolated_per_session(self) -> None:
+    @scenario(47)
+    async def test_a_cancel_in_one_session_does_not_affect_another(self) -> None:
         """A cancel in one session does not affect the answer that streams in another."""
         await self.start()
         other = await self.anna.session()
@@ -330,7 +349,8 @@ class CancelTests(CoderTestCase):
         self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
         self.assertEqual((await self.shape(other))[-1], ("assistant", "end_turn", "unharmed"))
 
-    async def test_050_cancel_after_completion(self) -> None:
+    @scenario(50)
+    async def test_a_cancel_after_the_end_of_a_run_changes_nothing(self) -> None:
         """A cancel after the end of a run changes nothing, and the next prompt runs."""
         await self.start()
         await self.exchange("one", "first")
@@ -358,7 +378,8 @@ class QueueTests(CoderTestCase):
         await call.text(text)
         await call.finish()
 
-    async def test_055_queue_count_and_list(self) -> None:
+    @scenario(55)
+    async def test_waiting_prompts_are_counted_and_listed_in_the_order_of_arrival(self) -> None:
         """Prompts that wait behind a turn are counted, and listed in the order of arrival."""
         await self.start()
         await self.post("main", run_id="r1")
@@ -376,7 +397,8 @@ class QueueTests(CoderTestCase):
         self.assertEqual(texts, ["one", "two", "three"])
         self.assertEqual(await self.queue("queued"), 0)
 
-    async def test_056_followup_folds_at_next_step(self) -> None:
+    @scenario(56)
+    async def test_a_prompt_sent_while_a_tool_runs_joins_the_turn_at_its_next_step(self) -> None:
         """A prompt that is sent while a tool runs is in the next request, after the tool's
         result."""
         gate = await self.at_the_gate()
@@ -407,7 +429,8 @@ class QueueTests(CoderTestCase):
         self.assertEqual((second["folded_into"], second["text"]), ("main", first["text"]))
         self.assertEqual(len(self.model.calls), 2)
 
-    async def test_058_followup_without_more_steps_becomes_own_turn(self) -> None:
+    @scenario(58)
+    async def test_a_prompt_sent_during_the_last_step_gets_a_turn_of_its_own(self) -> None:
         """A prompt that is sent during the last step of a turn gets a turn of its own."""
         await self.start()
         main = await self.post("main")
@@ -423,7 +446,8 @@ class QueueTests(CoderTestCase):
             self.asked(2), [("user", "main"), ("assistant", "plain"), ("user", "and then?")]
         )
 
-    async def test_059_several_followups_fold_in_order(self) -> None:
+    @scenario(59)
+    async def test_several_prompts_join_a_turn_in_the_order_of_arrival(self) -> None:
         """Three prompts sent during one tool call reach the model and the store in their order."""
         gate = await self.at_the_gate()
         riders = [await self.post(text) for text in ("f1", "f2", "f3")]
@@ -435,7 +459,8 @@ class QueueTests(CoderTestCase):
         users = [text for role, _, text in await self.shape() if role == "user"]
         self.assertEqual(users, ["main", "f1", "f2", "f3"])
 
-    async def test_060_runid_prompt_never_folds(self) -> None:
+    @scenario(60)
+    async def test_a_prompt_with_a_run_id_never_joins_another_turn(self) -> None:
         """A prompt with a run_id is not folded into the running turn and gets its own answer."""
         gate = await self.at_the_gate()
         await self.post("mine", run_id="mine")
@@ -447,7 +472,8 @@ class QueueTests(CoderTestCase):
         self.assertEqual((await self.complete("main"))["text"], "main is done")
         self.assertEqual((await self.complete("mine"))["text"], "and so is mine")
 
-    async def test_065_cancel_clears_queue_with_rc(self) -> None:
+    @scenario(65)
+    async def test_a_cancel_empties_the_queue_and_ends_each_prompt_once(self) -> None:
         """A cancel ends each waiting prompt once, with or without a run_id, and empties the
         queue."""
         await self.start()
@@ -464,7 +490,8 @@ class QueueTests(CoderTestCase):
         self.assertEqual(await self.queue("queued"), 0)
         self.assertEqual(len(self.model.calls), 1)
 
-    async def test_068_both_turns_publish_rc(self) -> None:
+    @scenario(68)
+    async def test_a_turn_and_the_one_behind_it_each_complete_with_their_own_text(self) -> None:
         """A turn and the one queued behind it both complete, with a message each."""
         await self.start()
         await self.post("first", run_id="r1")
@@ -477,7 +504,8 @@ class QueueTests(CoderTestCase):
         messages = [m for m in await self.anna.messages(self.session) if m["role"] == "assistant"]
         self.assertEqual([m["id"] for m in messages], [e["message_id"] for e in endings])
 
-    async def test_077_same_runid_twice(self) -> None:
+    @scenario(77)
+    async def test_a_repeated_run_id_is_the_same_run_and_with_another_body_refused(self) -> None:
         """A repeated prompt is the same run, during it and after its end; another text with its
         run_id is refused."""
         await self.start()
@@ -499,7 +527,8 @@ class QueueTests(CoderTestCase):
 
 
 class EndingTests(CoderTestCase):
-    async def test_079_rc_success_shape(self) -> None:
+    @scenario(79)
+    async def test_the_run_complete_of_a_success_holds_message_and_text_and_no_more(self) -> None:
         """The run_complete of a success names session, run and last message, holds the text of
         that, and neither an error nor a cancel."""
         await self.start()
@@ -518,7 +547,8 @@ class EndingTests(CoderTestCase):
         (event,) = self.anna.events.all("agent_event")
         self.assertEqual((event["type"], event["session_id"]), ("agent_finished", self.session))
 
-    async def test_080_rc_text_is_last_assistant(self) -> None:
+    @scenario(80)
+    async def test_after_several_steps_run_complete_holds_the_last_text_only(self) -> None:
         """After several steps the run_complete holds the text of the last message only."""
         await self.start(tools=[EchoTool()])
         run_id = await self.post("go")
@@ -533,7 +563,8 @@ class EndingTests(CoderTestCase):
         *_, last = await self.anna.messages(self.session)
         self.assertEqual((done["text"], done["message_id"]), ("seen", last["id"]))
 
-    async def test_081_rc_cancel_shape(self) -> None:
+    @scenario(81)
+    async def test_the_run_complete_of_a_cancel_names_the_message_that_is_left(self) -> None:
         """The run_complete of a cancel says so, and names the message that it left."""
         await self.start()
         run_id = await self.post("hello")
@@ -564,7 +595,8 @@ class EndingTests(CoderTestCase):
         self.assertTrue(details["message"])
         return last
 
-    async def test_085_error_event_has_run_id(self) -> None:
+    @scenario(85)
+    async def test_the_error_event_of_a_failed_run_names_its_session_and_run(self) -> None:
         """The error event of a refused request names session and run and quotes the provider."""
         await self.start()
         await self.post("hello", run_id="r")
@@ -573,7 +605,8 @@ class EndingTests(CoderTestCase):
         self.assertIn("too many words", last["parts"][-1]["data"]["details"])
         self.assertEqual((len(self.model.calls), self.naps.slept), (1, []))
 
-    async def test_086_provider_error_persisted(self) -> None:
+    @scenario(86)
+    async def test_a_failed_run_keeps_its_partial_text_and_stores_the_error(self) -> None:
         """When every attempt has failed, the provider's error is stored with what the last attempt
         had streamed; nothing is left of the attempts before it."""
         await self.start()
@@ -592,7 +625,8 @@ class EndingTests(CoderTestCase):
         # The session can be used again.
         self.assertEqual((await self.exchange("again", "fine now"))["text"], "fine now")
 
-    async def test_088_reauth_retry_single_rc(self) -> None:
+    @scenario(88)
+    async def test_an_attempt_that_is_repeated_ends_the_run_only_once(self) -> None:
         """Several attempts are one run with one ending. A refused key is not tried again, since
         keys do not change by themselves: the user gets the error at once."""
         answers: list[list[Step]] = [
@@ -610,7 +644,8 @@ class EndingTests(CoderTestCase):
         self.assertEqual(len(self.model.calls), 4)
         self.assertEqual(len(self.anna.events.all("run_complete")), 2)
 
-    async def test_089_malformed_tool_json(self) -> None:
+    @scenario(89)
+    async def test_arguments_that_are_no_json_are_an_error_result_for_the_model(self) -> None:
         """Arguments that are no JSON are stored as {}, the model gets an error, and the turn goes
         on."""
         echo = EchoTool()
@@ -631,7 +666,8 @@ class EndingTests(CoderTestCase):
         (stored,) = await self.results()
         self.assertTrue(stored["is_error"])
 
-    async def test_090_loop_guard(self) -> None:
+    @scenario(90)
+    async def test_a_turn_that_repeats_a_call_with_the_same_result_is_stopped(self) -> None:
         """The sixth equal call with an equal result ends the turn; equal calls with different
         results do not."""
 
@@ -651,7 +687,8 @@ class EndingTests(CoderTestCase):
         done = await self.complete(await self.post("go"))
         self.assertEqual((done["text"], len(same.ran)), ("enough", 6 + 8))
 
-    async def test_091_orphan_tool_call_repaired(self) -> None:
+    @scenario(91)
+    async def test_a_call_without_a_result_gets_an_error_result_right_behind_it(self) -> None:
         """A call without a stored result gets one in the request, right after it; the call next to
         it keeps its own."""
         await self.start(tools=[EchoTool(read_only=True)])
@@ -679,7 +716,8 @@ class EndingTests(CoderTestCase):
         self.assertIn("interrupted", sent[2]["content"])
         self.assertEqual(sent[3]["content"], "echo two")
 
-    async def test_096_content_filter_and_max_tokens(self) -> None:
+    @scenario(96)
+    async def test_an_answer_cut_by_limit_or_filter_is_a_success_with_that_reason(self) -> None:
         """An answer that the provider's filter or limit cut has that finish reason, and is no
         error."""
         await self.start()
@@ -693,7 +731,8 @@ class EndingTests(CoderTestCase):
                 self.assertEqual((done["text"], done["error"]), ("cut", None))
                 self.assertEqual((await self.shape())[-1], ("assistant", finish, "cut"))
 
-    async def test_098_teardown_waits_for_runs(self) -> None:
+    @scenario(98)
+    async def test_a_teardown_waits_for_what_a_canceled_run_still_writes(self) -> None:
         """A tool that takes its time to stop delays the teardown: the store is closed after the
         ending of its run was written, and nothing is written too late."""
         gate = GateTool(cleanup=asyncio.Event())
