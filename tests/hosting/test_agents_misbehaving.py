@@ -21,6 +21,7 @@ from crushlite.settings import Settings
 from crushlite.testing import FakeClock, LocalDaemon, Seen
 from tests.support.places import ROOT
 from tests.support.prompts import PATIENCE, PromptTestCase, reach, shape, until
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -660,7 +661,8 @@ class RecordTests(PromptTestCase):
             self.assertEqual(await self.outcome(anna, "r"), "failed")
             await self.assert_takes_prompts(anna, session)
 
-    async def test_257_reset_streamed_content(self) -> None:
+    @scenario(257)
+    async def test_what_an_agent_erases_is_neither_in_the_history_nor_in_the_ending(self) -> None:
         async def retry(turn: Turn) -> None:
             call = await turn.tool_call("view", "{}")
             await turn.tool_result(call, "contents")
