@@ -21,6 +21,7 @@ from crushlite.clock import FakeClock
 from crushlite.events import Bounds
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon, ScriptedAgent
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -234,7 +235,8 @@ async def chatter(turn: Turn, pieces: int) -> None:
 
 
 class StreamScenarios(Scenario):
-    async def test_180_headers_before_first_event(self) -> None:
+    @scenario(180)
+    async def test_a_stream_is_answered_before_its_first_event(self) -> None:
         """A stream of a quiet workspace is answered at once, with a head that needs no chunks."""
         tap = await self.tap()
         status, *lines = tap.head.decode().split("\r\n")
@@ -247,7 +249,8 @@ class StreamScenarios(Scenario):
         self.assertNotIn("content-length", headers)
         self.assertEqual(tap.body, b"")
 
-    async def test_182_n_consumers_each_get_all(self) -> None:
+    @scenario(182)
+    async def test_every_stream_gets_every_event(self) -> None:
         """However many streams there are, each gets every event, and publishing to none is fine."""
         await self.anna.events.close()
         for count in (0, 1, 2, 5, 10):
@@ -268,7 +271,8 @@ class StreamScenarios(Scenario):
             for tap in taps:
                 tap.transport.abort()
 
-    async def test_183_facts_never_dropped(self) -> None:
+    @scenario(183)
+    async def test_a_reader_that_stops_loses_growth_and_never_a_fact(self) -> None:
         """For a reader that stops growth is skipped and counted; facts wait, or the stream ends."""
         lagging, slow = await self.tap(), await self.tap()
         control = await self.tap()
@@ -310,7 +314,8 @@ class StreamScenarios(Scenario):
 
         await soon(run.do(both))
 
-    async def test_184_stalled_reader_does_not_block_run(self) -> None:
+    @scenario(184)
+    async def test_a_client_that_never_reads_does_not_delay_the_run_of_another(self) -> None:
         """One client never reads; the turn of another takes no longer for it, and ends."""
         stalled = await self.tap()
         stalled.transport.pause_reading()
@@ -321,7 +326,8 @@ class StreamScenarios(Scenario):
         self.assertFalse(stalled.closed.is_set(), "it is behind, and that is all")
         self.assertGreater(self.hub.statistics().waiting, 0)
 
-    async def test_186_unknown_internal_event_not_coerced(self) -> None:
+    @scenario(186)
+    async def test_what_is_no_event_of_the_protocol_is_not_published(self) -> None:
         """What is no event of the protocol is refused where it is published, and reaches nobody."""
         tap = await self.tap(resume=True)
         await self.mark(tap)
@@ -334,7 +340,8 @@ class StreamScenarios(Scenario):
         self.assertEqual([frame.kind for frame in tap.frames[seen:]], ["session"])
         self.assertTrue(tap.frames[-1].id.endswith(f"-{before + 1}"), "no number was used up")
 
-    async def test_187_tool_result_fields_survive_wire(self) -> None:
+    @scenario(187)
+    async def test_all_fields_of_a_tool_result_arrive_as_the_tool_gave_them(self) -> None:
         """Metadata, data, media type and error flag of a result arrive as the tool gave them."""
         session, run = await self.begin()
         await run.do(lambda turn: turn.tool_call("view", '{"file_path":"a.png"}', id="t1"))
@@ -358,7 +365,8 @@ class StreamScenarios(Scenario):
         stored = [m for m in await self.anna.messages(session) if m["role"] == "tool"]
         self.assertEqual([m["parts"][0]["data"] for m in stored], [expected])
 
-    async def test_193_stream_ends_on_teardown(self) -> None:
+    @scenario(193)
+    async def test_a_stream_brings_the_last_ending_and_then_ends_with_its_workspace(self) -> None:
         """When the last claim goes, the stream brings the last ending and then ends cleanly."""
         session, run = await self.begin()
         await run.say("hello")
