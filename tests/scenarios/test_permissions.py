@@ -16,6 +16,7 @@ from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Choice, Question, QuestionResponse
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -130,7 +131,8 @@ class Scenario(unittest.IsolatedAsyncioTestCase):
 
 
 class PermissionScenarios(Scenario):
-    async def test_207_cross_client_grant(self) -> None:
+    @scenario(207)
+    async def test_any_client_may_grant_and_later_answers_do_nothing(self) -> None:
         """What one client allows goes on; the others are told, and their answers come too late."""
         verdict = self.ask(description="Execute command: make", params={"command": "make"})
         request = await self.shown()
@@ -154,7 +156,8 @@ class PermissionScenarios(Scenario):
         for client in (self.anna, self.ben):
             self.assertEqual(notes(client), ["asked c1", "shown c1", "granted c1"])
 
-    async def test_208_racing_grants_one_winner(self) -> None:
+    @scenario(208)
+    async def test_of_simultaneous_grants_exactly_one_wins(self) -> None:
         """Of two and of ten simultaneous grants one wins; one notification; nothing pending."""
         for racers in (2, 10):
             verdict = self.ask(f"c{racers}")
@@ -171,7 +174,8 @@ class PermissionScenarios(Scenario):
             ["asked c2", "shown c2", "granted c2", "asked c10", "shown c10", "granted c10"],
         )
 
-    async def test_209_grant_after_deny_noop(self) -> None:
+    @scenario(209)
+    async def test_a_grant_after_a_denial_changes_nothing(self) -> None:
         """After a denial neither allow nor allow_session changes anything, now or later."""
         verdict = self.ask()
         request = await self.shown()
@@ -183,7 +187,8 @@ class PermissionScenarios(Scenario):
         self.assertEqual(notes(self.ben), ["asked c1", "shown c1", "denied c1"])
         self.assertFalse(await self.is_remembered())
 
-    async def test_211_allow_session_remembered(self) -> None:
+    @scenario(211)
+    async def test_a_grant_for_the_session_is_remembered_for_equal_requests_only(self) -> None:
         """An equal request later in the session is announced and granted, and shown to nobody."""
         verdict = self.ask()
         self.assertTrue(await self.anna.grant(await self.shown(), "allow_session"))
@@ -197,14 +202,16 @@ class PermissionScenarios(Scenario):
         self.assertFalse(await self.is_remembered(path="/somewhere/else"))
         self.assertFalse(await self.is_remembered((await self.begin())[1]))
 
-    async def test_212_allow_once_not_remembered(self) -> None:
+    @scenario(212)
+    async def test_a_plain_grant_is_for_one_request_only(self) -> None:
         """A plain allow is for one request only."""
         verdict = self.ask()
         self.assertTrue(await self.anna.grant(await self.shown(), "allow"))
         self.assertTrue(await soon(verdict))
         self.assertFalse(await self.is_remembered())
 
-    async def test_213_concurrent_three_outcomes(self) -> None:
+    @scenario(213)
+    async def test_three_requests_at_once_each_get_their_own_answer(self) -> None:
         """Three tools at once: each gets its own answer, and only allow_session is remembered."""
         verdicts = self.run_.begin(
             lambda turn: asyncio.gather(
@@ -217,7 +224,8 @@ class PermissionScenarios(Scenario):
         for number, remembered in enumerate((False, True, False)):
             self.assertEqual(await self.is_remembered(path=f"/p{number}"), remembered)
 
-    async def test_214_unknown_id_noop_no_event(self) -> None:
+    @scenario(214)
+    async def test_a_grant_for_an_unknown_id_does_nothing_and_publishes_nothing(self) -> None:
         """A grant for an id that never was: 200, resolved false, no event, nothing decided."""
         verdict = self.ask()
         await self.shown()
@@ -226,7 +234,8 @@ class PermissionScenarios(Scenario):
         self.assertEqual(notes(self.ben), ["asked c1", "shown c1"])
         self.assertFalse(verdict.done())
 
-    async def test_215_invalid_action_400(self) -> None:
+    @scenario(215)
+    async def test_a_malformed_grant_is_refused_and_the_request_stays_open(self) -> None:
         """An unknown action and a body without an id are refused; the request stays open."""
         self.ask()
         request = await self.shown()
@@ -246,7 +255,8 @@ class PermissionScenarios(Scenario):
         self.assertEqual(bad_client.status, 400)
         self.assertEqual(await self.listed(), [request])
 
-    async def test_216_notification_sequence(self) -> None:
+    @scenario(216)
+    async def test_every_request_is_announced_and_has_exactly_one_outcome(self) -> None:
         """First that it is asked, then exactly one outcome, whatever the outcome is."""
         for action in ("allow", "deny", "allow_session"):
             verdict = self.ask(action)
@@ -265,7 +275,8 @@ class PermissionScenarios(Scenario):
         every = self.anna.events.all("permission_notification")
         self.assertTrue(all(set(e.payload) == {"tool_call_id", "granted", "denied"} for e in every))
 
-    async def test_219_skip_mode(self) -> None:
+    @scenario(219)
+    async def test_with_skip_on_later_requests_are_granted_and_open_ones_stay_open(self) -> None:
         """With skip on tools run unannounced; it concerns later requests only and can be read."""
         earlier = self.ask("earlier")
         request = await self.shown("earlier")
@@ -290,7 +301,8 @@ class PermissionScenarios(Scenario):
         await self.anna.call("POST", "/permissions/skip", {"skip": False})
         self.assertFalse(await self.is_remembered(run))
 
-    async def test_220_allow_list(self) -> None:
+    @scenario(220)
+    async def test_what_is_on_the_allow_list_runs_without_an_event(self) -> None:
         """A tool, or a tool with one action, on the allow-list runs without any event."""
         allowed = {"view", "bash:execute"}
         hub = Hub(clock=FakeClock())
@@ -316,7 +328,8 @@ class PermissionScenarios(Scenario):
                 verdict = await soon(asking)
                 self.assertEqual(verdict.reason == "", passes)
 
-    async def test_224_serialised_dialogs_same_session(self) -> None:
+    @scenario(224)
+    async def test_of_two_requests_in_one_turn_the_second_waits_for_the_first(self) -> None:
         """Two tool calls of one turn: the second is asked for when the first is answered."""
         verdicts = self.run_.begin(
             lambda turn: asyncio.gather(permission(turn, "c1"), permission(turn, "c2"))
@@ -630,7 +643,8 @@ class QuestionScenarios(Scenario):
         self.assertEqual(form.payload, twin.payload)
         return form
 
-    async def test_231_ask_answer_roundtrip(self) -> None:
+    @scenario(231)
+    async def test_the_answer_of_one_client_closes_the_form_for_the_other(self) -> None:
         """Both clients get the form; one answers as the Crush client does; both see it close."""
         choices = [Choice("pg", "Postgres"), Choice("sq", "SQLite", "in one file")]
         database = Question(
@@ -665,7 +679,8 @@ class QuestionScenarios(Scenario):
         for client in (self.anna, self.ben):
             await client.events.wait_for("question_batch_notification", batch_id=form["id"])
 
-    async def test_232_answer_none_pending_false(self) -> None:
+    @scenario(232)
+    async def test_with_no_form_open_answer_and_cancel_resolve_nothing(self) -> None:
         """With no form open, answer and cancel are answered 200 with resolved false, no event."""
         body = {"batch_request_id": "", "responses": [{"request_id": "q1", "yes": True}]}
         for _ in range(2):
@@ -676,7 +691,8 @@ class QuestionScenarios(Scenario):
         await self.quiet()
         self.assertEqual(self.ben.events.all("question_batch_notification"), [])
 
-    async def test_233_user_cancel_stops_turn(self) -> None:
+    @scenario(233)
+    async def test_a_dismissed_form_is_an_error_for_the_tool_and_stops_the_turn(self) -> None:
         """A dismissed form is told to the tool as a no, so that the turn can stop there."""
         await self.run_.do(lambda turn: turn.tool_call("question", "{}", id="q"))
         answers = self.form()
@@ -695,7 +711,8 @@ class QuestionScenarios(Scenario):
         self.assertEqual((result["tool_call_id"], result["is_error"]), ("q", True))
         self.assertEqual(len(self.anna.events.all("question_batch_request")), 1)
 
-    async def test_234_validation_errors_to_model(self) -> None:
+    @scenario(234)
+    async def test_a_form_that_no_client_could_show_is_an_error_for_the_model(self) -> None:
         """A form no client could render is an error for the model that wrote it, and no event."""
         pick = Question(type="single_choice", question="Which?", description="Pick one")
         pick.choices = [Choice("a", "A"), Choice("a", "B")]
@@ -716,7 +733,8 @@ class QuestionScenarios(Scenario):
         self.assertEqual(self.ben.events.all("question_batch_request"), [])
         self.assertEqual((await self.anna.call("GET", "/questions")).json, [])
 
-    async def test_235_turn_cancel_while_asked(self) -> None:
+    @scenario(235)
+    async def test_the_cancel_of_a_turn_closes_its_form_for_every_client(self) -> None:
         """Canceling the turn closes the form everywhere; a later answer finds nothing."""
         answers = self.form()
         form = await self.seen_form()
@@ -734,7 +752,8 @@ class QuestionScenarios(Scenario):
         await self.quiet()
         self.assertEqual(len(self.ben.events.all("question_batch_notification")), 1)
 
-    async def test_237_double_cancel_safe(self) -> None:
+    @scenario(237)
+    async def test_of_simultaneous_dismissals_one_counts_and_none_is_an_error(self) -> None:
         """Ten cancels at once: one wins, the others find nothing, and none is a server error."""
         answers = self.form()
         await self.seen_form()
