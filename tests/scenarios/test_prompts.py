@@ -17,6 +17,7 @@ from crushlite.http.client import ResponseTimeout
 from crushlite.protocol.messages import Prompt
 from crushlite.testing import LocalDaemon, ScriptedAgent, Seen
 from tests.support.prompts import PATIENCE, PromptTestCase, gated, reach, shape, stubborn, until
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +61,8 @@ async def complete(daemon: LocalDaemon, client: Participant, session: str, numbe
 
 
 class AcceptanceTests(PromptTestCase):
-    async def test_001_accept_returns_202_at_once(self) -> None:
+    @scenario(1)
+    async def test_a_prompt_is_accepted_at_once_while_its_run_goes_on(self) -> None:
         """202 comes while the run is still blocked, and names the run."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -76,7 +78,8 @@ class AcceptanceTests(PromptTestCase):
             await anna.events.wait_for("run_complete", run_id=run_id)
             self.assertFalse(await anna.busy(session))
 
-    async def test_002_reject_unknown_workspace(self) -> None:
+    @scenario(2)
+    async def test_a_prompt_for_an_unknown_workspace_is_404_and_publishes_nothing(self) -> None:
         """A prompt for a workspace that does not exist is 404 and nobody hears of it."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -87,7 +90,8 @@ class AcceptanceTests(PromptTestCase):
             await anna.events.never(lambda event: event.kind != "session")
             self.assertEqual(await anna.messages(session), [])
 
-    async def test_003_reject_without_agent(self) -> None:
+    @scenario(3)
+    async def test_a_prompt_without_an_agent_is_refused_and_with_one_needs_no_init(self) -> None:
         """Without an agent a prompt is 400; with one it runs right after create, without init."""
         agent, ready = ScriptedAgent(), False
 
@@ -106,7 +110,8 @@ class AcceptanceTests(PromptTestCase):
             done = await complete(daemon, anna, await anna.session(), 1)
             self.assertEqual(done["error"], None)
 
-    async def test_004_reject_empty_prompt(self) -> None:
+    @scenario(4)
+    async def test_an_empty_prompt_is_refused_and_leaves_nothing(self) -> None:
         """An empty prompt without a text attachment is 400 and leaves nothing behind."""
         image = {"file_name": "a.png", "mime_type": "image/png", "content": ""}
         async with LocalDaemon() as daemon:
@@ -119,7 +124,8 @@ class AcceptanceTests(PromptTestCase):
             await anna.events.never("run_complete")
             self.assertEqual(await anna.messages(session), [])
 
-    async def test_005_reject_missing_session_id(self) -> None:
+    @scenario(5)
+    async def test_a_prompt_without_a_known_session_is_refused_and_leaves_nothing(self) -> None:
         """A prompt that names no session is 400; one that names an unknown session is 404."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -130,7 +136,8 @@ class AcceptanceTests(PromptTestCase):
             self.assertEqual((await anna.call("GET", "/runs/r")).status, 404)
             await anna.events.never("run_complete")
 
-    async def test_006_text_attachment_replaces_prompt(self) -> None:
+    @scenario(6)
+    async def test_a_text_file_alone_is_a_prompt(self) -> None:
         """A text file may stand for the prompt, and its text reaches the agent and the record."""
         content = base64.b64encode(b"what the file says").decode()
         notes = {"file_name": "n.txt", "mime_type": "text/plain", "content": content}
@@ -147,7 +154,8 @@ class AcceptanceTests(PromptTestCase):
             ]
             self.assertEqual(stored[0]["data"]["Data"], content)
 
-    async def test_008_reject_while_closing(self) -> None:
+    @scenario(8)
+    async def test_a_workspace_that_closes_refuses_prompts_and_loses_no_session(self) -> None:
         """A workspace that is being torn down refuses prompts, and its session is not poisoned."""
         unwound = asyncio.Event()
         async with LocalDaemon() as daemon:
@@ -167,7 +175,8 @@ class AcceptanceTests(PromptTestCase):
             done = await complete(daemon, again, session, 2)
             self.assertEqual(done["cancelled"], None)
 
-    async def test_009_bad_json_body(self) -> None:
+    @scenario(9)
+    async def test_a_body_that_is_no_valid_prompt_is_refused_and_accepts_nothing(self) -> None:
         """A body that is no JSON object is 400 with a message, and nothing was accepted."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -180,7 +189,8 @@ class AcceptanceTests(PromptTestCase):
             self.assertEqual((await anna.call("GET", "/runs")).json, [])
             self.assertFalse(await anna.busy(session))
 
-    async def test_011_drain_group_joined(self) -> None:
+    @scenario(11)
+    async def test_a_teardown_lasts_until_its_last_run_has_ended(self) -> None:
         """A teardown is not over while a run of it still unwinds, and is over right after."""
         unwound = asyncio.Event()
         async with LocalDaemon() as daemon:
@@ -201,7 +211,8 @@ class AcceptanceTests(PromptTestCase):
             self.assertTrue(run.canceled)
             self.assertEqual(await self.outcome(again, posted.json["run_id"]), "canceled")
 
-    async def test_012_request_timeout_does_not_own_run(self) -> None:
+    @scenario(12)
+    async def test_a_client_that_gives_up_its_request_does_not_end_its_run(self) -> None:
         """A poster whose deadline passes, before or after the 202, does not take its run along."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -226,7 +237,8 @@ class AcceptanceTests(PromptTestCase):
                 done = await anna.events.wait_for("run_complete", run_id=run_id)
                 self.assertEqual(done["cancelled"], None)
 
-    async def test_013_connection_reset_after_202(self) -> None:
+    @scenario(13)
+    async def test_a_connection_reset_after_the_202_does_not_end_the_run(self) -> None:
         """The poster's connection is reset right after the 202: the run ends normally."""
         async with LocalDaemon(tcp=True, auth="none") as daemon:
             anna = await daemon.join()
@@ -247,7 +259,8 @@ class AcceptanceTests(PromptTestCase):
             done = await anna.events.wait_for("run_complete", run_id="r")
             self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
 
-    async def test_015_concurrent_dispatch_single_stream(self) -> None:
+    @scenario(15)
+    async def test_prompts_sent_at_once_run_one_at_a_time_and_are_all_stored(self) -> None:
         """Eight prompts at once on an idle session run one at a time, and all are stored."""
         agent = ScriptedAgent(auto=True)
         async with LocalDaemon(agent) as daemon:
@@ -261,7 +274,8 @@ class AcceptanceTests(PromptTestCase):
             users = [m.text for m in await anna.messages(session) if m["role"] == "user"]
             self.assertEqual(sorted(users), texts)
 
-    async def test_016_sessions_run_in_parallel(self) -> None:
+    @scenario(16)
+    async def test_two_sessions_run_at_the_same_time_and_end_independently(self) -> None:
         """Two sessions are inside the agent at once; the end of one leaves the other alone."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -278,7 +292,8 @@ class AcceptanceTests(PromptTestCase):
             done = await anna.events.wait_for("run_complete", run_id="two")
             self.assertEqual((done["text"], done["cancelled"]), ("on and on", None))
 
-    async def test_017_agent_init_survives_request_end(self) -> None:
+    @scenario(17)
+    async def test_an_init_that_is_aborted_does_not_affect_a_later_prompt(self) -> None:
         """An init that is aborted right after it was sent does not spoil a later prompt."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -292,7 +307,8 @@ class AcceptanceTests(PromptTestCase):
 
 
 class CancelTests(PromptTestCase):
-    async def test_019_cancel_by_other_client(self) -> None:
+    @scenario(19)
+    async def test_a_cancel_by_another_client_is_no_error_for_either(self) -> None:
         """Another client's cancel shows as a canceled message to both, and as an error to none."""
         async with LocalDaemon() as daemon:
             anna, bert = await daemon.join(), await daemon.join()
@@ -308,7 +324,8 @@ class CancelTests(PromptTestCase):
             await anna.events.never("agent_event")
             await bert.events.never("agent_event", quiet=0)
 
-    async def test_020_cancel_immediately_after_202(self) -> None:
+    @scenario(20)
+    async def test_a_cancel_before_the_agent_is_ready_ends_the_run_as_canceled(self) -> None:
         """A cancel that finds the run parked before its agent is not lost when it is let in."""
         agent = ReadyAgent()
         async with LocalDaemon(agent) as daemon:
@@ -323,7 +340,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual(shape(await anna.messages(session)), PAIR)
             self.assertEqual(agent.runs, [])
 
-    async def test_021_idle_cancel_is_noop(self) -> None:
+    @scenario(21)
+    async def test_a_cancel_of_an_idle_session_does_not_affect_the_next_prompt(self) -> None:
         """A cancel with nothing to cancel is answered 200 and does not reach the next prompt."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -333,7 +351,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual((done["cancelled"], done["error"]), (None, None))
             await anna.events.never(is_assistant("canceled"))
 
-    async def test_022_cancel_between_slot_and_assistant(self) -> None:
+    @scenario(22)
+    async def test_a_cancel_before_the_first_word_leaves_one_pair_and_no_error(self) -> None:
         """A cancel inside the turn, before it said anything, leaves one canceled pair, no error."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -345,7 +364,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual(shape(await anna.messages(session)), PAIR)
             await anna.events.never(is_error)
 
-    async def test_023_cancel_active_and_accepted_followup(self) -> None:
+    @scenario(23)
+    async def test_one_cancel_ends_the_active_run_and_the_one_queued_behind_it(self) -> None:
         """One cancel ends the running prompt and the one behind it, whatever is released then."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -363,7 +383,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual(len(daemon.agent.runs), 1)
             await anna.events.never(is_assistant("end_turn"))
 
-    async def test_024_accepted_cancel_race_real_engine(self) -> None:
+    @scenario(24)
+    async def test_a_cancel_during_the_commit_of_a_prompt_ends_it_before_it_starts(self) -> None:
         """A cancel while the prompt's own row is being committed: one pair, and nothing waits."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -379,7 +400,8 @@ class CancelTests(PromptTestCase):
             self.assertFalse(await anna.busy(session))
             self.assertEqual(daemon.agent.runs, [])
 
-    async def test_025_cancel_on_entry_persists_pair(self) -> None:
+    @scenario(25)
+    async def test_a_prompt_canceled_before_its_turn_is_stored_and_the_next_one_runs(self) -> None:
         """A prompt canceled before its turn keeps its words, and nothing of the cancel is left."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -398,7 +420,8 @@ class CancelTests(PromptTestCase):
             listed = (await anna.call("GET", "/runs")).json
             self.assertEqual([run["outcome"] for run in listed], ["canceled", "completed"])
 
-    async def test_026_cancel_on_entry_emits_rc(self) -> None:
+    @scenario(26)
+    async def test_a_prompt_canceled_before_its_turn_has_exactly_one_run_complete(self) -> None:
         """Such a prompt ends with exactly one run_complete, which names the message it left."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -416,7 +439,8 @@ class CancelTests(PromptTestCase):
             await anna.events.never("agent_event")
             self.assert_ended_once(anna.events, "r")
 
-    async def test_028_one_cancel_covers_two_accepted(self) -> None:
+    @scenario(28)
+    async def test_one_cancel_ends_two_prompts_that_are_not_committed_yet(self) -> None:
         """Two prompts accepted and not yet promised, one cancel: two pairs, in order, no queue."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -439,7 +463,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual(queued.json, 0)
             self.assertEqual(daemon.agent.runs, [])
 
-    async def test_030_second_cancel_while_pending_idempotent(self) -> None:
+    @scenario(30)
+    async def test_a_second_cancel_changes_nothing_and_the_next_prompt_runs(self) -> None:
         """A second cancel of the same prompt lists it again and changes nothing."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -456,7 +481,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual(done["cancelled"], None)
             self.assert_ended_once(anna.events, "r", done["run_id"])
 
-    async def test_032_stale_watermark_cleared_by_normal_end(self) -> None:
+    @scenario(32)
+    async def test_a_cancel_does_not_reach_prompts_that_are_accepted_after_it(self) -> None:
         """A cancel leaves no mark: prompts after it, and after a normal end, are not touched."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -470,7 +496,8 @@ class CancelTests(PromptTestCase):
                 self.assertEqual(done["cancelled"], None)
             self.assertEqual(await self.outcome(anna, "r"), "canceled")
 
-    async def test_033_ticket_close_idempotent_nil_safe_counts(self) -> None:
+    @scenario(33)
+    async def test_the_count_of_waiting_prompts_is_exact(self) -> None:
         """Counts follow what is really there, one by one, and repeated endings take nothing off."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -492,7 +519,8 @@ class CancelTests(PromptTestCase):
             self.assertFalse(await anna.busy(session))
             self.assert_ended_once(anna.events, "r0", "r1", "r2")
 
-    async def test_034_active_and_accepted_both_branches(self) -> None:
+    @scenario(34)
+    async def test_one_cancel_ends_the_active_run_and_one_that_is_not_committed_yet(self) -> None:
         """One cancel reaches the active run and one whose row is not committed yet."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -513,7 +541,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual(shape(await anna.messages(session)), PAIR * 2)
             self.assertEqual(len(daemon.agent.runs), 1)
 
-    async def test_035_canceled_turn_persists_with_dead_context(self) -> None:
+    @scenario(35)
+    async def test_a_teardown_stores_the_canceled_pair_of_a_prompt_that_never_started(self) -> None:
         """A teardown ends a prompt that never started, and its pair is written all the same."""
         async with LocalDaemon() as daemon:
             anna = await daemon.create()
@@ -527,7 +556,8 @@ class CancelTests(PromptTestCase):
             for run_id in ("one", "two"):
                 self.assertEqual(await self.outcome(again, run_id), "canceled")
 
-    async def test_036_no_duplicate_user_message(self) -> None:
+    @scenario(36)
+    async def test_a_cancel_does_not_write_the_user_message_again(self) -> None:
         """A cancel after the user message was written adds the assistant's, not a second user's."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -540,7 +570,8 @@ class CancelTests(PromptTestCase):
             created = anna.events.all("message", action="created")
             self.assertEqual([event["role"] for event in created], ["user", "assistant"])
 
-    async def test_037_cancel_mid_text(self) -> None:
+    @scenario(37)
+    async def test_what_was_streamed_before_a_cancel_is_kept(self) -> None:
         """What was streamed before the cancel stays, in the message and in run_complete."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -553,7 +584,8 @@ class CancelTests(PromptTestCase):
             expected = [PAIR[0], ("assistant", "canceled", "hel")]
             self.assertEqual(shape(await anna.messages(session)), expected)
 
-    async def test_040_cancel_during_tool(self) -> None:
+    @scenario(40)
+    async def test_a_cancel_stops_the_running_tool_and_closes_its_call(self) -> None:
         """A running tool is stopped by the cancel and its call gets an error result."""
         stopped = asyncio.Event()
 
@@ -579,7 +611,8 @@ class CancelTests(PromptTestCase):
             self.assertIn("user cancelled", result["content"])
             self.assertFalse(await anna.busy(session))
 
-    async def test_042_cancel_while_permission_open(self) -> None:
+    @scenario(42)
+    async def test_a_cancel_closes_the_open_permission_and_later_grants_do_nothing(self) -> None:
         """A cancel closes the open dialog everywhere; a grant that comes later decides nothing."""
         allowed: list[bool] = []
 
@@ -600,7 +633,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual(allowed, [])
             self.assertEqual(shape(await anna.messages(session)), PAIR)
 
-    async def test_046_cancel_unknown_session(self) -> None:
+    @scenario(46)
+    async def test_a_cancel_of_an_unknown_session_is_200_of_a_workspace_404(self) -> None:
         """Canceling what does not exist is 200 for a session and 404 for a workspace."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -609,7 +643,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual((answer.status, answer.json["code"]), (404, "workspace_not_found"))
             await anna.events.never(lambda event: True)
 
-    async def test_047_cancel_isolated_per_session(self) -> None:
+    @scenario(47)
+    async def test_a_cancel_in_one_session_does_not_affect_another(self) -> None:
         """A cancel of one session leaves the turn of another alone."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -625,7 +660,8 @@ class CancelTests(PromptTestCase):
             done = await anna.events.wait_for("run_complete", run_id="two")
             self.assertEqual((done["text"], done["cancelled"]), ("untouched", None))
 
-    async def test_050_cancel_after_completion(self) -> None:
+    @scenario(50)
+    async def test_a_cancel_after_the_end_of_a_run_changes_nothing(self) -> None:
         """A cancel after the end changes neither that end nor the next prompt."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -637,7 +673,8 @@ class CancelTests(PromptTestCase):
             self.assertEqual((first["cancelled"], second["cancelled"]), (None, None))
             self.assert_ended_once(anna.events, first["run_id"], second["run_id"])
 
-    async def test_053_release_and_cancel_race_prefers_cancel(self) -> None:
+    @scenario(53)
+    async def test_a_run_that_finishes_while_it_is_canceled_has_been_canceled(self) -> None:
         """A run that is both released and canceled has been canceled, in either order."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -656,7 +693,8 @@ class CancelTests(PromptTestCase):
 
 
 class TeardownTests(PromptTestCase):
-    async def test_098_teardown_waits_for_runs(self) -> None:
+    @scenario(98)
+    async def test_a_teardown_waits_for_what_a_canceled_run_still_writes(self) -> None:
         """What a run writes while it is being stopped by a teardown still reaches the database."""
         stopping = asyncio.Event()
 
@@ -682,7 +720,8 @@ class TeardownTests(PromptTestCase):
             expected = [PAIR[0], ("assistant", "canceled", "cleaned up")]
             self.assertEqual(shape(await again.messages(session)), expected)
 
-    async def test_103_post_during_teardown_409_or_404(self) -> None:
+    @scenario(103)
+    async def test_a_prompt_sent_during_a_teardown_is_refused_or_ends_as_canceled(self) -> None:
         """Around a teardown a prompt is promised and ends, or is refused: nothing in between."""
         async with LocalDaemon() as daemon:
             anna = await daemon.create()
@@ -711,7 +750,8 @@ class TeardownTests(PromptTestCase):
             promised = statuses.count(202)
             self.assertEqual(shape(await again.messages(session)), PAIR * promised)
 
-    async def test_132_run_survives_poster_leaving(self) -> None:
+    @scenario(132)
+    async def test_a_run_outlives_its_poster_while_another_client_is_attached(self) -> None:
         """The poster retires while another client watches: the run goes on to its normal end."""
         async with LocalDaemon() as daemon:
             anna, bert = await daemon.join(), await daemon.join()
