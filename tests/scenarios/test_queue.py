@@ -9,6 +9,7 @@ from crushlite.settings import Settings
 from crushlite.store import messages as message_rows
 from crushlite.testing import LocalDaemon, Participant, ScriptedRun, Seen
 from tests.support.basics import BoundedTestCase
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -61,7 +62,8 @@ class FoldingTests(QueueTestCase):
     async def asyncSetUp(self) -> None:
         await self.start()
 
-    async def test_055_queue_count_and_list(self) -> None:
+    @scenario(55)
+    async def test_waiting_prompts_are_counted_and_listed_in_the_order_of_arrival(self) -> None:
         """While a session is busy its waiting prompts are counted and listed in post order."""
         await self.post("main", run_id="r1")
         run = await self.daemon.entered(1)
@@ -77,7 +79,8 @@ class FoldingTests(QueueTestCase):
         third.release()
         await self.complete("r3")
 
-    async def test_056_followup_folds_at_next_step(self) -> None:
+    @scenario(56)
+    async def test_a_prompt_sent_while_a_tool_runs_joins_the_turn_at_its_next_step(self) -> None:
         """A prompt typed during a tool loop reaches the agent at the next step of that turn."""
         await self.post("main", run_id="main")
         run = await self.daemon.entered(1)
@@ -106,7 +109,8 @@ class FoldingTests(QueueTestCase):
         )
         self.assertEqual(len(self.daemon.agent.runs), 1)
 
-    async def test_058_followup_without_more_steps_becomes_own_turn(self) -> None:
+    @scenario(58)
+    async def test_a_prompt_sent_during_the_last_step_gets_a_turn_of_its_own(self) -> None:
         """A steering prompt that the turn takes no further step for starts a turn of its own."""
         await self.post("main", run_id="main")
         run = await self.daemon.entered(1)
@@ -130,7 +134,8 @@ class FoldingTests(QueueTestCase):
             ],
         )
 
-    async def test_059_several_followups_fold_in_order(self) -> None:
+    @scenario(59)
+    async def test_several_prompts_join_a_turn_in_the_order_of_arrival(self) -> None:
         """Several steering prompts fold in the order they were posted, here, stored and ended."""
         await self.post("main", run_id="main")
         run = await self.daemon.entered(1)
@@ -144,7 +149,8 @@ class FoldingTests(QueueTestCase):
         self.assertEqual(users, ["main", "f1", "f2", "f3"])
         self.assertEqual(self.endings(), ["main", *riders])
 
-    async def test_060_runid_prompt_never_folds(self) -> None:
+    @scenario(60)
+    async def test_a_prompt_with_a_run_id_never_joins_another_turn(self) -> None:
         """A prompt with a run id waits for a turn of its own, though one behind it folds."""
         await self.post("main", run_id="main")
         run = await self.daemon.entered(1)
@@ -165,7 +171,8 @@ class FoldingTests(QueueTestCase):
         self.assertEqual((done["text"], done["folded_into"]), ("the second", None))
         self.assertEqual(self.endings(), ["main", rider, "own"])
 
-    async def test_063_every_dropped_prompt_reports(self) -> None:
+    @scenario(63)
+    async def test_each_prompt_that_a_cancel_takes_from_the_queue_has_one_ending(self) -> None:
         """Each prompt that a cancel takes from the queue leaves a canceled pair and one ending."""
         await self.post("main", run_id="main")
         await self.daemon.entered(1)
@@ -186,7 +193,8 @@ class FoldingTests(QueueTestCase):
             self.assertEqual(event["message_id"], answer["id"])
         await self.anna.events.never("agent_event")
 
-    async def test_065_cancel_clears_queue_with_rc(self) -> None:
+    @scenario(65)
+    async def test_a_cancel_empties_the_queue_and_ends_each_prompt_once(self) -> None:
         """A cancel empties the queue; each prompt in it, with or without id, ends exactly once."""
         await self.post("main", run_id="main")
         await self.daemon.entered(1)
@@ -200,7 +208,8 @@ class FoldingTests(QueueTestCase):
         self.assertEqual(self.endings(), ["main", nameless, "r"])
         self.assertEqual(len(self.daemon.agent.runs), 1)
 
-    async def test_068_both_turns_publish_rc(self) -> None:
+    @scenario(68)
+    async def test_a_turn_and_the_one_behind_it_each_complete_with_their_own_text(self) -> None:
         """A turn and the one queued behind it each end with their own text, the first at once."""
         await self.post("one", run_id="r1")
         run = await self.daemon.entered(1)
@@ -216,7 +225,8 @@ class FoldingTests(QueueTestCase):
         self.assertEqual([first["error"], last["error"]], [None, None])
         self.assertNotEqual(first["message_id"], last["message_id"])
 
-    async def test_074_completion_callback_not_carried_into_queue(self) -> None:
+    @scenario(74)
+    async def test_a_queued_prompt_outlives_the_connection_that_posted_it(self) -> None:
         """A queued prompt outlives the connection that posted it: its ending goes to everybody."""
         await self.post("main", run_id="main")
         run = await self.daemon.entered(1)
@@ -234,7 +244,8 @@ class FoldingTests(QueueTestCase):
         second.release()
         self.assertEqual((await self.complete("kept"))["text"], "kept")
 
-    async def test_077_same_runid_twice(self) -> None:
+    @scenario(77)
+    async def test_a_repeated_run_id_is_the_same_run_and_with_another_body_refused(self) -> None:
         """A repeated prompt is the same run, live or ended; its id with another body is refused."""
         await self.post("once", run_id="r")
         run = await self.daemon.entered(1)
@@ -287,7 +298,8 @@ class CancelCoverageTests(QueueTestCase):
         await self.post("main", run_id="main")
         await self.agent.inside.wait()
 
-    async def test_062_drain_respects_watermark(self) -> None:
+    @scenario(62)
+    async def test_a_cancel_ends_what_was_posted_before_it_and_nothing_later(self) -> None:
         """A cancel takes what was posted before it; what is posted while it unwinds survives."""
         before = [await self.post("a"), await self.post("b", run_id="b")]
         await self.anna.cancel(self.session)
@@ -310,7 +322,8 @@ class CancelCoverageTests(QueueTestCase):
             ],
         )
 
-    async def test_064_canceled_entry_not_folded(self) -> None:
+    @scenario(64)
+    async def test_a_canceled_prompt_does_not_join_the_turn_that_is_still_ending(self) -> None:
         """A canceled waiter is not folded by the turn that unwinds; its pair follows that turn."""
         await self.post("steer")
         await self.anna.cancel(self.session)
@@ -343,7 +356,8 @@ class FoldFailureTests(QueueTestCase):
     def store(self) -> Store:
         return self.daemon.backend.get(self.anna.workspace["id"]).store.store
 
-    async def test_076_fold_store_failure_not_lost(self) -> None:
+    @scenario(76)
+    async def test_a_prompt_that_cannot_be_stored_when_it_joins_a_turn_is_not_lost(self) -> None:
         """If a follow-up cannot be stored the turn fails, and its ending stores it after all."""
         inside, go, failed, mended = (asyncio.Event() for _ in range(4))
 
@@ -394,7 +408,8 @@ class TerminalEventTests(QueueTestCase):
         messages = await self.anna.messages(self.session)
         return [message for message in messages if message["role"] == "assistant"][-1]
 
-    async def test_079_rc_success_shape(self) -> None:
+    @scenario(79)
+    async def test_the_run_complete_of_a_success_holds_message_and_text_and_no_more(self) -> None:
         """The ending of a good turn holds its session, run, last message and text, and no more."""
         run = await self.begin()
         await run.say("the whole ")
@@ -412,7 +427,8 @@ class TerminalEventTests(QueueTestCase):
         )
         self.assertEqual(done.action, "updated")
 
-    async def test_080_rc_text_is_last_assistant(self) -> None:
+    @scenario(80)
+    async def test_after_several_steps_run_complete_holds_the_last_text_only(self) -> None:
         """After a tool loop the ending holds only the text of the last step."""
         run = await self.begin()
         await run.say("Let me look.")
@@ -423,7 +439,8 @@ class TerminalEventTests(QueueTestCase):
         self.assertEqual(done["text"], "It is a.txt.")
         self.assertEqual(done["message_id"], (await self.last_answer())["id"])
 
-    async def test_081_rc_cancel_shape(self) -> None:
+    @scenario(81)
+    async def test_the_run_complete_of_a_cancel_names_the_message_that_is_left(self) -> None:
         """A turn that is canceled while it streams ends as cancelled, with the text so far."""
         run = await self.begin()
         await run.say("half an ")
@@ -440,7 +457,8 @@ class TerminalEventTests(QueueTestCase):
             },
         )
 
-    async def test_085_error_event_has_run_id(self) -> None:
+    @scenario(85)
+    async def test_the_error_event_of_a_failed_run_names_its_session_and_run(self) -> None:
         """The error event of a failed turn names its session and its run, and precedes the end."""
         run = await self.begin()
         run.fail("status 400")
@@ -451,7 +469,8 @@ class TerminalEventTests(QueueTestCase):
         self.assertIn("status 400", done["error"])
         self.assertLess(self.anna.events.seen.index(event), self.anna.events.seen.index(done))
 
-    async def test_086_provider_error_persisted(self) -> None:
+    @scenario(86)
+    async def test_a_failed_run_keeps_its_partial_text_and_stores_the_error(self) -> None:
         """A failed turn keeps its partial text and ends in a finish with title and detail."""
         run = await self.begin()
         await run.say("so far")
@@ -463,7 +482,8 @@ class TerminalEventTests(QueueTestCase):
         self.assertEqual(finish["message"], "The agent failed")
         self.assertIn("status 500", finish["details"])
 
-    async def test_088_reauth_retry_single_rc(self) -> None:
+    @scenario(88)
+    async def test_an_attempt_that_is_repeated_ends_the_run_only_once(self) -> None:
         """An agent that erases a failed attempt and retries ends once, with the retry's text."""
         run = await self.begin()
         await run.say("half of the first att")
@@ -476,7 +496,8 @@ class TerminalEventTests(QueueTestCase):
         await self.anna.events.never("run_complete", run_id="none")
         self.assertEqual(self.endings(), ["r"])
 
-    async def test_091_orphan_tool_call_repaired(self) -> None:
+    @scenario(91)
+    async def test_a_call_without_a_result_gets_an_error_result_right_behind_it(self) -> None:
         """The next turn finds a result for every call: its own, or an error right behind it."""
         run = await self.begin("r1")
         done = await run.do(lambda turn: turn.tool_call("ls", "{}"))
@@ -495,7 +516,8 @@ class TerminalEventTests(QueueTestCase):
         run.release()
         await self.complete("r2")
 
-    async def test_096_content_filter_and_max_tokens(self) -> None:
+    @scenario(96)
+    async def test_an_answer_cut_by_limit_or_filter_is_a_success_with_that_reason(self) -> None:
         """A turn that the provider cut short ends with that reason, and is a success."""
         for reason in ("max_tokens", "content_filter"):
             run = await self.begin(reason)
@@ -523,7 +545,8 @@ class FailingStart:
 
 
 class NoSecondEndingTests(QueueTestCase):
-    async def test_082_pre_run_error_fallback_rc(self) -> None:
+    @scenario(82)
+    async def test_an_agent_that_fails_to_get_ready_ends_the_run_once_as_failed(self) -> None:
         """A failure before the agent's first word ends the run once, as an error, and only it."""
         await self.start(FailingStart())
         await self.post("go", run_id="r")
@@ -536,7 +559,8 @@ class NoSecondEndingTests(QueueTestCase):
         self.assertEqual((await self.complete("r2"))["text"], "ready now")
         self.assertEqual(self.endings(), ["r", "r2"])
 
-    async def test_083_no_fallback_when_published(self) -> None:
+    @scenario(83)
+    async def test_an_agent_that_fails_after_its_ending_causes_no_second_one(self) -> None:
         """An agent that fails after its run was reported ended causes no second ending."""
         inside, let_go, gone = (asyncio.Event() for _ in range(3))
 
