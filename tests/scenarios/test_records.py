@@ -11,6 +11,7 @@ from crushlite.protocol.messages import BinaryPart, FinishPart, Message, TextPar
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.cli import ScriptedCase
+from tests.support.scenarios import scenario
 
 PIXEL = base64.b64encode(b"\x89PNG not really").decode()
 
@@ -22,7 +23,8 @@ class MediaScenarios(BoundedTestCase):
         [chat] = chat_messages([message], images=True)
         return chat.text, [image.data for image in chat.images]
 
-    def test_255_bad_media_downgraded(self) -> None:
+    @scenario(255)
+    def test_a_broken_or_unknown_image_is_sent_as_text(self) -> None:
         """A provider refuses a request with a broken image, and every later one with it."""
         text, images = self.sent(BinaryPart("a.png", "image/png", PIXEL))
         self.assertEqual((text, images), ("look", [PIXEL]))
@@ -50,7 +52,8 @@ class ContinueScenarios(ScriptedCase):
         await self.ended(child, 1, "")
         self.assertIn("no session", child.errors)
 
-    async def test_253_continue_rules(self) -> None:
+    @scenario(253)
+    async def test_only_a_known_session_that_is_no_child_can_be_continued(self) -> None:
         anna = await self.daemon.join()
         await self.assert_refused("--continue")  # there is none
         await self.assert_refused("--session", "nope")
@@ -63,7 +66,8 @@ class ContinueScenarios(ScriptedCase):
         scripted.release()
         await self.ended(command, 0, "one \n")
 
-    async def test_254_last_ignores_children(self) -> None:
+    @scenario(254)
+    async def test_the_last_session_is_never_a_child(self) -> None:
         anna = await self.daemon.join()
         session = await anna.session("first")
         await self.session("used last, but a part of the first", session)
@@ -74,7 +78,8 @@ class ContinueScenarios(ScriptedCase):
 
 
 class ClientScenarios(BoundedTestCase):
-    async def test_230_client_action_mapping(self) -> None:
+    @scenario(230)
+    async def test_each_action_of_a_grant_decides_as_it_says(self) -> None:
         """Each of the three answers does what it says."""
         asked: list[bool] = []
 
