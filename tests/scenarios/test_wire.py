@@ -10,6 +10,7 @@ from crushlite.coder.build import coder
 from crushlite.testing import LocalDaemon
 from crushlite.version import __version__
 from tests.support.basics import BoundedTestCase
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,8 @@ class WireScenario(BoundedTestCase):
 class EnvironmentScenarios(WireScenario):
     agent = staticmethod(configured)
 
-    async def test_123_env_not_leaked(self) -> None:
+    @scenario(123)
+    async def test_the_environment_of_a_client_is_shown_to_no_other(self) -> None:
         """What one client's environment holds is shown to no other, wherever it looks."""
         lab: dict[str, Any] = {"base_url": "http://127.0.0.1:9/$LAB_KEY", "models": [{"id": "m"}]}
         lab |= {"api_key": "$LAB_KEY", "extra_headers": {"X-Key": "$LAB_KEY"}}
@@ -75,7 +77,8 @@ class EnvironmentScenarios(WireScenario):
 
 
 class VersionScenarios(WireScenario):
-    async def test_125_version_mismatch_warns(self) -> None:
+    @scenario(125)
+    async def test_a_client_of_another_version_is_warned_and_served(self) -> None:
         """A client of another version is told so in its own answer, and is served all the same."""
         for own in (
             {},
@@ -135,7 +138,8 @@ class ConfigurationScenarios(WireScenario):
         """Everything published so far has been read."""
         await who.events.wait_for("session", id=await who.session("a full stop"))
 
-    async def test_185_config_changed_fanout(self) -> None:
+    @scenario(185)
+    async def test_a_changed_configuration_is_announced_wherever_it_takes_effect(self) -> None:
         """Every client of the workspace is told of a change, and of other workspaces those whose
         configuration it changes; of what changed nothing, nobody."""
         wee = {"model": "wee", "provider": "lab"}
@@ -157,7 +161,8 @@ class ConfigurationScenarios(WireScenario):
         self.assertEqual(config["options"]["tui"], {"compact_mode": True})
         self.assertEqual(config["models"]["large"]["model"], "wee")
 
-    async def test_185_a_change_that_fails_is_told_to_nobody(self) -> None:
+    @scenario(185)
+    async def test_a_change_of_configuration_that_fails_is_announced_to_no_client(self) -> None:
         nothing = {"model": "nosuch", "provider": "lab"}
         for what, body in (
             ("set", b"{"),
