@@ -21,6 +21,7 @@ from crushlite.settings import Settings
 from crushlite.store import sessions
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
+from tests.support.scenarios import scenario
 from tests.support.turns import SCOPE, SESSION, Bench
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class CoalescingTests(Bench):
         with mock.patch.object(self.transcript, "_write"):
             return self.transcript.create(message)
 
-    async def test_194_five_deltas_two_events(self) -> None:
+    @scenario(194)
+    async def test_of_five_deltas_in_one_window_four_are_one_event(self) -> None:
         """Of five deltas within a window the first goes out at once, the others as one event."""
         live = self.begin()
         for piece in ("He", "l", "l", "o", "!"):
@@ -111,7 +113,8 @@ class CoalescingTests(Bench):
         self.assertEqual(first.tool_calls[0].input, "{")
         self.assertEqual(first.text, "")
 
-    async def test_200_delete_discards_buffer(self) -> None:
+    @scenario(200)
+    async def test_a_deleted_message_is_not_brought_back_by_its_buffer(self) -> None:
         """A deleted message is not brought back by what was still buffered for it."""
         live = self.begin()
         self.transcript.say(live, "a")
@@ -271,7 +274,8 @@ class StructureTests(Bench):
         self.hub.log.clear()
         return count
 
-    async def test_195_finish_flushes_at_once(self) -> None:
+    @scenario(195)
+    async def test_a_finish_is_published_and_written_at_once_with_all_text_before_it(self) -> None:
         """A finish is told and written on the spot, with all text before it."""
         live = self.begin()
         self.transcript.say(live, " and last")
@@ -298,7 +302,8 @@ class StructureTests(Bench):
         self.assertEqual(await self.transcript.messages(SESSION), [])
         self.assertEqual(self.clock.pending, 0)  # nothing is going to try again
 
-    async def test_196_tool_call_add_and_finish_flush(self) -> None:
+    @scenario(196)
+    async def test_a_new_tool_call_and_the_end_of_its_input_are_published_at_once(self) -> None:
         """A new tool call, and the end of its input, are told and written; its growth waits."""
         live = self.begin()
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"pa', finished=False))
@@ -317,7 +322,8 @@ class StructureTests(Bench):
         self.assertEqual(self.told(), 1)
         self.assertEqual([c.id for c in (await self.rows())[0].tool_calls], ["c", "d"])
 
-    async def test_197_reasoning_end_flushes(self) -> None:
+    @scenario(197)
+    async def test_the_end_of_reasoning_is_published_at_once(self) -> None:
         """Reasoning that grows waits for its window; the piece that ends it is told at once."""
         live = self.transcript.create(draft())
         self.transcript.think(live, "hm")
@@ -344,7 +350,8 @@ class StructureTests(Bench):
                 assert isinstance(part, ReasoningPart)
                 self.assertEqual(part.finished_at, int(self.clock.now()))
 
-    async def test_198_flush_and_flush_all_drain(self) -> None:
+    @scenario(198)
+    async def test_a_flush_publishes_and_writes_what_was_held_back_once(self) -> None:
         """A flush tells and writes what was held back, once: the next one finds nothing."""
         live, other = self.begin(), self.begin()
         self.transcript.say(live, " more")
@@ -366,7 +373,8 @@ class StructureTests(Bench):
         self.assertEqual(self.told(), 0)
         self.assertEqual(self.clock.pending, 0)
 
-    async def test_199_converges_with_uncoalesced(self) -> None:
+    @scenario(199)
+    async def test_rows_and_last_event_are_the_same_with_and_without_a_window(self) -> None:
         """The same calls end in the same rows, and the same last event, with and without window."""
         sync = Transcript(store=self.scoped, hub=self.hub, clock=self.clock, coalesce=0.0)
         ends = []
@@ -387,7 +395,8 @@ class StructureTests(Bench):
         self.assertEqual(first.parts, ends[0])
         self.assertEqual(first.text, "Hello!")
 
-    async def test_203_structural_updates_must_deliver(self) -> None:
+    @scenario(203)
+    async def test_changes_of_structure_are_facts_that_no_reader_skips(self) -> None:
         """Added and finished calls, ended reasoning and finishes are facts: none is skipped."""
         facts = []
         for change in ("added", "finished", "reasoning", "finish"):
@@ -434,7 +443,8 @@ class StructureTests(Bench):
 class SynchronousTests(Bench):
     coalesce = 0.0
 
-    async def test_201_zero_debounce_sync(self) -> None:
+    @scenario(201)
+    async def test_without_a_window_every_piece_is_an_event_and_a_row(self) -> None:
         """Without a window every piece is an event and a row of its own, and no timer is set."""
         live = self.transcript.create(draft())
         self.hub.log.clear()
@@ -448,7 +458,8 @@ class SynchronousTests(Bench):
 
 
 class OverHTTPTests(BoundedTestCase):
-    async def test_206_rest_read_sees_latest(self) -> None:
+    @scenario(206)
+    async def test_a_read_right_after_a_delta_holds_all_that_was_streamed(self) -> None:
         """A read right after a delta equals what the agent has streamed, window or not."""
         async with LocalDaemon(settings=Settings(coalesce=HOUR)) as daemon:
             anna = await daemon.join()
