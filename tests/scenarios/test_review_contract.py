@@ -179,14 +179,6 @@ class ReceiptTests(PromptTestCase):
             self.assertEqual(await self.outcome(anna, "two"), "canceled")
 
 
-class _Summarizing:
-    async def run(self, turn: Turn) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def summarize(self, turn: Turn) -> None:
-        await turn.say("short")
-
-
 class OneRunTests(PromptTestCase):
     async def test_one_run_can_be_canceled_without_those_behind_it(self) -> None:
         async with LocalDaemon() as daemon:
@@ -239,29 +231,3 @@ class DeletedTests(PromptTestCase):
             self.assertEqual((late.status, late.json["code"]), (404, "session_not_found"))
             (hosted,) = daemon.backend.everything()
             self.assertEqual(hosted.workspace.runs._runs._dropped, set())
-
-
-class WordsTests(PromptTestCase):
-    """Clients of the base protocol may look for its words; what to do comes after them."""
-
-    async def test_refusals_begin_with_the_words_of_the_base_protocol(self) -> None:
-        async with LocalDaemon(_Summarizing()) as daemon:
-            anna = await daemon.join()
-            session = await anna.session()
-            await anna.prompt(session, "hello", run_id="r")
-            busy = await anna.call("POST", f"/agent/sessions/{session}/summarize")
-            self.assertEqual(busy.status, 409)
-            self.assertIn("session is currently processing another request", busy.json["message"])
-            wrong = await anna.call("POST", "/sessions", {"title": 5})
-            self.assertEqual(wrong.status, 400)
-            self.assertTrue(wrong.json["message"].startswith("failed to decode request: "))
-            stays = await daemon.call("POST", "/v1/control", {"command": "shutdown_if_idle"})
-            self.assertEqual(stays.status, 409)
-            self.assertIn("server is hosting live workspaces", stays.json["message"])
-            other = daemon.root / "other"
-            other.mkdir()
-            (other / "crush.json").write_text("{")
-            body = {"path": str(other), "client_id": anna.id}
-            bad = await daemon.call("POST", "/v1/workspaces", body)
-            self.assertEqual((bad.status, bad.json["code"]), (400, "bad_config"))
-            self.assertTrue(bad.json["message"].startswith("failed to initialize config: "))
