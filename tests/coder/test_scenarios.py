@@ -1,5 +1,6 @@
 """The scenarios of prompts, cancels, queues and endings with the coder: real sockets on both sides,
-a real store, real commands, and a model server that the test plays."""
+a real store, real commands, and a model server that the test plays. Those that hold for every agent
+are inherited from tests/scenarios."""
 
 from __future__ import annotations
 
@@ -7,8 +8,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import socket
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,56 +15,25 @@ from crushlite.coder.tools.base import ToolOutcome
 from crushlite.coder.tools.registry import all_tools
 from crushlite.http.client import ClientError
 from crushlite.testing.model import End, Fail, Say, Use
+from tests.scenarios.test_cancel import CancelScenarios
+from tests.scenarios.test_endings import EndingScenarios
+from tests.scenarios.test_prompts import PromptScenarios
+from tests.scenarios.test_queue import QueueScenarios
+from tests.support.agents import assistant
 from tests.support.model import QUICK, CoderTestCase, EchoTool, GateTool, results
 from tests.support.prompts import until
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.store import Connection
-    from crushlite.testing import Seen
     from crushlite.testing.model import Step
-
-
-def assistant(event: Seen) -> bool:
-    return event.kind == "message" and event["role"] == "assistant"
 
 
 def bash(command: str) -> str:
     return json.dumps({"command": command, "description": "a test"})
 
 
-class AcceptanceTests(CoderTestCase):
-    @scenario(1)
-    async def test_a_prompt_is_accepted_at_once_while_its_run_goes_on(self) -> None:
-        """The 202 comes before the model has answered anything, and the turn goes on after it."""
-        await self.start()
-        run_id = await self.post("hello")
-        call = await self.model.call(1)
-        self.assertTrue(call.open)
-        self.assertEqual(self.anna.events.all("run_complete"), [])
-        await call.text("hi")
-        await call.finish()
-        self.assertEqual((await self.complete(run_id))["text"], "hi")
-
-    async def assert_refused(self, session: str, text: str) -> None:
-        answer = await self.anna.try_prompt(session, text)
-        self.assertEqual(answer.status, 400, answer.json)
-        await self.anna.events.never("run_complete")
-        self.assertEqual(await self.shape(), [])
-        self.assertEqual(self.model.calls, [])
-
-    @scenario(4)
-    async def test_an_empty_prompt_is_refused_and_leaves_nothing(self) -> None:
-        """An empty prompt is refused, stored nowhere and sent to no model."""
-        await self.start()
-        await self.assert_refused(self.session, "")
-
-    @scenario(5)
-    async def test_a_prompt_without_a_known_session_is_refused_and_leaves_nothing(self) -> None:
-        """A prompt without a session is refused, stored nowhere and sent to no model."""
-        await self.start()
-        await self.assert_refused("", "hello")
-
+class CoderPromptTests(PromptScenarios, CoderTestCase):
     @scenario(6)
     async def test_a_text_file_alone_is_a_prompt(self) -> None:
         """A text file without a text is a prompt, and the model gets its content."""
@@ -100,28 +68,6 @@ class AcceptanceTests(CoderTestCase):
         self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
         self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "still here"))
 
-    @scenario(13)
-    async def test_a_connection_reset_after_the_202_does_not_end_the_run(self) -> None:
-        """The client's connection is reset in the middle of the answer, and the run ends
-        normally."""
-        await self.start(tcp=True)
-        port = self.daemon.port
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = json.dumps({"session_id": self.session, "prompt": "hello", "run_id": "r"})
-        head = f"POST {self.anna.base}/agent HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        self.assertIn(b" 202 ", await reader.readline())
-        call = await self.model.call(1)
-        await call.text("still ")
-        # With a linger of zero, the kernel sends a reset instead of a FIN.
-        raw = writer.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-        await call.text("here")
-        await call.finish()
-        done = await self.complete("r")
-        self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
-
     @scenario(15)
     async def test_prompts_sent_at_once_run_one_at_a_time_and_are_all_stored(self) -> None:
         """Of eight prompts sent at once to an idle session, never two are with the model at a time,
@@ -154,91 +100,8 @@ class AcceptanceTests(CoderTestCase):
         last = [text for role, text in self.asked(number) if role == "user"]
         self.assertEqual(sorted(last), texts)
 
-    @scenario(16)
-    async def test_two_sessions_run_at_the_same_time_and_end_independently(self) -> None:
-        """Two sessions stream at the same time, and the end of one does not affect the other."""
-        await self.start()
-        other = await self.anna.session()
-        first = await self.post("one")
-        call_one = await self.model.call(1)
-        second = await self.post("two", other)
-        call_two = await self.model.call(2)
-        self.assertEqual(self.model.concurrent, 2)
-        await call_two.text("second ")
-        await call_one.text("first")
-        await call_one.finish()
-        self.assertEqual((await self.complete(first))["text"], "first")
-        self.assertTrue(call_two.open)
-        self.assertTrue(await self.anna.busy(other))
-        await call_two.text("answer")
-        await call_two.finish()
-        self.assertEqual((await self.complete(second))["text"], "second answer")
 
-    @scenario(17)
-    async def test_an_init_that_is_aborted_does_not_affect_a_later_prompt(self) -> None:
-        """An init whose connection is aborted does not affect a later prompt."""
-        await self.start()
-        _, writer = await asyncio.open_unix_connection(str(self.daemon.socket))
-        head = f"POST {self.anna.base}/agent/init HTTP/1.1\r\nHost: localhost\r\n"
-        writer.write(f"{head}Content-Length: 0\r\n\r\n".encode())
-        writer.transport.abort()
-        done = await self.exchange("hello", "hi")
-        self.assertEqual((done["text"], done["error"], done["cancelled"]), ("hi", None, None))
-
-
-class CancelTests(CoderTestCase):
-    @scenario(19)
-    async def test_a_cancel_by_another_client_is_no_error_for_either(self) -> None:
-        """Another client's cancel ends the request to the model; both see a canceled message, and
-        neither an error."""
-        await self.start()
-        bert = await self.join()
-        run_id = await self.post("hello")
-        call = await self.model.call(1)
-        await call.text("wor")
-        self.assertEqual(await bert.cancel(self.session), [{"run_id": run_id, "was": "active"}])
-        await call.gone()
-        for client in (self.anna, bert):
-            seen = await client.events.wait_for(assistant, finish="canceled")
-            self.assertEqual(seen["session_id"], self.session)
-            await client.events.wait_for("run_complete", cancelled=True)
-        await self.anna.events.never("agent_event")
-        await bert.events.never("agent_event", quiet=0)
-
-    @scenario(21)
-    async def test_a_cancel_of_an_idle_session_does_not_affect_the_next_prompt(self) -> None:
-        """A cancel of an idle session does not affect the next prompt."""
-        await self.start()
-        self.assertEqual(await self.anna.cancel(self.session), [])
-        done = await self.exchange("hello", "hi")
-        self.assertEqual((done["text"], done["cancelled"]), ("hi", None))
-        self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "hi"))
-
-    @scenario(23)
-    async def test_one_cancel_ends_the_active_run_and_the_one_queued_behind_it(self) -> None:
-        """One cancel ends the running turn and the prompt behind it, which is never sent to a
-        model."""
-        await self.start()
-        await self.post("first", run_id="r1")
-        call = await self.model.call(1)
-        await self.post("second", run_id="r2")
-        receipt = await self.anna.cancel(self.session, wait=20)
-        self.assertEqual([entry["run_id"] for entry in receipt], ["r1", "r2"])
-        await call.text("too late")
-        await call.finish()
-        for run_id in ("r1", "r2"):
-            self.assertTrue((await self.complete(run_id))["cancelled"])
-        self.assertEqual(
-            await self.shape(),
-            [
-                ("user", "stop", "first"),
-                ("assistant", "canceled", ""),
-                ("user", "stop", "second"),
-                ("assistant", "canceled", ""),
-            ],
-        )
-        self.assertEqual(len(self.model.calls), 1)
-
+class CoderCancelTests(CancelScenarios, CoderTestCase):
     @scenario(30)
     async def test_a_second_cancel_changes_nothing_and_the_next_prompt_runs(self) -> None:
         """Two cancels of one prompt leave one canceled pair, and the next prompt runs."""
@@ -260,32 +123,6 @@ class CancelTests(CoderTestCase):
         )
         # The canceled answer is empty, which providers refuse: only the prompts are sent.
         self.assertEqual(self.asked(2), [("user", "first"), ("user", "second")])
-
-    @scenario(36)
-    async def test_a_cancel_does_not_write_the_user_message_again(self) -> None:
-        """A cancel after the user message was written does not write it again."""
-        await self.start()
-        run_id = await self.post("hello")
-        await self.model.call(1)
-        self.assertEqual(await self.shape(), [("user", "stop", "hello")])
-        await self.anna.cancel(self.session)
-        await self.complete(run_id)
-        self.assertEqual(
-            await self.shape(), [("user", "stop", "hello"), ("assistant", "canceled", "")]
-        )
-
-    @scenario(37)
-    async def test_what_was_streamed_before_a_cancel_is_kept(self) -> None:
-        """What was streamed before the cancel stays, in the message and in the run_complete."""
-        await self.start()
-        run_id = await self.post("hello")
-        call = await self.model.call(1)
-        await call.text("hel")
-        await self.anna.events.wait_for(assistant, text="hel")
-        await self.anna.cancel(self.session)
-        done = await self.complete(run_id)
-        self.assertEqual((done["cancelled"], done["text"]), (True, "hel"))
-        self.assertEqual((await self.shape())[-1], ("assistant", "canceled", "hel"))
 
     @scenario(40)
     async def test_a_cancel_stops_the_running_tool_and_closes_its_call(self) -> None:
@@ -331,241 +168,20 @@ class CancelTests(CoderTestCase):
         await self.exchange("and now?", "nothing")
         self.assertFalse((self.project / "touched").exists())
 
-    @scenario(47)
-    async def test_a_cancel_in_one_session_does_not_affect_another(self) -> None:
-        """A cancel in one session does not affect the answer that streams in another."""
-        await self.start()
-        other = await self.anna.session()
-        first = await self.post("one")
-        call_one = await self.model.call(1)
-        second = await self.post("two", other)
-        call_two = await self.model.call(2)
-        await self.anna.cancel(self.session)
-        await call_one.gone()
-        self.assertTrue((await self.complete(first))["cancelled"])
-        await call_two.text("unharmed")
-        await call_two.finish()
-        done = await self.complete(second)
-        self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
-        self.assertEqual((await self.shape(other))[-1], ("assistant", "end_turn", "unharmed"))
 
-    @scenario(50)
-    async def test_a_cancel_after_the_end_of_a_run_changes_nothing(self) -> None:
-        """A cancel after the end of a run changes nothing, and the next prompt runs."""
-        await self.start()
-        await self.exchange("one", "first")
-        self.assertEqual(await self.anna.cancel(self.session), [])
-        self.assertEqual((await self.exchange("two", "second"))["text"], "second")
-        self.assertEqual(self.asked(2), [("user", "one"), ("assistant", "first"), ("user", "two")])
+class CoderQueueTests(QueueScenarios, CoderTestCase):
+    pass
 
 
-class QueueTests(CoderTestCase):
-    async def at_the_gate(self) -> GateTool:
-        """Start a turn with the prompt `main`, whose model has called a tool that is still
-        running."""
-        gate = GateTool()
-        await self.start(tools=[gate])
-        await self.post("main", run_id="main")
-        call = await self.model.call(1)
-        await call.text("wait ")
-        await call.tool_call("c1", "gate", "{}")
-        await call.finish()
-        await gate.inside.acquire()
-        return gate
-
-    async def answer(self, number: int, text: str) -> None:
-        call = await self.model.call(number)
-        await call.text(text)
-        await call.finish()
-
-    @scenario(55)
-    async def test_waiting_prompts_are_counted_and_listed_in_the_order_of_arrival(self) -> None:
-        """Prompts that wait behind a turn are counted, and listed in the order of arrival."""
-        await self.start()
-        await self.post("main", run_id="r1")
-        await self.model.call(1)
-        await self.post("second", run_id="r2")
-        await self.post("third", run_id="r3")
-        self.assertEqual(await self.queue("queued"), 2)
-        self.assertEqual(await self.queue("list"), ["second", "third"])
-        await self.answer(1, "one")
-        await self.model.call(2)
-        self.assertEqual(await self.queue("list"), ["third"])
-        await self.answer(2, "two")
-        await self.answer(3, "three")
-        texts = [(await self.complete(run_id))["text"] for run_id in ("r1", "r2", "r3")]
-        self.assertEqual(texts, ["one", "two", "three"])
-        self.assertEqual(await self.queue("queued"), 0)
-
-    @scenario(56)
-    async def test_a_prompt_sent_while_a_tool_runs_joins_the_turn_at_its_next_step(self) -> None:
-        """A prompt that is sent while a tool runs is in the next request, after the tool's
-        result."""
-        gate = await self.at_the_gate()
-        rider = await self.post("also this")
-        gate.gate.set()
-        await self.answer(2, "both done")
-        first, second = await self.complete("main"), await self.complete(rider)
-        call = "wait gate({})"
-        self.assertEqual(
-            self.asked(2),
-            [
-                ("user", "main"),
-                ("assistant", call),
-                ("tool", "the gate is open"),
-                ("user", "also this"),
-            ],
-        )
-        self.assertEqual(
-            await self.shape(),
-            [
-                ("user", "stop", "main"),
-                ("assistant", "tool_use", "wait "),
-                ("tool", "stop", ""),
-                ("user", "stop", "also this"),
-                ("assistant", "end_turn", "both done"),
-            ],
-        )
-        self.assertEqual((second["folded_into"], second["text"]), ("main", first["text"]))
-        self.assertEqual(len(self.model.calls), 2)
-
-    @scenario(58)
-    async def test_a_prompt_sent_during_the_last_step_gets_a_turn_of_its_own(self) -> None:
-        """A prompt that is sent during the last step of a turn gets a turn of its own."""
-        await self.start()
-        main = await self.post("main")
-        call = await self.model.call(1)
-        later = await self.post("and then?")
-        await call.text("plain")
-        await call.finish()
-        await self.answer(2, "more")
-        self.assertEqual((await self.complete(main))["text"], "plain")
-        done = await self.complete(later)
-        self.assertEqual((done["text"], done["folded_into"]), ("more", None))
-        self.assertEqual(
-            self.asked(2), [("user", "main"), ("assistant", "plain"), ("user", "and then?")]
-        )
-
-    @scenario(59)
-    async def test_several_prompts_join_a_turn_in_the_order_of_arrival(self) -> None:
-        """Three prompts sent during one tool call reach the model and the store in their order."""
-        gate = await self.at_the_gate()
-        riders = [await self.post(text) for text in ("f1", "f2", "f3")]
-        gate.gate.set()
-        await self.answer(2, "all done")
-        for run_id in ("main", *riders):
-            self.assertEqual((await self.complete(run_id))["text"], "all done")
-        self.assertEqual(self.asked(2)[-3:], [("user", "f1"), ("user", "f2"), ("user", "f3")])
-        users = [text for role, _, text in await self.shape() if role == "user"]
-        self.assertEqual(users, ["main", "f1", "f2", "f3"])
-
-    @scenario(60)
-    async def test_a_prompt_with_a_run_id_never_joins_another_turn(self) -> None:
-        """A prompt with a run_id is not folded into the running turn and gets its own answer."""
-        gate = await self.at_the_gate()
-        await self.post("mine", run_id="mine")
-        gate.gate.set()
-        await self.answer(2, "main is done")
-        await self.answer(3, "and so is mine")
-        self.assertNotIn(("user", "mine"), self.asked(2))
-        self.assertEqual(self.asked(3)[-1], ("user", "mine"))
-        self.assertEqual((await self.complete("main"))["text"], "main is done")
-        self.assertEqual((await self.complete("mine"))["text"], "and so is mine")
-
-    @scenario(65)
-    async def test_a_cancel_empties_the_queue_and_ends_each_prompt_once(self) -> None:
-        """A cancel ends each waiting prompt once, with or without a run_id, and empties the
-        queue."""
-        await self.start()
-        await self.post("main", run_id="main")
-        await self.model.call(1)
-        unnamed = await self.post("no id")
-        await self.post("with id", run_id="r")
-        self.assertEqual(await self.queue("queued"), 2)
-        await self.anna.cancel(self.session, wait=20)
-        for run_id in ("main", unnamed, "r"):
-            self.assertTrue((await self.complete(run_id))["cancelled"])
-        await self.anna.events.never(lambda event: assistant(event) and event.finish == "end_turn")
-        self.assertEqual(len(self.anna.events.all("run_complete")), 3)
-        self.assertEqual(await self.queue("queued"), 0)
-        self.assertEqual(len(self.model.calls), 1)
-
-    @scenario(68)
-    async def test_a_turn_and_the_one_behind_it_each_complete_with_their_own_text(self) -> None:
-        """A turn and the one queued behind it both complete, with a message each."""
-        await self.start()
-        await self.post("first", run_id="r1")
-        await self.model.call(1)
-        await self.post("second", run_id="r2")
-        await self.answer(1, "one")
-        await self.answer(2, "two")
-        endings = [await self.complete("r1"), await self.complete("r2")]
-        self.assertEqual([(e["text"], e["error"]) for e in endings], [("one", None), ("two", None)])
-        messages = [m for m in await self.anna.messages(self.session) if m["role"] == "assistant"]
-        self.assertEqual([m["id"] for m in messages], [e["message_id"] for e in endings])
-
-    @scenario(77)
-    async def test_a_repeated_run_id_is_the_same_run_and_with_another_body_refused(self) -> None:
-        """A repeated prompt is the same run, during it and after its end; another text with its
-        run_id is refused."""
-        await self.start()
-        await self.post("hello", run_id="r")
-        await self.model.call(1)
-        await self.post("hello", run_id="r")
-        other = await self.anna.try_prompt(self.session, "something else", run_id="r")
-        self.assertEqual(other.status, 409)
-        await self.answer(1, "hi")
-        await self.complete("r")
-        again = await self.anna.prompt(self.session, "hello", run_id="r")
-        self.assertEqual(again.json["state"], "ended")
-        await self.anna.events.never("agent_event", type="error")
-        await self.complete("r")
-        self.assertEqual(len(self.model.calls), 1)
-        self.assertEqual(
-            await self.shape(), [("user", "stop", "hello"), ("assistant", "end_turn", "hi")]
-        )
-
-
-class EndingTests(CoderTestCase):
-    @scenario(79)
-    async def test_the_run_complete_of_a_success_holds_message_and_text_and_no_more(self) -> None:
-        """The run_complete of a success names session, run and last message, holds the text of
-        that, and neither an error nor a cancel."""
-        await self.start()
-        done = await self.exchange("hello", "hi")
-        run_id = (await self.anna.call("GET", "/runs")).json[0]["run_id"]
-        *_, last = await self.anna.messages(self.session)
-        self.assertEqual(
-            done.payload,
-            {
-                "session_id": self.session,
-                "run_id": run_id,
-                "message_id": last["id"],
-                "text": "hi",
-            },
-        )
-        (event,) = self.anna.events.all("agent_event")
-        self.assertEqual((event["type"], event["session_id"]), ("agent_finished", self.session))
-
-    @scenario(80)
-    async def test_after_several_steps_run_complete_holds_the_last_text_only(self) -> None:
-        """After several steps the run_complete holds the text of the last message only."""
-        await self.start(tools=[EchoTool()])
-        run_id = await self.post("go")
-        call = await self.model.call(1)
-        await call.text("let me see")
-        await call.tool_call("c1", "echo", "{}")
-        await call.finish()
-        call = await self.model.call(2)
-        await call.text("seen")
-        await call.finish()
-        done = await self.complete(run_id)
-        *_, last = await self.anna.messages(self.session)
-        self.assertEqual((done["text"], done["message_id"]), ("seen", last["id"]))
+class CoderEndingTests(EndingScenarios, CoderTestCase):
+    @scenario(85)
+    async def test_the_error_event_of_a_failed_run_names_its_session_and_run(self) -> None:
+        await super().test_the_error_event_of_a_failed_run_names_its_session_and_run()
+        self.assertEqual(self.naps.slept, [])
 
     @scenario(81)
-    async def test_the_run_complete_of_a_cancel_names_the_message_that_is_left(self) -> None:
-        """The run_complete of a cancel says so, and names the message that it left."""
+    async def test_reasoning_that_a_cancel_interrupts_is_kept_and_ended(self) -> None:
+        """The run_complete says that the run was canceled, and names the message."""
         await self.start()
         run_id = await self.post("hello")
         await (await self.model.call(1)).think("hmm")
@@ -578,32 +194,6 @@ class EndingTests(CoderTestCase):
         self.assertEqual(finish["data"]["reason"], "canceled")
         self.assertEqual(reasoning["data"]["thinking"], "hmm")
         self.assertGreater(reasoning["data"]["finished_at"], 0)
-
-    async def failed(self, run_id: str) -> Seen:
-        """The last message of a failed run, after checking that its run_complete, its record and
-        its message agree."""
-        done = await self.complete(run_id)
-        (event,) = self.anna.events.all("agent_event", type="error")
-        self.assertEqual((event["session_id"], event["run_id"]), (self.session, run_id))
-        self.assertEqual(event["error"], done["error"])
-        info = (await self.anna.call("GET", f"/runs/{run_id}")).json
-        self.assertEqual((info["outcome"], info["error"]), ("failed", done["error"]))
-        *_, last = await self.anna.messages(self.session)
-        self.assertEqual((last.finish, last["id"]), ("error", done["message_id"]))
-        details = last["parts"][-1]["data"]
-        self.assertEqual(details["details"], done["error"])
-        self.assertTrue(details["message"])
-        return last
-
-    @scenario(85)
-    async def test_the_error_event_of_a_failed_run_names_its_session_and_run(self) -> None:
-        """The error event of a refused request names session and run and quotes the provider."""
-        await self.start()
-        await self.post("hello", run_id="r")
-        (await self.model.call(1)).error(400, "context_length_exceeded: too many words")
-        last = await self.failed("r")
-        self.assertIn("too many words", last["parts"][-1]["data"]["details"])
-        self.assertEqual((len(self.model.calls), self.naps.slept), (1, []))
 
     @scenario(86)
     async def test_a_failed_run_keeps_its_partial_text_and_stores_the_error(self) -> None:
@@ -715,21 +305,6 @@ class EndingTests(CoderTestCase):
         self.assertEqual([message["tool_call_id"] for message in sent[2:4]], ["c1", "c2"])
         self.assertIn("interrupted", sent[2]["content"])
         self.assertEqual(sent[3]["content"], "echo two")
-
-    @scenario(96)
-    async def test_an_answer_cut_by_limit_or_filter_is_a_success_with_that_reason(self) -> None:
-        """An answer that the provider's filter or limit cut has that finish reason, and is no
-        error."""
-        await self.start()
-        for reason, finish in (("length", "max_tokens"), ("content_filter", "content_filter")):
-            with self.subTest(reason):
-                run_id = await self.post("hello")
-                call = await self.model.call(len(self.model.calls) + 1)
-                await call.text("cut")
-                await call.finish(reason)
-                done = await self.complete(run_id)
-                self.assertEqual((done["text"], done["error"]), ("cut", None))
-                self.assertEqual((await self.shape())[-1], ("assistant", finish, "cut"))
 
     @scenario(98)
     async def test_a_teardown_waits_for_what_a_canceled_run_still_writes(self) -> None:

@@ -506,11 +506,6 @@ class CancelTests(RunnerTestCase):
             self.assertTrue(done["cancelled"])
         self.assertEqual(await self.anna.cancel(self.session), [])
 
-    async def test_cancel_of_nothing_is_an_empty_receipt(self) -> None:
-        for session in (self.session, "nowhere"):
-            for wait in (None, 20.0):
-                self.assertEqual(await self.anna.cancel(session, wait=wait), [])
-
 
 class UnwindingTests(RunnerTestCase):
     async def asyncSetUp(self) -> None:

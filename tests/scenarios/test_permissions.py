@@ -16,6 +16,7 @@ from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Choice, Question, QuestionResponse
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
+from tests.support.prompts import PAIR, shape
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
@@ -370,12 +371,24 @@ class PermissionRouteTests(Scenario):
         self.assertEqual(base.json, {"resolved": False, "by": self.anna.id})
 
     async def test_an_answer_without_a_name_wins_without_one(self) -> None:
-        self.ask()
+        """`by` is always there, and empty if the winner gave no client id, or if there is none."""
+        verdict = self.ask()
         ident = (await self.shown())["id"]
         answer = await self.anna.call("POST", f"/permissions/{ident}", {"action": "allow"})
         self.assertEqual(answer.json, {"resolved": True, "by": ""})
+        self.assertTrue(await soon(verdict))
         late = await self.resolve(ident, self.ben, action="allow")
         self.assertEqual(late.json, {"resolved": False, "by": ""})
+        verdict = self.ask("c2")
+        request = await self.shown("c2")
+        body = {"permission": request, "action": "allow"}
+        answer = await self.anna.call("POST", "/permissions/grant", body)
+        self.assertEqual(answer.json, {"resolved": True, "by": ""})
+        self.assertTrue(await soon(verdict))
+        late = await self.anna.call("POST", f"/permissions/{request['id']}", {"action": "deny"})
+        self.assertEqual(late.json, {"resolved": False, "by": ""})
+        none = await self.anna.call("POST", "/questions/cancel")
+        self.assertEqual(none.json, {"resolved": False, "by": ""})
 
     async def test_an_unknown_id_is_404_and_an_unknown_action_400(self) -> None:
         self.ask()
@@ -487,6 +500,50 @@ class PermissionRouteTests(Scenario):
         self.assertEqual(await self.listed(), [])
 
 
+class ApprovalTests(unittest.IsolatedAsyncioTestCase):
+    async def test_a_prompt_may_approve_all_that_its_own_run_asks_for(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            sessions = [await anna.session(), await anna.session()]
+            await anna.prompt(sessions[0], "go", run_id="free", auto_approve=True)
+            free = await daemon.entered(1)
+            await anna.prompt(sessions[1], "go", run_id="bound")
+            bound = await daemon.entered(2)
+            verdict = await free.do(lambda turn: turn.permission("bash", "execute"))
+            self.assertTrue(verdict)
+            asking = bound.begin(lambda turn: turn.permission("bash", "execute"))
+            await anna.events.wait_for("permission_request", session_id=sessions[1])
+            (open_,) = (await anna.call("GET", "/permissions")).json
+            answer = await anna.call("POST", f"/permissions/{open_['id']}", {"action": "deny"})
+            self.assertTrue(answer.json["resolved"])
+            async with asyncio.timeout(LIMIT):
+                self.assertFalse(await asking)
+            for run in (free, bound):
+                run.release()
+
+    async def test_an_approved_turn_neither_joins_nor_is_joined(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            ben = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "asks", run_id="asks")
+            asks = await daemon.entered(1)
+            await anna.prompt(session, "free", auto_approve=True)
+            await ben.prompt(session, "steers")
+            self.assertEqual(len(await asks.do(lambda turn: turn.followups())), 1, "only Ben's")
+            asks.release()
+            free = await daemon.entered(2)
+            await ben.prompt(session, "steers again")
+            self.assertEqual(await free.do(lambda turn: turn.followups()), [])
+            free.release()
+            self.assertEqual((await daemon.entered(3)).prompt, "steers again")
+            wrong = await anna.try_prompt(session, "x", auto_approve=True, when_busy="steer")
+            self.assertEqual(wrong.status, 400)
+            self.assertIn("turn of its own", wrong.json["message"])
+            other = await anna.try_prompt(session, "asks", run_id="asks", auto_approve=True)
+            self.assertEqual((other.status, other.json["code"]), (409, "run_id_reused"))
+
+
 class EndingTests(Scenario):
     """A dialog never outlives its run."""
 
@@ -498,13 +555,16 @@ class EndingTests(Scenario):
         await self.quiet()
         self.assertEqual(notes(self.ben).count("denied c1"), 1)
 
-    async def test_a_canceled_run_closes_its_dialog_everywhere(self) -> None:
+    @scenario(42)
+    async def test_a_cancel_closes_the_open_permission_and_later_grants_do_nothing(self) -> None:
         verdict = self.ask()
         request = await self.shown()
         await self.ben.cancel(self.session, wait=10)
         await self.closed_dialog(request)
         self.assertTrue(verdict.cancelled())
         self.assertTrue(self.run_.canceled)
+        self.assertFalse(await self.anna.grant(request))
+        self.assertEqual(shape(await self.anna.messages(self.session)), PAIR)
         kinds = [e.kind for e in self.ben.events.seen if e.kind != "session"]
         self.assertLess(kinds.index("permission_request"), kinds.index("run_complete"))
         last = max(i for i, kind in enumerate(kinds) if kind == "permission_notification")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from crushlite.claims import Graces
+from tests.support.prompts import is_assistant
 from tests.support.scenarios import scenario
 from tests.support.workspaces import (
     PATIENCE,
@@ -473,19 +474,24 @@ class ClaimScenarios(WorkspaceTestCase):
         await other.session("still here")
         await other.events.wait_for("session", title="still here")
 
-    @scenario(155)
+    @scenario(132, 155)
     async def test_a_client_that_retires_does_not_end_its_turn_for_the_others(self) -> None:
-        """The poster retires while another client is there: its turn goes on to its end."""
-        anna, ben = await self.daemon.join(), await self.daemon.join()
-        session = await anna.session()
-        await anna.prompt(session)
-        run = await self.daemon.entered()
-        await anna.retire()
-        await run.say("unharmed")
-        run.release()
-        done = await ben.events.wait_for("run_complete")
-        self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
-        self.assertFalse(run.canceled)
+        """The poster retires, with its stream closed or open, while another client is there: its
+        turn goes on to its end."""
+        for number, closes in enumerate((True, False), 1):
+            anna, ben = await self.daemon.join(), await self.daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, run_id=f"r{number}")
+            run = await self.daemon.entered(number)
+            if closes:
+                await anna.events.close()
+            self.assertEqual(await anna.retire(), 200)
+            await run.say("unharmed")
+            run.release()
+            await ben.events.wait_for(is_assistant("end_turn"))
+            done = await ben.events.wait_for("run_complete", run_id=f"r{number}")
+            self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
+            self.assertFalse(run.canceled)
 
     @scenario(156)
     async def test_a_client_that_never_reads_is_attached_and_can_be_retired(self) -> None:

@@ -70,7 +70,7 @@ class AgentTestCase(BoundedTestCase):
         return await self.daemon.join(path, **create)
 
     async def turn(self, number: int) -> PlayedTurn:
-        """Wait until the agent has been asked for the answer with this number, from 1."""
+        """Wait until the turn with this number, from 1, is inside the agent."""
         raise NotImplementedError
 
     async def start_at_a_tool(self) -> None:
@@ -131,8 +131,10 @@ class AgentTestCase(BoundedTestCase):
         return [message for message in messages if message["role"] == "assistant"][-1]
 
     async def queue(self, what: str) -> Any:
-        """The session's waiting prompts: how many (`queued`) or their texts (`list`)."""
-        answer = await self.anna.call("GET", f"/agent/sessions/{self.session}/prompts/{what}")
+        """The session's waiting prompts: how many (`queued`), their texts (`list`), or all of them
+        in full (empty)."""
+        path = f"/agent/sessions/{self.session}/prompts/{what}"
+        answer = await self.anna.call("GET", path.rstrip("/"))
         self.assertEqual(answer.status, 200)
         return answer.json
 

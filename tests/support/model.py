@@ -223,6 +223,8 @@ class CoderTurn:
 class CoderTestCase(CoderDaemonTestCase, AgentTestCase):
     """The coder is made by the test, with `start`; `self.anna` is its client, with one session."""
 
+    further_steps = 0  # requests to the model beyond the first of each turn
+
     async def start(
         self,
         *,
@@ -258,7 +260,7 @@ class CoderTestCase(CoderDaemonTestCase, AgentTestCase):
         self.session = await self.anna.session()
 
     async def turn(self, number: int) -> CoderTurn:
-        return CoderTurn(await self.model.call(number))
+        return CoderTurn(await self.model.call(number + self.further_steps))
 
     async def start_at_a_tool(self) -> None:
         self.gate = GateTool()
@@ -272,7 +274,8 @@ class CoderTestCase(CoderDaemonTestCase, AgentTestCase):
 
     async def next_step(self) -> CoderTurn:
         self.gate.gate.set()
-        return await self.turn(2)
+        self.further_steps = 1
+        return await self.turn(1)
 
     def assert_asked(self, *, turns: int, steps: int | None = None) -> None:
         self.assertEqual(len(self.model.calls), turns if steps is None else steps)

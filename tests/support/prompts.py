@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from crushlite.store import Executor
     from crushlite.testing import EventReader, Participant, Seen
 
-__all__ = ["PATIENCE", "Gate", "PromptTestCase", "gated", "reach", "shape", "stubborn", "until"]
+__all__ = [
+    "PAIR",
+    "PATIENCE",
+    "Gate",
+    "PromptTestCase",
+    "gated",
+    "is_assistant",
+    "pair",
+    "reach",
+    "shape",
+    "stubborn",
+    "until",
+]
 
 PATIENCE = 60.0  # seconds: only a hang reaches it
 
@@ -102,6 +114,23 @@ async def gated(
             gate.open()
 
 
+def is_assistant(finish: str) -> Callable[[Seen], bool]:
+    """Matches events of a message of the assistant that has this finish reason."""
+
+    def matches(event: Seen) -> bool:
+        return event.kind == "message" and event["role"] == "assistant" and event.finish == finish
+
+    return matches
+
+
+def pair(text: str) -> list[tuple[str, str, str]]:
+    """The shape of what a prompt leaves that was canceled before the agent said anything."""
+    return [("user", "stop", text), ("assistant", "canceled", "")]
+
+
+PAIR = pair("hello")
+
+
 def shape(messages: list[Seen]) -> list[tuple[str, str, str]]:
     """A history as (role, finish reason, text)."""
     return [(str(message["role"]), message.finish, message.text) for message in messages]
@@ -126,6 +155,14 @@ class PromptTestCase(unittest.IsolatedAsyncioTestCase):
         answer = await client.call("GET", f"/runs/{run_id}?wait={PATIENCE}")
         self.assertEqual((answer.status, answer.json["state"]), (200, "ended"), answer.json)
         return str(answer.json["outcome"])
+
+    async def complete(
+        self, daemon: LocalDaemon, client: Participant, session: str, number: int
+    ) -> Seen:
+        """Post a prompt, let the run with this number end, and return its run_complete."""
+        posted = await client.prompt(session, "the next one")
+        (await daemon.entered(number)).release()
+        return await client.events.wait_for("run_complete", run_id=posted.json["run_id"])
 
     def assert_ended_once(self, events: EventReader, *run_ids: str) -> None:
         """One run_complete each, and none for anybody else."""
