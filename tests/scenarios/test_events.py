@@ -877,10 +877,3 @@ class StoppedReaderTests(Scenario):
         await control.sees('"title":"enough"')
         received = frames_of(await reader.go_on())
         self.assert_same(facts_of(received), facts_of(control.frames))
-
-
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -331,11 +331,3 @@ class PresenceScenarios(WorkspaceTestCase):
 def agentless(clock: Clock) -> LocalDaemon:
     """As a daemon that found nothing to run: workspaces open, but nobody answers."""
     return LocalDaemon(FollowsConfig(lambda path, env, config: None), clock=clock)
-
-
-# (number, name, reason) of the scenarios of these sections that leave nothing to observe here.
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()

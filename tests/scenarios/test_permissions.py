@@ -883,23 +883,3 @@ class QuestionRouteTests(Scenario):
         event = await self.ben.events.wait_for("question_batch_request")
         self.assertEqual(event["questions"][0]["question"], "Two?")
         self.assertFalse(second.done())
-
-
-NOT_APPLICABLE = (
-    (
-        221,
-        "hook_approval_scoped_to_call",
-        "there are no hooks: nothing but a person, the allow-list, skip or an earlier "
-        "allow_session ever approves a tool call",
-    ),
-    (
-        222,
-        "auto_approve_session",
-        "no session is approved as a whole: a run that nobody interactive watches is decided by "
-        "the unattended policy, tested above, or its workspace is created with skip on",
-    ),
-)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -307,24 +307,3 @@ class RenameTests(unittest.IsolatedAsyncioTestCase):
             answer = await anna.call("PUT", f"/sessions/{session}", {"title": "new"})
             self.assertEqual(answer.json["title"], "new")
             self.assertEqual((await anna.call("PUT", "/sessions/none", {})).status, 404)
-
-
-NOT_APPLICABLE = (
-    (
-        18,
-        "noninteractive_waits_for_tool_servers_interactive_does_not",
-        "no tool servers are started, so there are none that a run could wait for",
-    ),
-    (
-        246,
-        "estimated_flag_survives_save",
-        "a session keeps counters and no flag: estimated tokens are counted and cost nothing, "
-        "which is decided when they are reported, and nothing is left to survive",
-    ),
-    (
-        251,
-        "subagent_child_session",
-        "there is no tool that starts an agent of its own; child sessions exist for those who "
-        "bring one, and are hidden, deleted and read like any other",
-    ),
-)

@@ -329,10 +329,3 @@ class InputScenarios(unittest.IsolatedAsyncioTestCase):
         became readable in this order, and the loop serves all that are ready in each turn."""
         await daemon.call("GET", "/v1/health")
         await daemon.call("GET", "/v1/health")
-
-
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()

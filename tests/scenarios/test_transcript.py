@@ -511,6 +511,3 @@ class OverHTTPTests(BoundedTestCase):
             self.assertEqual((last.text, last.finish), ("half a sentence", "canceled"))
             self.assertEqual((done["text"], done["message_id"]), (last.text, last["id"]))
             self.assertLess(anna.events.seen.index(last), anna.events.seen.index(done))
-
-
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import unittest
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -519,11 +518,3 @@ class LongGraceScenarios(WorkspaceTestCase):
         await self.cut(anna)
         self.assertEqual(await self.status(anna), 404)
         self.assertEqual(self.clock.time(), 1_000.0)  # no time has passed
-
-
-# (number, name, reason) of the scenarios of these sections that leave nothing to observe here.
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()
