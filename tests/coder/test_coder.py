@@ -952,35 +952,6 @@ class SessionTests(CoderTestCase):
         found: dict[str, Any] = answer.json
         return found
 
-    @scenario(244)
-    async def test_the_title_comes_from_the_first_prompt_only(self) -> None:
-        """The title comes from the first prompt, although its run is canceled meanwhile, and
-        neither from a shell command before it nor from a later prompt."""
-        await self.start(titles=None)
-        await self.anna.call("POST", f"/agent/sessions/{self.session}/shell", {"command": "true"})
-        run_id = await self.post("  draw a frog")
-        title = await self.titles.call(1)
-        await self.anna.cancel(self.session)
-        await self.complete(run_id)
-        self.assertEqual(chat(title.request), [("user", "  draw a frog")])
-        await title.text("A Frog")
-        await title.finish()
-        await self.until_titled("A Frog")
-        await self.exchange("and a newt", "here")
-        self.assertEqual(len(self.titles.calls), 1)
-        self.assertEqual((await self.row())["title"], "A Frog")
-
-    @scenario(245)
-    async def test_the_cost_of_a_title_is_added_to_that_of_the_turn(self) -> None:
-        """What a title cost is added to the session, and its counters stay those of the turn."""
-        await self.start(titles=None)
-        await self.exchange("draw", "here")
-        title = await self.titles.call(1)
-        await title.text("Frogs")
-        await title.finish(usage=(1_000_000, 500_000))
-        await self.until_titled("Frogs")
-        self.assertEqual((await self.row())["cost"], 1.5)
-
     async def until_titled(self, title: str) -> None:
         if not any(event["title"] == title for event in self.anna.events.all("session")):
             await self.anna.events.wait_for("session", title=title)

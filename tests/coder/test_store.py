@@ -291,14 +291,23 @@ class TitleUnderWay(StoreCase):
 
     @scenario(244)
     async def test_a_cancel_of_the_turn_does_not_stop_the_title(self) -> None:
-        """A user who cancels the turn still gets a title."""
-        run_id, turn, title = await self.both(self.session)
+        """The title comes from the first prompt, although its run is canceled meanwhile, and
+        neither from a shell command before it nor from a later prompt."""
+        shell = {"command": "true"}
+        await self.anna.call("POST", f"/agent/sessions/{self.session}/shell", shell)
+        run_id, turn, title = await self.both(self.session, "  draw a frog")
+        self.assertEqual(chat(title.request), [("user", "  draw a frog")])
         await self.anna.cancel(self.session, wait=10)
         self.assertTrue((await self.ended(self.anna, run_id))["cancelled"])
         await turn.gone()
         self.assertTrue(title.open)
         await self.give_title(title)
         await self.anna.events.wait_for("session", title="Port the Parser")
+        later = await self.prompt(self.anna, self.session, "and a newt")
+        await (await self.model.call(2)).finish()
+        await self.ended(self.anna, later)
+        self.assertEqual(len(self.titles.calls), 1)
+        self.assertEqual((await self.known())["title"], "Port the Parser")
 
     @scenario(244)
     async def test_a_rename_is_kept_whenever_the_title_comes(self) -> None:

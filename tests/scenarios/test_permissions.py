@@ -16,7 +16,7 @@ from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Choice, Question, QuestionResponse
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
-from tests.support.prompts import PAIR, shape
+from tests.support.prompts import PAIR, notes, shape
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
@@ -42,19 +42,6 @@ async def permission(turn: Turn, call: str, **fields: Any) -> Verdict:
 
 def yes_no(text: str = "Shall I?", ident: str = "") -> Question:
     return Question(id=ident, type="yes_no", question=text, description="Think about it.")
-
-
-def notes(participant: Participant) -> list[str]:
-    """The permission traffic a client has seen, in short and in order."""
-    words = []
-    for event in participant.events.seen:
-        call = event["tool_call_id"]
-        if event.kind == "permission_request":
-            words.append(f"shown {call}")
-        elif event.kind == "permission_notification":
-            state = "granted" if event["granted"] else "denied" if event["denied"] else "asked"
-            words.append(f"{state} {call}")
-    return words
 
 
 class Scenario(unittest.IsolatedAsyncioTestCase):
@@ -456,7 +443,7 @@ class PermissionRouteTests(Scenario):
         for number in range(2):
             verdict = self.ask(f"c{number}")
             await self.anna.grant(await self.shown(f"c{number}"), "deny")
-            await soon(verdict)
+            self.assertFalse(await soon(verdict))
         allowed = self.ask("fine")
         await self.anna.grant(await self.shown("fine"))
         await soon(allowed)

@@ -29,6 +29,7 @@ __all__ = [
     "PromptTestCase",
     "gated",
     "is_assistant",
+    "notes",
     "pair",
     "reach",
     "shape",
@@ -134,6 +135,18 @@ PAIR = pair("hello")
 def shape(messages: list[Seen]) -> list[tuple[str, str, str]]:
     """A history as (role, finish reason, text)."""
     return [(str(message["role"]), message.finish, message.text) for message in messages]
+
+
+def notes(participant: Participant) -> list[str]:
+    """The permission events that a client has seen, in short and in order."""
+    words = []
+    for event in participant.events.seen:
+        if event.kind == "permission_request":
+            words.append(f"shown {event['tool_call_id']}")
+        elif event.kind == "permission_notification":
+            state = "granted" if event["granted"] else "denied" if event["denied"] else "asked"
+            words.append(f"{state} {event['tool_call_id']}")
+    return words
 
 
 def stubborn(gate: asyncio.Event) -> Callable[[Turn], Any]:
