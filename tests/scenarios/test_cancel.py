@@ -325,7 +325,9 @@ class BeforeTheStartTests(PromptTestCase):
             receipt = await anna.cancel(session)
             self.assertEqual([(hit["run_id"], hit["was"]) for hit in receipt],
                              [("one", "active"), ("two", "queued")])  # fmt: skip
-            await until(lambda: run.canceled, "the agent is told at once, whatever the store does")
+            await until(
+                lambda: run.canceled, "the agent is canceled at once, whatever the store does"
+            )
             gate.open()
             await posting
             for run_id in ("one", "two"):

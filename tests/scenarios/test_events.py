@@ -205,7 +205,7 @@ class Scenario(unittest.IsolatedAsyncioTestCase):
         return await self.anna.events.wait_for("run_complete", run_id=run.turn.run_id)
 
     def assert_same(self, got: Sequence[Any], wanted: Sequence[Any]) -> None:
-        """Equal lists. A diff of thousands of events would take minutes and help nobody."""
+        """Equal lists. A diff of thousands of events would take minutes and be of no use."""
         for index, pair in enumerate(itertools.zip_longest(got, wanted)):
             if pair[0] != pair[1]:
                 self.fail(f"at {index} of {len(got)} and {len(wanted)}: {pair[0]} != {pair[1]}")
@@ -328,7 +328,7 @@ class StreamScenarios(Scenario):
 
     @scenario(186)
     async def test_what_is_no_event_of_the_protocol_is_not_published(self) -> None:
-        """What is no event of the protocol is refused where it is published, and reaches nobody."""
+        """It is refused where it is published, and reaches no client."""
         tap = await self.tap(resume=True)
         await self.mark(tap)
         before, seen = self.hub.current, len(tap.frames)
@@ -513,7 +513,7 @@ class LateJoinerTests(Scenario):
     def requests(self, tap: Tap) -> list[Frame]:
         return [frame for frame in tap.frames if frame.kind in self.REQUESTS]
 
-    async def test_open_requests_are_shown_once_to_whoever_joins(self) -> None:
+    async def test_open_requests_are_shown_once_to_a_client_that_joins(self) -> None:
         for resume in (False, True):
             with self.subTest(resume=resume):
                 tap = await self.tap(resume=resume)
@@ -540,7 +540,7 @@ class LateJoinerTests(Scenario):
             self.assertEqual([f.payload for f in self.requests(tap)], [self.form, self.request])
             self.assertLess(tap.frames.index(self.requests(tap)[-1]), len(tap.frames) - 1)
 
-    async def test_answered_requests_are_shown_to_nobody_and_the_next_takes_their_place(
+    async def test_answered_requests_are_not_shown_and_the_next_takes_their_place(
         self,
     ) -> None:
         await self.anna.grant(self.request)
@@ -576,7 +576,7 @@ class OrderTests(Scenario):
         start = next(i for i, event in enumerate(seen) if event["session_id"] == session)
         return [label(event) for event in seen[start:-1]]
 
-    async def test_a_turn_with_a_tool_is_told_in_order(self) -> None:
+    async def test_the_events_of_a_turn_with_a_tool_are_in_order(self) -> None:
         async def script(run: ScriptedRun) -> None:
             await run.do(lambda turn: turn.think("hmm"))
             await run.say("I look. ")
@@ -615,7 +615,7 @@ class OrderTests(Scenario):
             ],
         )
 
-    async def test_a_failed_turn_ends_with_its_error_and_then_its_end(self) -> None:
+    async def test_a_failed_turn_ends_with_its_error_event_and_its_run_complete(self) -> None:
         async def script(run: ScriptedRun) -> None:
             await run.say("so far")
             run.fail("no more money")
@@ -651,7 +651,7 @@ class OrderTests(Scenario):
         )
         self.assertEqual(self.anna.events.all("agent_event"), [])
 
-    async def test_the_session_is_not_busy_any_more_when_its_end_is_told(self) -> None:
+    async def test_the_session_is_not_busy_any_more_when_its_end_is_published(self) -> None:
         busy: list[tuple[str, bool]] = []
         workspace = self.daemon.backend.get(self.anna.workspace["id"])
         publish = workspace.hub.publish
@@ -744,7 +744,7 @@ class ResumeTests(Scenario):
         self.assertLess(len(numbers), self.hub.current)
         last = [frame for frame in tap.frames if frame.kind == "message"][-1]
         text = next(p["data"]["text"] for p in last.payload["parts"] if p["type"] == "text")
-        self.assertEqual(text, "word " * 400 * 200, "what is skipped is told by what follows")
+        self.assertEqual(text, "word " * 400 * 200, "what follows holds what was skipped")
 
 
 # A reader that is stopped by force ---------------------------------------------------------------
@@ -861,7 +861,7 @@ class StoppedReaderTests(Scenario):
         prefix = facts_of(frames)
         self.assertGreater(len(prefix), 10)
         self.assert_same(prefix, told[0][: len(prefix)])  # up to its end it has lost nothing
-        # Too much has gone by since: it is told so, and goes on from here.
+        # Too much has gone by since: it gets a resync, and goes on from here.
         last_id = next(frame.id for frame in reversed(frames) if frame.id)
         back = await self.tap(last_id=last_id)
         await self.mark(back)

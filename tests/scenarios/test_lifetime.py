@@ -1,4 +1,4 @@
-"""Scenarios H and I: when the daemon leaves, and who looks at what."""
+"""When the daemon leaves, and how many clients are counted for a session."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CREATE, DETACH, IDLE = SETTINGS.graces.create, SETTINGS.graces.detach, SETTINGS.
 
 
 class LingerScenarios(WorkspaceTestCase):
-    """Section H: the daemon stays while it is used, and a while longer."""
+    """The daemon stays while it is used, and for the idle grace after that."""
 
     @scenario(157)
     async def test_the_daemon_leaves_after_the_last_client_and_both_graces(self) -> None:
-        """One client leaving is not the end; the last one leaving is, after both graces."""
+        """It stays when the first of two clients leaves."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         await self.cut(anna)
         await self.clock.advance(DETACH + 2 * IDLE)
@@ -45,7 +45,7 @@ class LingerScenarios(WorkspaceTestCase):
 
     @scenario(158)
     async def test_a_create_within_the_idle_grace_keeps_the_daemon(self) -> None:
-        """Whoever comes while the daemon lingers, to the same directory or another, keeps it."""
+        """In the same directory or in another."""
         for path in ("project", "other"):
             with self.subTest(path):
                 await (await self.daemon.join()).retire()
@@ -84,7 +84,7 @@ class LingerScenarios(WorkspaceTestCase):
 
     @scenario(163)
     async def test_a_daemon_that_has_decided_to_leave_refuses_creates(self) -> None:
-        """Once the daemon has decided to leave, on its own or asked to, nobody gets in."""
+        """Whether it was idle for too long or was asked to leave."""
         await self.clock.advance(IDLE)
         await self.assert_refuses_creates()
         async with self.start() as asked:
@@ -123,7 +123,7 @@ class LingerScenarios(WorkspaceTestCase):
 
     @scenario(167)
     async def test_an_unknown_or_malformed_control_command_is_refused(self) -> None:
-        """A command nobody knows, or no command at all, is refused and harms nothing."""
+        """The daemon stays, and later creates are served."""
         for body in ({"command": "reboot"}, {}, {"command": 1}, b"{", b"[]", b""):
             with self.subTest(body=body):
                 answer = await self.daemon.call("POST", "/v1/control", body)
@@ -148,7 +148,7 @@ class ControlScenarios(WorkspaceTestCase):
 
     @scenario(166)
     async def test_an_idle_daemon_shuts_down_when_a_permitted_client_asks(self) -> None:
-        """An idle daemon goes when asked: by anybody on TCP, by its own clients on a socket."""
+        """On TCP any client may ask; on the socket only clients of crushlite."""
         for command in ("shutdown", "shutdown_if_idle"):
             async with self.start() as idle:
                 http = idle.connect(tcp=True)
@@ -173,7 +173,7 @@ class ZeroGraceScenarios(WorkspaceTestCase):
     async def test_with_graces_of_zero_the_end_of_the_last_stream_ends_the_daemon(self) -> None:
         """With graces of zero the last stream's end is the end of workspace and daemon at once."""
         await self.clock.advance(0.0)
-        self.assertFalse(self.is_leaving)  # or nobody could ever reach it
+        self.assertFalse(self.is_leaving)  # or no client could ever reach it
         anna = await self.daemon.join()
         await self.cut(anna)
         self.assertEqual(await self.status(anna), 404)
@@ -185,7 +185,7 @@ class ZeroGraceScenarios(WorkspaceTestCase):
 class ExitScenarios(unittest.IsolatedAsyncioTestCase):
     @scenario(159)
     async def test_a_daemon_process_that_is_not_used_exits_with_success(self) -> None:
-        """A daemon process that nobody uses ends by itself, with success and without a trace."""
+        """It leaves no socket behind."""
         with tempfile.TemporaryDirectory(prefix="crushlite-") as folder:
             path = Path(folder) / "daemon.sock"
             process = await asyncio.create_subprocess_exec(
@@ -203,7 +203,7 @@ class ExitScenarios(unittest.IsolatedAsyncioTestCase):
 
 
 class PresenceScenarios(WorkspaceTestCase):
-    """Section I: how many clients look at a session."""
+    """How many clients show a session."""
 
     async def look(self, who: Participant, session: str) -> int:
         target = f"/current-session?client_id={who.id}"
@@ -248,7 +248,7 @@ class PresenceScenarios(WorkspaceTestCase):
 
     @scenario(175)
     async def test_clients_without_a_stream_or_a_chosen_session_are_not_counted(self) -> None:
-        """Who only holds the workspace, has chosen nothing or is away is nobody's viewer."""
+        """A client that only holds the workspace, has chosen no session or has left."""
         anna = await self.daemon.join()
         session = await anna.session()
         await self.daemon.create()
@@ -267,7 +267,7 @@ class PresenceScenarios(WorkspaceTestCase):
 
     @scenario(176)
     async def test_a_session_chosen_while_the_stream_closes_leaves_no_viewer_behind(self) -> None:
-        """Looking around while the stream dies is accepted or refused, and leaves no ghost."""
+        """The request is accepted or refused; afterwards no client is counted."""
         anna = await self.daemon.join()
         session = await anna.session()
         for delay in (0, 3, 6):
@@ -329,5 +329,5 @@ class PresenceScenarios(WorkspaceTestCase):
 
 
 def agentless(clock: Clock) -> LocalDaemon:
-    """As a daemon that found nothing to run: workspaces open, but nobody answers."""
+    """A daemon whose workspaces open without an agent."""
     return LocalDaemon(FollowsConfig(lambda path, env, config: None), clock=clock)

@@ -121,7 +121,7 @@ class Scenario(unittest.IsolatedAsyncioTestCase):
 class PermissionScenarios(Scenario):
     @scenario(207)
     async def test_any_client_may_grant_and_later_answers_do_nothing(self) -> None:
-        """What one client allows goes on; the others are told, and their answers come too late."""
+        """The other client sees the grant, and its own answer comes too late."""
         verdict = self.ask(description="Execute command: make", params={"command": "make"})
         request = await self.shown()
         self.assertEqual(
@@ -177,7 +177,7 @@ class PermissionScenarios(Scenario):
 
     @scenario(211)
     async def test_a_grant_for_the_session_is_remembered_for_equal_requests_only(self) -> None:
-        """An equal request later in the session is announced and granted, and shown to nobody."""
+        """An equal request later in the session is announced and granted without a dialog."""
         verdict = self.ask()
         self.assertTrue(await self.anna.grant(await self.shown(), "allow_session"))
         self.assertTrue(await soon(verdict))
@@ -346,7 +346,7 @@ class PermissionRouteTests(Scenario):
         )
         self.assertEqual(await soon(verdict), Verdict(False, "use make check instead"))
 
-    async def test_a_late_answer_is_told_who_was_first(self) -> None:
+    async def test_a_late_answer_names_the_client_that_was_first(self) -> None:
         self.ask()
         request = await self.shown()
         await self.resolve(request["id"], action="allow")
@@ -427,7 +427,7 @@ class PermissionRouteTests(Scenario):
             notes(self.ben)[3:6], ["asked c3", "granted c2", "granted c1"], notes(self.ben)
         )
 
-    async def test_a_workspace_created_with_skip_on_asks_nobody(self) -> None:
+    async def test_a_workspace_created_with_skip_on_asks_no_client(self) -> None:
         elsewhere = self.daemon.root / "elsewhere"
         elsewhere.mkdir()
         carl = await self.daemon.join(elsewhere, yolo=True)
@@ -613,7 +613,7 @@ class EndingTests(Scenario):
 
 
 class UnattendedTests(Scenario):
-    """A run that nobody interactive watches never hangs."""
+    """A run never hangs because no interactive client is attached."""
 
     settings: Settings | None = Settings(unattended=60.0)
 
@@ -630,7 +630,9 @@ class UnattendedTests(Scenario):
         assert self.clock is not None
         await self.clock.advance(seconds)
 
-    async def test_a_permission_nobody_can_answer_is_denied_visibly_after_a_minute(self) -> None:
+    async def test_without_an_interactive_client_a_permission_is_denied_after_a_minute(
+        self,
+    ) -> None:
         await self.say_interactive(False)
         self.assertFalse(self.run_.turn.interactive)
         verdict = self.ask()
@@ -646,7 +648,9 @@ class UnattendedTests(Scenario):
         self.assertEqual(late.json, {"resolved": False, "by": "unattended"})
         self.assertEqual((await self.run_info())["denied"], 1)
 
-    async def test_a_question_nobody_can_answer_is_dismissed_after_a_minute(self) -> None:
+    async def test_without_an_interactive_client_a_question_is_dismissed_after_a_minute(
+        self,
+    ) -> None:
         await self.say_interactive(False)
         answers = self.run_.begin(lambda turn: turn.ask([yes_no()]))
         form = await self.ben.events.wait_for("question_batch_request")
@@ -665,7 +669,7 @@ class UnattendedTests(Scenario):
         self.assertTrue(await self.anna.grant(request))
         self.assertTrue(await soon(verdict))
 
-    async def test_when_the_last_person_says_goodbye_the_period_begins(self) -> None:
+    async def test_the_minute_begins_when_the_last_interactive_client_leaves(self) -> None:
         verdict = self.ask()
         request = await self.shown()
         await self.advance(70)
@@ -740,7 +744,7 @@ class QuestionScenarios(Scenario):
 
     @scenario(233)
     async def test_a_dismissed_form_is_an_error_for_the_tool_and_stops_the_turn(self) -> None:
-        """A dismissed form is told to the tool as a no, so that the turn can stop there."""
+        """The tool gets a denial, so that the turn can stop there."""
         await self.run_.do(lambda turn: turn.tool_call("question", "{}", id="q"))
         answers = self.form()
         form = await self.seen_form()

@@ -131,7 +131,7 @@ class ScriptedPromptTests(PromptScenarios, ScriptedTestCase):
 class AcceptanceTests(PromptTestCase):
     @scenario(2)
     async def test_a_prompt_for_an_unknown_workspace_is_404_and_publishes_nothing(self) -> None:
-        """A prompt for a workspace that does not exist is 404 and nobody hears of it."""
+        """No event, and no message in a session that another workspace has."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
             session = await anna.session()
@@ -195,7 +195,7 @@ class AcceptanceTests(PromptTestCase):
 
     @scenario(12)
     async def test_a_client_that_gives_up_its_request_does_not_end_its_run(self) -> None:
-        """A poster whose deadline passes, before or after the 202, does not take its run along."""
+        """Whether its deadline passes before or after the 202."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
             session = await anna.session()

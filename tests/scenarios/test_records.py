@@ -199,7 +199,7 @@ def is_shell_record(event: Seen) -> bool:
 
 
 class OrderTests(PromptTestCase):
-    async def test_a_shell_record_stands_where_it_was_told(self) -> None:
+    async def test_a_shell_record_is_listed_where_it_was_published(self) -> None:
         """Between two steps of a turn, and before any of them is written."""
         async with gated() as (daemon, gate):
             anna = await daemon.join()
@@ -221,9 +221,9 @@ class OrderTests(PromptTestCase):
                 self.assertEqual((await shell).status, 200)
             run.release()
             await anna.events.wait_for("run_complete")
-            told = list(dict.fromkeys(event["id"] for event in anna.events.all("message")))
+            published = list(dict.fromkeys(event["id"] for event in anna.events.all("message")))
             listed = [message["id"] for message in await anna.messages(session)]
-            self.assertEqual(listed, told)
+            self.assertEqual(listed, published)
 
 
 class DeletedTests(PromptTestCase):

@@ -223,8 +223,8 @@ class SocketScenarios(unittest.IsolatedAsyncioTestCase):
 
     @scenario(277)
     async def test_only_a_refused_connection_or_a_missing_file_proves_a_dead_socket(self) -> None:
-        """Only a refused connection or a missing file proves that nobody listens; an error raised
-        by number is the same error. A time-out or anything else proves nothing."""
+        """An error raised by number is the same error; a time-out or anything else proves
+        nothing."""
         for error in (
             ConnectionRefusedError(),
             FileNotFoundError(),
@@ -270,7 +270,7 @@ class SocketScenarios(unittest.IsolatedAsyncioTestCase):
 class InputScenarios(unittest.IsolatedAsyncioTestCase):
     @scenario(281)
     async def test_a_request_for_an_unknown_session_is_404_and_leaves_nothing(self) -> None:
-        """Whatever needs a session that is not there is told so with 404 and a code, not 500; a
+        """Every request that needs a session answers 404 with a code, not 500; a
         prompt for one leaves nothing behind."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -307,7 +307,7 @@ class InputScenarios(unittest.IsolatedAsyncioTestCase):
 
             async with asyncio.timeout(PATIENCE):
                 while daemon.daemon.server.statistics.connections > 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0)  # the kernel's news, announced by nobody
+                    await asyncio.sleep(0)  # the kernel does not announce it
             async with Talk(daemon.socket) as slow:
                 head = request("POST", target, "Content-Length: 1000", "Expect: 100-continue")
                 slow.send(head)

@@ -1,4 +1,4 @@
-"""Message coalescing: how often a growing message is told, and that nothing of it is lost."""
+"""Message coalescing: how often a growing message is published, and that nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CoalescingTests(Bench):
         self.transcript.say(live, "b")
         self.assertEqual([event.text for event in self.updates()], ["a", "ab"])
 
-    async def test_a_long_stream_is_told_once_per_window(self) -> None:
+    async def test_a_long_stream_is_published_once_per_window(self) -> None:
         live = self.begin()
         for _ in range(100):
             self.transcript.say(live, "x")
@@ -259,7 +259,7 @@ class CoalescingTests(Bench):
 
 
 class StructureTests(Bench):
-    """With a window of an hour only structural changes can be told and written."""
+    """With a window of an hour only structural changes can be published and written."""
 
     coalesce = HOUR
 
@@ -269,17 +269,17 @@ class StructureTests(Bench):
         self.hub.log.clear()
         return live
 
-    def told(self) -> int:
+    def new_events(self) -> int:
         count = len(self.updates())
         self.hub.log.clear()
         return count
 
     @scenario(195)
     async def test_a_finish_is_published_and_written_at_once_with_all_text_before_it(self) -> None:
-        """A finish is told and written on the spot, with all text before it."""
+        """A finish is not held back for the window."""
         live = self.begin()
         self.transcript.say(live, " and last")
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.finish(live, FinishPart("end_turn", 7))
         (event,) = self.updates()
         self.assertEqual((event.text, event.payload.finish.reason), ("first and last", "end_turn"))
@@ -304,32 +304,32 @@ class StructureTests(Bench):
 
     @scenario(196)
     async def test_a_new_tool_call_and_the_end_of_its_input_are_published_at_once(self) -> None:
-        """A new tool call, and the end of its input, are told and written; its growth waits."""
+        """They are written at once too; the growth of its input waits."""
         live = self.begin()
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"pa', finished=False))
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         self.assertFalse((await self.rows())[0].tool_calls[0].finished)
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"path"', finished=False))
         # The window was closed by the flush, so the first growth after it opens a new one.
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"path":"sr', finished=False))
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"path":"src"}', finished=True))
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         (call,) = (await self.rows())[0].tool_calls
         self.assertEqual(call, ToolCallPart("c", "ls", '{"path":"src"}', finished=True))
         self.transcript.tool_call(live, ToolCallPart("d", "ls", "{}", finished=True))
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         self.assertEqual([c.id for c in (await self.rows())[0].tool_calls], ["c", "d"])
 
     @scenario(197)
     async def test_the_end_of_reasoning_is_published_at_once(self) -> None:
-        """Reasoning that grows waits for its window; the piece that ends it is told at once."""
+        """Reasoning that grows waits for its window; the piece that ends it does not."""
         live = self.transcript.create(draft())
         self.transcript.think(live, "hm")
         self.hub.log.clear()
         self.transcript.think(live, ", so", signature="sig")
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.say(live, "Well")
         first = self.updates()[0].payload.parts
         now = int(self.clock.now())
@@ -360,7 +360,7 @@ class StructureTests(Bench):
         self.hub.log.clear()
         self.assertEqual([row.text for row in await self.rows()], ["first more", ""])
         self.transcript.flush(live)
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.say(live, "!")
         self.transcript.say(live, "!")
         self.transcript.say(other, "?")
@@ -370,7 +370,7 @@ class StructureTests(Bench):
         self.assertEqual([row.text for row in await self.rows()], ["first more!!", "first?"])
         self.hub.log.clear()
         self.transcript.flush_all()
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.assertEqual(self.clock.pending, 0)
 
     @scenario(199)
@@ -488,12 +488,12 @@ class OverHTTPTests(BoundedTestCase):
                 await run.say(piece)
             run.release()
             await anna.events.wait_for("run_complete")
-            told = [
+            published = [
                 (event.action, event.text, event.finish)
                 for event in anna.events.all("message", role="assistant")
             ]
             self.assertEqual(
-                told,
+                published,
                 [("created", "", ""), ("updated", "h", ""), ("updated", "hello", "end_turn")],
             )
 

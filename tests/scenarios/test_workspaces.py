@@ -1,4 +1,4 @@
-"""Scenarios F and G: workspaces are created, shared, left and given up."""
+"""Workspaces are created, shared, left and closed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CREATE, DETACH, IDLE = SETTINGS.graces.create, SETTINGS.graces.detach, SETTINGS.
 
 
 class CreateScenarios(WorkspaceTestCase):
-    """Section F: who gets which workspace."""
+    """Which client gets which workspace."""
 
     @scenario(105)
     async def test_two_clients_of_one_directory_share_a_workspace_and_its_events(self) -> None:
@@ -47,14 +47,12 @@ class CreateScenarios(WorkspaceTestCase):
 
     @scenario(106)
     async def test_two_directories_are_two_workspaces(self) -> None:
-        """Two directories are two workspaces."""
         one, other = await self.daemon.join(self.folder("one")), await self.daemon.join()
         self.assertNotEqual(one.workspace["id"], other.workspace["id"])
         self.assertEqual(await self.listed(), [one.workspace["id"], other.workspace["id"]])
 
     @scenario(107)
     async def test_a_directory_and_a_link_to_it_are_one_workspace(self) -> None:
-        """A directory and a link to it are one workspace."""
         link = self.daemon.root / "link"
         link.symlink_to(self.folder("project"))
         direct, linked = await self.daemon.join(), await self.daemon.join(link)
@@ -126,7 +124,7 @@ class CreateScenarios(WorkspaceTestCase):
 
     @scenario(115)
     async def test_a_missing_or_malformed_client_id_is_refused_by_name(self) -> None:
-        """Every request that needs to know the client says so when it is not told, or badly."""
+        """By every request that needs one; the message names `client_id`."""
         anna = await self.daemon.join()
         path = str(self.daemon.root / "project")
         for bad in ("", "x", "1234-5678"):
@@ -195,7 +193,7 @@ class CreateScenarios(WorkspaceTestCase):
 
     @scenario(122)
     async def test_events_of_one_workspace_are_not_sent_to_another(self) -> None:
-        """What happens in one workspace is not told in another."""
+        """Each stream carries the events of its own workspace only."""
         one, other = await self.daemon.join(self.folder("one")), await self.daemon.join()
         await one.session("of one")
         await other.session("of other")
@@ -268,7 +266,7 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(131)
     async def test_a_killed_connection_does_not_affect_other_clients(self) -> None:
-        """A killed connection is nobody else's concern: the others go on, the daemon stays."""
+        """Their workspace and their events go on, and the daemon stays."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         await self.cut(anna)
         await self.clock.advance(DETACH + 2 * IDLE)
@@ -280,7 +278,7 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(132)
     async def test_a_run_outlives_its_poster_while_another_client_is_attached(self) -> None:
-        """A run goes on without its poster while another client holds the workspace."""
+        """The stream of the client that posted it is cut, and its grace ends."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         session = await anna.session()
         await anna.prompt(session, "a long one")
@@ -319,7 +317,7 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(138)
     async def test_a_release_takes_effect_when_the_open_stream_closes(self) -> None:
-        """A goodbye with an open stream takes effect when the stream closes, not before."""
+        """Until then the workspace is alive and events arrive."""
         anna = await self.daemon.join()
         self.assertEqual(await anna.release(), 200)
         self.assertEqual(self.state(anna), ("STREAMING_RELEASED", 1))
@@ -329,7 +327,7 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(139)
     async def test_a_release_without_a_stream_is_final_and_may_be_repeated(self) -> None:
-        """A goodbye without a stream is final at once; saying it again is fine."""
+        """A second release answers like the first."""
         anna = await self.daemon.create()
         self.assertEqual(await anna.release(), 200)
         self.assertEqual(await self.status(anna), 404)
@@ -367,9 +365,9 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(145)
     async def test_an_attach_as_the_last_client_leaves_gets_a_live_workspace_or_404(self) -> None:
-        """Attach against the last other client's goodbye: alive with a stream, or closed once."""
+        """With a stream on a workspace that is alive, or 404 and closed exactly once."""
         outcomes = set()
-        for delay in (0, 2, 4, 6, 8, 500):  # in turns of the loop before the goodbye
+        for delay in (0, 2, 4, 6, 8, 500):  # in turns of the loop before it retires
             closed = self.agent.closed
             anna = await self.daemon.create(self.folder(f"race{delay}"))
             ben = type(anna)(self.daemon, str(uuid.uuid4()), anna.workspace)
@@ -422,7 +420,7 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(149)
     async def test_retiring_ends_every_claim_of_the_client_and_of_no_other(self) -> None:
-        """Retiring ends every claim of the client, of any kind, and nobody else's."""
+        """Whether it streams, holds or shares the workspace."""
         streamed = await self.daemon.join(self.folder("streamed"))
         held = await self.daemon.create(self.folder("held"), client_id=streamed.id)
         shared = await self.daemon.join(self.folder("shared"), client_id=streamed.id)
@@ -451,7 +449,6 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(153)
     async def test_retiring_an_unknown_client_is_200_and_a_malformed_id_400(self) -> None:
-        """Retiring somebody unknown is fine, something that is no client id is not."""
         bad = await self.daemon.call("DELETE", "/v1/clients/nobody")
         self.assertEqual(bad.status, 400)
         self.assertIn("client_id", bad.json["message"])
@@ -475,8 +472,7 @@ class ClaimScenarios(WorkspaceTestCase):
 
     @scenario(132, 155)
     async def test_a_client_that_retires_does_not_end_its_turn_for_the_others(self) -> None:
-        """The poster retires, with its stream closed or open, while another client is there: its
-        turn goes on to its end."""
+        """With its stream closed or open: the turn goes on to its end."""
         for number, closes in enumerate((True, False), 1):
             anna, ben = await self.daemon.join(), await self.daemon.join()
             session = await anna.session()
@@ -512,7 +508,7 @@ class LongGraceScenarios(WorkspaceTestCase):
 
     @scenario(137)
     async def test_after_a_release_no_grace_follows_the_end_of_the_stream(self) -> None:
-        """After a goodbye the last stream's end is the end, however long the grace."""
+        """However long the detach grace is."""
         anna = await self.daemon.join()
         await anna.release()
         await self.cut(anna)

@@ -178,7 +178,7 @@ class PromptTestCase(unittest.IsolatedAsyncioTestCase):
         return await client.events.wait_for("run_complete", run_id=posted.json["run_id"])
 
     def assert_ended_once(self, events: EventReader, *run_ids: str) -> None:
-        """One run_complete each, and none for anybody else."""
+        """Each of these runs has one run_complete, and no other run has any."""
         seen = [event["run_id"] for event in events.all("run_complete")]
         self.assertEqual(sorted(seen), sorted(run_ids))
 
