@@ -80,7 +80,7 @@ class CancelScenarios(ForEveryAgent):
         await self.post("first", run_id="r1")
         turn = await self.turn(1)
         await self.post("second", run_id="r2")
-        receipt = await self.anna.cancel(self.session, wait=PATIENCE)
+        receipt = await self.anna.cancel(self.session)
         self.assertEqual([entry["run_id"] for entry in receipt], ["r1", "r2"])
         await turn.end_late("too late")
         for run_id in ("r1", "r2"):
@@ -162,7 +162,7 @@ class CancelScenarios(ForEveryAgent):
         unnamed = await self.post("no id")
         await self.post("with id", run_id="r")
         self.assertEqual(await self.queue("queued"), 2)
-        await self.anna.cancel(self.session, wait=PATIENCE)
+        await self.anna.cancel(self.session)
         self.assertEqual(await self.queue("queued"), 0)
         for run_id in ("main", unnamed, "r"):
             self.assertTrue((await self.complete(run_id))["cancelled"])
