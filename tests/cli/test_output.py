@@ -19,6 +19,7 @@ from crushlite.protocol.messages import FinishPart, Message, TextPart, ToolCallP
 from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
 from crushlite.protocol.questions import Question, QuestionBatch, QuestionNotification
 from crushlite.protocol.runs import Accepted, AgentEvent, RunComplete
+from tests.support.scenarios import scenario
 
 
 def said(message_id: str, text: str, finish: str = "", **fields: Any) -> Message:
@@ -52,12 +53,14 @@ class TextTests(unittest.TestCase):
         self.assertEqual(pieces, ["", "one", "", " two", " three"])
         self.assertEqual(self.complete("one two three"), "\n")
 
-    def test_297_run_ignores_tool_use_and_end_turn_finish(self) -> None:
+    @scenario(297)
+    def test_the_finish_of_a_message_does_not_end_the_output(self) -> None:
         steps = (said("a", "I look.", "tool_use"), said("b", "Done.", "end_turn"))
         self.assertEqual(self.printed(*steps), "I look.\nDone.")
         self.assertEqual(self.complete("Done.", "b"), "\n")
 
-    def test_298_run_reconciles_out_of_order_and_partial(self) -> None:
+    @scenario(298)
+    def test_an_older_state_is_ignored_and_the_ending_completes_a_message(self) -> None:
         self.assertEqual(self.printed(said("a", "one two"), said("a", "one")), "one two")
         self.assertEqual(self.complete("one two three"), " three\n")
 

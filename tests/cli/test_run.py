@@ -18,6 +18,7 @@ from crushlite.protocol.questions import Question
 from crushlite.settings import Settings
 from tests.support.cli import PATIENCE, Call, Child, CommandCase, Relay, ScriptedCase
 from tests.support.routes import TABLE
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,8 @@ class RunTests(ScriptedCase):
         scripted.release()
         await self.ended(child, 0, "")
 
-    async def test_300_run_exit_codes(self) -> None:
+    @scenario(300)
+    async def test_a_run_that_fails_is_exit_code_1(self) -> None:
         child, scripted = await self.begun_process("-q", "hello")
         scripted.fail("out of luck")
         await self.ended(child, 1, "one \n")
@@ -232,7 +234,8 @@ class SessionTests(ScriptedCase):
         await self.ended(child, 1, "")
         self.assertIn("nope", child.errors)
 
-    async def test_307_run_on_busy_session_gets_own_answer(self) -> None:
+    @scenario(307)
+    async def test_a_run_on_a_busy_session_prints_its_own_answer_only(self) -> None:
         anna = await self.daemon.join()
         session = await anna.session()
         await anna.prompt(session, "same words")

@@ -16,6 +16,7 @@ from unittest import mock
 from crushlite.launch import Wanted, joined
 from crushlite.testing import LocalDaemon
 from tests.support.cli import PATIENCE, ROOT, Child, CommandCase
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,8 @@ class StartTests(CommandCase):
     def log(self) -> str:
         return (self.socket.parent / "daemon.log").read_text()
 
-    async def test_303_spawn_race_8_clients(self) -> None:
+    @scenario(303)
+    async def test_of_eight_commands_at_once_one_starts_the_daemon(self) -> None:
         """The daemon that one of them starts leaves when they have gone."""
         self.env["CRUSHLITE_IDLE_TIMEOUT"] = os.environ["CRUSHLITE_IDLE_TIMEOUT"] = "1"
         children = [await self.spawn("run", f"number {n}") for n in range(8)]

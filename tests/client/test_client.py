@@ -49,6 +49,7 @@ from tests.support.client import (
 )
 from tests.support.places import ROOT
 from tests.support.routes import TABLE
+from tests.support.scenarios import scenario
 
 
 class RefusalTests(ClientTestCase):
@@ -58,7 +59,8 @@ class RefusalTests(ClientTestCase):
             await self.within(self.client.health())
         return caught.exception
 
-    async def test_284_status_typing(self) -> None:
+    @scenario(284)
+    async def test_every_code_becomes_its_own_exception(self) -> None:
         for cls in errors.every_error():
             with self.subTest(cls.__name__):
                 error = await self.failure(refused(cls.status, cls.code, "why"))
@@ -200,7 +202,8 @@ class RequestTests(ClientTestCase):
         address = f"unix://{self.path}"
         self.assertNotEqual(Client(address).client_id, Client(address).client_id)
 
-    async def test_285_send_accepts_200_and_202(self) -> None:
+    @scenario(285)
+    async def test_a_prompt_answered_with_200_or_202_is_accepted(self) -> None:
         workspace = await self.workspace()
         for status in (200, 202):
             self.answers[PROMPT] = answer(ACCEPTED, status)
@@ -525,7 +528,8 @@ class ClosingTests(ClientTestCase):
             await self.within(stream.close())
             await self.over(stream)
 
-    async def test_286_subscribe_cancel_closes_channel(self) -> None:
+    @scenario(286)
+    async def test_a_stream_that_is_closed_ends_its_iteration(self) -> None:
         workspace = await self.workspace()
         self.answers[EVENTS] = Feed(done(1) + done(2) + done(3))
         async with workspace.events() as stream:
@@ -629,7 +633,8 @@ class ClosingTests(ClientTestCase):
 
 
 class ReturnTests(ClientTestCase):
-    async def test_287_reconnect_on_drop(self) -> None:
+    @scenario(287)
+    async def test_a_dropped_stream_is_resumed_where_it_broke(self) -> None:
         workspace = await self.workspace()
         torn = done(3)[:-1]  # never completed, so it must be sent again
         self.answers[EVENTS] = [
@@ -770,7 +775,8 @@ class ReturnTests(ClientTestCase):
 
 
 class RecreationTests(ClientTestCase):
-    async def test_288_recover_from_404(self) -> None:
+    @scenario(288)
+    async def test_a_lost_workspace_is_created_again_as_it_was(self) -> None:
         workspace = await self.client.create("/p", env=["A=b"], data_dir="/d", yolo=True)
         created = self.requests.pop().body
         gone = refused(404, "workspace_not_found")

@@ -23,6 +23,7 @@ from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.cli import Relay
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -92,7 +93,8 @@ class RuleTests(unittest.TestCase):
         self.follower.set_ahead([live("R"), live("Z", "queued")], over=())
         self.assertEqual(self.created(typed("u")), [True])
 
-    def test_299_run_filters_foreign(self) -> None:
+    @scenario(299)
+    def test_events_of_other_runs_and_sessions_are_left_out(self) -> None:
         self.follower.set_ahead([live("R")], over=())
         self.created(typed("u"))
         elsewhere = said("o")
@@ -360,7 +362,8 @@ class FollowTests(RunCase):
         await turn.tool_result(call, "a file")
         await turn.say("Done")
 
-    async def test_302_run_fallback_without_runid(self) -> None:
+    @scenario(302)
+    async def test_another_client_can_follow_a_run_from_beginning_to_end(self) -> None:
         async with self.workspace.start("hello") as run:
             scripted = await self.daemon.entered(1)
             await scripted.do(self.steps)
@@ -541,7 +544,8 @@ class TornDownTests(RunCase):
         assert run.ending is not None
         self.assertTrue(run.ending.cancelled)
 
-    async def test_296_end_to_end_recovery_with_sibling_alive(self) -> None:
+    @scenario(296)
+    async def test_a_cut_connection_recovers_into_the_workspace_that_was_kept(self) -> None:
         beside = await self.second()
         async with beside.events() as kept, self.workspace.start("hello") as run:
             scripted = await self.daemon.entered(1)

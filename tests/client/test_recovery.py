@@ -23,6 +23,7 @@ from tests.support.client import (
     done,
     refused,
 )
+from tests.support.scenarios import scenario
 
 GONE = refused(404, "workspace_not_found")
 RETIRE = ("DELETE", "/v1/clients/{client_id}")
@@ -54,7 +55,8 @@ class NoticeTests(ClientTestCase):
             self.assertEqual((told[2].workspace_id, workspace.id), ("w2", "w2"))
         self.assertIn(f"POST /v1/workspaces/w2/current-session?client_id={ME}", self.targets)
 
-    async def test_290_escalate_after_20_keep_trying(self) -> None:
+    @scenario(290)
+    async def test_failed_attempts_are_reported_by_twenties_and_go_on(self) -> None:
         workspace = await self.workspace()
         failures = [refused(503, "unavailable", "not now")] * 41
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), *failures, Feed(done(1))]
@@ -121,7 +123,8 @@ class RecoveryTests(ClientTestCase):
             self.assertEqual(await self.runs_of(stream, 1), ["r1"])
         self.assertEqual(self.births, 2, "what was created is used")
 
-    async def test_294_recovery_create_bounded(self) -> None:
+    @scenario(294)
+    async def test_a_create_during_recovery_is_given_up_after_thirty_seconds(self) -> None:
         self.client = Client(f"unix://{self.path}", client_id=ME, clock=self.patient)
         workspace = await self.workspace()
         self.answers[EVENTS] = [Feed(b"id: e-0\n\n", brief=True), GONE, GONE, Feed(done(1))]
@@ -174,7 +177,8 @@ class RecoveryTests(ClientTestCase):
             await self.within(reader)
         go.set()
 
-    async def test_291_shutdown_retires_after_lost_create_response(self) -> None:
+    @scenario(291)
+    async def test_retiring_includes_a_workspace_whose_id_was_never_received(self) -> None:
         """A client retires by its own id, so that includes a workspace whose id it never got."""
         workspace = await self.workspace()
         self.answers[CREATE] = Response(200, b'{"id":')  # carried out, and unreadable
@@ -193,7 +197,8 @@ class RecoveryTests(ClientTestCase):
             await self.within(reader)
         self.assertEqual(self.targets[-1], f"DELETE /v1/clients/{ME}")
 
-    async def test_293_legacy_server_fallback_release(self) -> None:
+    @scenario(293)
+    async def test_a_server_that_cannot_retire_is_sent_a_release_per_workspace(self) -> None:
         await self.workspace()
         await self.workspace()
         self.answers[RETIRE] = Response(404)
@@ -204,7 +209,8 @@ class RecoveryTests(ClientTestCase):
 
 
 class ReadyTests(ClientTestCase):
-    async def test_295_ready_errors_distinct(self) -> None:
+    @scenario(295)
+    async def test_no_agent_no_workspace_and_no_daemon_are_different_errors(self) -> None:
         workspace = await self.workspace()
         self.answers["GET", W + "/agent"] = answer({"is_ready": True})
         self.assertTrue((await self.within(workspace.ready())).is_ready)

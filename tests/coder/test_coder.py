@@ -61,6 +61,7 @@ from tests.support.model import (
     chat,
     said,
 )
+from tests.support.scenarios import scenario
 from tests.support.turns import SCOPE, SESSION
 
 if TYPE_CHECKING:
@@ -500,7 +501,8 @@ class SummaryTests(CoderBench):
         await self.execute("UPDATE sessions SET prompt_tokens = 0, completion_tokens = 0")
         return flagged
 
-    async def test_266_auto_summarize_threshold(self) -> None:
+    @scenario(266)
+    async def test_a_session_is_summarized_when_little_of_the_window_is_left(self) -> None:
         """A large window is full when 20,000 tokens are left, another when a fifth is; an unknown
         one never, and none where it is switched off."""
         cases = [
@@ -949,33 +951,6 @@ class SessionTests(CoderTestCase):
         answer = await self.anna.call("GET", f"/sessions/{self.session}")
         found: dict[str, Any] = answer.json
         return found
-
-    async def test_244_title_generated_from_first_text(self) -> None:
-        """The title comes from the first prompt, although its run is canceled meanwhile, and
-        neither from a shell command before it nor from a later prompt."""
-        await self.start(titles=None)
-        await self.anna.call("POST", f"/agent/sessions/{self.session}/shell", {"command": "true"})
-        run_id = await self.post("  draw a frog")
-        title = await self.titles.call(1)
-        await self.anna.cancel(self.session)
-        await self.complete(run_id)
-        self.assertEqual(chat(title.request), [("user", "  draw a frog")])
-        await title.text("A Frog")
-        await title.finish()
-        await self.until_titled("A Frog")
-        await self.exchange("and a newt", "here")
-        self.assertEqual(len(self.titles.calls), 1)
-        self.assertEqual((await self.row())["title"], "A Frog")
-
-    async def test_245_title_usage_added_not_overwritten(self) -> None:
-        """What a title cost is added to the session, and its counters stay those of the turn."""
-        await self.start(titles=None)
-        await self.exchange("draw", "here")
-        title = await self.titles.call(1)
-        await title.text("Frogs")
-        await title.finish(usage=(1_000_000, 500_000))
-        await self.until_titled("Frogs")
-        self.assertEqual((await self.row())["cost"], 1.5)
 
     async def until_titled(self, title: str) -> None:
         if not any(event["title"] == title for event in self.anna.events.all("session")):

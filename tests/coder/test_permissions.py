@@ -10,6 +10,7 @@ from crushlite.clock import FakeClock
 from crushlite.settings import Settings
 from crushlite.testing.model import End, Use
 from tests.support.configured import ConfiguredTestCase, chat, notes, results, use
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,8 @@ class TwoClients(ConfiguredTestCase):
 
 
 class PermissionScenarios(TwoClients):
-    async def test_207_cross_client_grant(self) -> None:
+    @scenario(207)
+    async def test_any_client_may_grant_and_later_answers_do_nothing(self) -> None:
         """What one client allows is run; the other client sees the grant, and its answer is too
         late."""
         self.plan.append(command("printf made > made.txt; echo it is done", "c1"))
@@ -83,7 +85,8 @@ class PermissionScenarios(TwoClients):
         self.assertFalse(result["is_error"])
         self.assertEqual(chat(self.model.requests[1])[-1], ("tool", result["content"]))
 
-    async def test_211_allow_session_remembered(self) -> None:
+    @scenario(211)
+    async def test_a_grant_for_the_session_is_remembered_for_equal_requests_only(self) -> None:
         """An equal call later in the session runs without a request; another tool or session
         asks."""
         await self.decided("allow_session", command("touch one", "c1"))
@@ -97,14 +100,16 @@ class PermissionScenarios(TwoClients):
         await self.decided("deny", command("touch four", "c4"), elsewhere)
         self.assertFalse((self.project / "three").exists() or (self.project / "four").exists())
 
-    async def test_212_allow_once_not_remembered(self) -> None:
+    @scenario(212)
+    async def test_a_plain_grant_is_for_one_request_only(self) -> None:
         """A plain allow is for one call; the same command asks again."""
         await self.decided("allow", command("echo x >> log", "c1"))
         ended = await self.decided("deny", command("echo x >> log", "c2"))
         self.assertEqual((ended["error"], ended["cancelled"]), (None, None))
         self.assertEqual((self.project / "log").read_text(), "x\n")
 
-    async def test_216_notification_sequence(self) -> None:
+    @scenario(216)
+    async def test_every_request_is_announced_and_has_exactly_one_outcome(self) -> None:
         """For every kind of answer: the notification of the request, then exactly one of its
         outcome."""
         for action in ("allow", "deny", "allow_session"):
@@ -121,7 +126,8 @@ class PermissionScenarios(TwoClients):
         self.assertEqual(notes(self.anna), expected)
         self.assertEqual(notes(self.ben), expected)
 
-    async def test_219_skip_mode(self) -> None:
+    @scenario(219)
+    async def test_with_skip_on_later_requests_are_granted_and_open_ones_stay_open(self) -> None:
         """With skip on, commands run without any event; a request that is open already stays
         open."""
         self.plan.append(command("touch asked", "c1"))
@@ -141,7 +147,8 @@ class PermissionScenarios(TwoClients):
         await self.decided("deny", command("touch later", "c3"))
         self.assertFalse((self.project / "later").exists())
 
-    async def test_224_serialised_dialogs_same_session(self) -> None:
+    @scenario(224)
+    async def test_of_two_requests_in_one_turn_the_second_waits_for_the_first(self) -> None:
         """Of two calls that run at the same time, the second asks when the first has its answer."""
         outside = self.folder("outside")
         for name in ("one", "two"):
@@ -166,7 +173,8 @@ class PermissionScenarios(TwoClients):
         for name in ("one", "two"):
             self.assertEqual(sum(f"content of {name}" in text for text in contents), 1)
 
-    async def test_224_a_second_command_waits_for_the_first_to_be_decided(self) -> None:
+    @scenario(224)
+    async def test_a_second_command_waits_for_the_first_to_be_decided(self) -> None:
         """Of two commands in one answer, the second asks when the first has run."""
         self.plan.append([*command("touch one", "c1")[:1], *command("touch two", "c2")])
         run_id = await self.prompt(self.anna, self.session, "both")
@@ -204,7 +212,8 @@ class AllowListScenario(ConfiguredTestCase):
         self.assertEqual(bool(notes(client)), asked)
         return asked
 
-    async def test_220_allow_list(self) -> None:
+    @scenario(220)
+    async def test_what_is_on_the_allow_list_runs_without_an_event(self) -> None:
         """A tool, or one action of it, on the user's list runs without any event; others ask."""
         shell = command("printf new > note.txt")
         for listed, expected in (
@@ -217,7 +226,8 @@ class AllowListScenario(ConfiguredTestCase):
             with self.subTest(listed=listed):
                 self.assertEqual(await self.asks(listed, None, shell), expected)
 
-    async def test_220_a_project_file_can_only_tighten_the_allow_list(self) -> None:
+    @scenario(220)
+    async def test_a_project_file_can_only_tighten_the_allow_list(self) -> None:
         """A repository can take entries away, and cannot add any."""
         shell = command("printf new > note.txt")
         for machine, project, expected in (
@@ -333,7 +343,8 @@ class QuestionScenarios(TwoClients):
         self.assertEqual(answer.status, 200, answer)
         return bool(answer.json["resolved"])
 
-    async def test_231_ask_answer_roundtrip(self) -> None:
+    @scenario(231)
+    async def test_the_answer_of_one_client_closes_the_form_for_the_other(self) -> None:
         """Both clients get the form; the answer of one reaches the model, and closes it for the
         other."""
         run_id = await self.prompt(self.anna, self.session, "@ask")
@@ -351,7 +362,8 @@ class QuestionScenarios(TwoClients):
         )
         self.assertEqual(len(self.ben.events.all("question_batch_notification")), 1)
 
-    async def test_233_user_cancel_stops_turn(self) -> None:
+    @scenario(233)
+    async def test_a_dismissed_form_is_an_error_for_the_tool_and_stops_the_turn(self) -> None:
         """A dismissed form ends the turn with an error result; the model is not asked again."""
         run_id = await self.prompt(self.anna, self.session, "@ask")
         batch = await self.form()
@@ -368,7 +380,8 @@ class QuestionScenarios(TwoClients):
         )
         self.assertEqual(len(self.model.requests), 1)
 
-    async def test_234_validation_errors_to_model(self) -> None:
+    @scenario(234)
+    async def test_a_form_that_no_client_could_show_is_an_error_for_the_model(self) -> None:
         """A form that no client could show is an error that the model reads; no client sees it."""
         twice = [{"id": "a", "label": "A", "description": "One."}] * 2
         for wrong, words in (
@@ -393,7 +406,8 @@ class QuestionScenarios(TwoClients):
                 self.assertEqual(ended["text"], f"The tool said: {result['content']}")
         self.assertEqual(self.anna.events.all("question_batch_request"), [])
 
-    async def test_235_turn_cancel_while_asked(self) -> None:
+    @scenario(235)
+    async def test_the_cancel_of_a_turn_closes_its_form_for_every_client(self) -> None:
         """The cancel of a turn closes its form for every client; an answer after that is too
         late."""
         run_id = await self.prompt(self.anna, self.session, "@ask")
@@ -410,7 +424,8 @@ class QuestionScenarios(TwoClients):
         self.assert_valid_history(messages)
         self.assertEqual(len(self.model.requests), 1)
 
-    async def test_237_double_cancel_safe(self) -> None:
+    @scenario(237)
+    async def test_of_simultaneous_dismissals_one_counts_and_none_is_an_error(self) -> None:
         """Of two simultaneous dismissals one counts; with a cancel of the turn, nothing breaks."""
         run_id = await self.prompt(self.anna, self.session, "@ask")
         await self.form()
@@ -435,7 +450,8 @@ class QuestionScenarios(TwoClients):
 
 
 class InteractiveScenario(ConfiguredTestCase):
-    async def test_240_not_offered_noninteractive(self) -> None:
+    @scenario(240)
+    async def test_questions_are_offered_only_while_an_interactive_client_attends(self) -> None:
         """The question tool is offered to the model only while an interactive client is
         attached."""
         script = await self.join()

@@ -1,5 +1,6 @@
 """The scenarios of prompts, cancels, queues and endings with the coder: real sockets on both sides,
-a real store, real commands, and a model server that the test plays."""
+a real store, real commands, and a model server that the test plays. Those that hold for every agent
+are inherited from tests/scenarios."""
 
 from __future__ import annotations
 
@@ -7,8 +8,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import socket
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,53 +15,27 @@ from crushlite.coder.tools.base import ToolOutcome
 from crushlite.coder.tools.registry import all_tools
 from crushlite.http.client import ClientError
 from crushlite.testing.model import End, Fail, Say, Use
+from tests.scenarios.test_cancel import CancelScenarios
+from tests.scenarios.test_endings import EndingScenarios
+from tests.scenarios.test_prompts import PromptScenarios
+from tests.scenarios.test_queue import QueueScenarios
+from tests.support.agents import assistant
 from tests.support.model import QUICK, CoderTestCase, EchoTool, GateTool, results
 from tests.support.prompts import until
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.store import Connection
-    from crushlite.testing import Seen
     from crushlite.testing.model import Step
-
-
-def assistant(event: Seen) -> bool:
-    return event.kind == "message" and event["role"] == "assistant"
 
 
 def bash(command: str) -> str:
     return json.dumps({"command": command, "description": "a test"})
 
 
-class AcceptanceTests(CoderTestCase):
-    async def test_001_accept_returns_202_at_once(self) -> None:
-        """The 202 comes before the model has answered anything, and the turn goes on after it."""
-        await self.start()
-        run_id = await self.post("hello")
-        call = await self.model.call(1)
-        self.assertTrue(call.open)
-        self.assertEqual(self.anna.events.all("run_complete"), [])
-        await call.text("hi")
-        await call.finish()
-        self.assertEqual((await self.complete(run_id))["text"], "hi")
-
-    async def assert_refused(self, session: str, text: str) -> None:
-        answer = await self.anna.try_prompt(session, text)
-        self.assertEqual(answer.status, 400, answer.json)
-        await self.anna.events.never("run_complete")
-        self.assertEqual(await self.shape(), [])
-        self.assertEqual(self.model.calls, [])
-
-    async def test_004_reject_empty_prompt(self) -> None:
-        """An empty prompt is refused, stored nowhere and sent to no model."""
-        await self.start()
-        await self.assert_refused(self.session, "")
-
-    async def test_005_reject_missing_session_id(self) -> None:
-        """A prompt without a session is refused, stored nowhere and sent to no model."""
-        await self.start()
-        await self.assert_refused("", "hello")
-
-    async def test_006_text_attachment_replaces_prompt(self) -> None:
+class CoderPromptTests(PromptScenarios, CoderTestCase):
+    @scenario(6)
+    async def test_a_text_file_alone_is_a_prompt(self) -> None:
         """A text file without a text is a prompt, and the model gets its content."""
         await self.start(script=lambda request: [Say("read"), End()])
         content = base64.b64encode("naïve notes\n".encode()).decode()
@@ -74,7 +47,8 @@ class AcceptanceTests(CoderTestCase):
         self.assertIn("naïve notes\n", text)
         self.assertIn("notes.txt", text)
 
-    async def test_012_request_timeout_does_not_own_run(self) -> None:
+    @scenario(12)
+    async def test_a_client_that_gives_up_its_request_does_not_end_its_run(self) -> None:
         """A client that gives up its request after 50 ms does not end its run."""
         await self.start()
         http = self.daemon.connect()
@@ -94,28 +68,8 @@ class AcceptanceTests(CoderTestCase):
         self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
         self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "still here"))
 
-    async def test_013_connection_reset_after_202(self) -> None:
-        """The client's connection is reset in the middle of the answer, and the run ends
-        normally."""
-        await self.start(tcp=True)
-        port = self.daemon.port
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = json.dumps({"session_id": self.session, "prompt": "hello", "run_id": "r"})
-        head = f"POST {self.anna.base}/agent HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        self.assertIn(b" 202 ", await reader.readline())
-        call = await self.model.call(1)
-        await call.text("still ")
-        # With a linger of zero, the kernel sends a reset instead of a FIN.
-        raw = writer.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-        await call.text("here")
-        await call.finish()
-        done = await self.complete("r")
-        self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
-
-    async def test_015_concurrent_dispatch_single_stream(self) -> None:
+    @scenario(15)
+    async def test_prompts_sent_at_once_run_one_at_a_time_and_are_all_stored(self) -> None:
         """Of eight prompts sent at once to an idle session, never two are with the model at a time,
         and all eight are stored and reach it."""
         await self.start()
@@ -146,87 +100,10 @@ class AcceptanceTests(CoderTestCase):
         last = [text for role, text in self.asked(number) if role == "user"]
         self.assertEqual(sorted(last), texts)
 
-    async def test_016_sessions_run_in_parallel(self) -> None:
-        """Two sessions stream at the same time, and the end of one does not affect the other."""
-        await self.start()
-        other = await self.anna.session()
-        first = await self.post("one")
-        call_one = await self.model.call(1)
-        second = await self.post("two", other)
-        call_two = await self.model.call(2)
-        self.assertEqual(self.model.concurrent, 2)
-        await call_two.text("second ")
-        await call_one.text("first")
-        await call_one.finish()
-        self.assertEqual((await self.complete(first))["text"], "first")
-        self.assertTrue(call_two.open)
-        self.assertTrue(await self.anna.busy(other))
-        await call_two.text("answer")
-        await call_two.finish()
-        self.assertEqual((await self.complete(second))["text"], "second answer")
 
-    async def test_017_agent_init_survives_request_end(self) -> None:
-        """An init whose connection is aborted does not affect a later prompt."""
-        await self.start()
-        _, writer = await asyncio.open_unix_connection(str(self.daemon.socket))
-        head = f"POST {self.anna.base}/agent/init HTTP/1.1\r\nHost: localhost\r\n"
-        writer.write(f"{head}Content-Length: 0\r\n\r\n".encode())
-        writer.transport.abort()
-        done = await self.exchange("hello", "hi")
-        self.assertEqual((done["text"], done["error"], done["cancelled"]), ("hi", None, None))
-
-
-class CancelTests(CoderTestCase):
-    async def test_019_cancel_by_other_client(self) -> None:
-        """Another client's cancel ends the request to the model; both see a canceled message, and
-        neither an error."""
-        await self.start()
-        bert = await self.join()
-        run_id = await self.post("hello")
-        call = await self.model.call(1)
-        await call.text("wor")
-        self.assertEqual(await bert.cancel(self.session), [{"run_id": run_id, "was": "active"}])
-        await call.gone()
-        for client in (self.anna, bert):
-            seen = await client.events.wait_for(assistant, finish="canceled")
-            self.assertEqual(seen["session_id"], self.session)
-            await client.events.wait_for("run_complete", cancelled=True)
-        await self.anna.events.never("agent_event")
-        await bert.events.never("agent_event", quiet=0)
-
-    async def test_021_idle_cancel_is_noop(self) -> None:
-        """A cancel of an idle session does not affect the next prompt."""
-        await self.start()
-        self.assertEqual(await self.anna.cancel(self.session), [])
-        done = await self.exchange("hello", "hi")
-        self.assertEqual((done["text"], done["cancelled"]), ("hi", None))
-        self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "hi"))
-
-    async def test_023_cancel_active_and_accepted_followup(self) -> None:
-        """One cancel ends the running turn and the prompt behind it, which is never sent to a
-        model."""
-        await self.start()
-        await self.post("first", run_id="r1")
-        call = await self.model.call(1)
-        await self.post("second", run_id="r2")
-        receipt = await self.anna.cancel(self.session, wait=20)
-        self.assertEqual([entry["run_id"] for entry in receipt], ["r1", "r2"])
-        await call.text("too late")
-        await call.finish()
-        for run_id in ("r1", "r2"):
-            self.assertTrue((await self.complete(run_id))["cancelled"])
-        self.assertEqual(
-            await self.shape(),
-            [
-                ("user", "stop", "first"),
-                ("assistant", "canceled", ""),
-                ("user", "stop", "second"),
-                ("assistant", "canceled", ""),
-            ],
-        )
-        self.assertEqual(len(self.model.calls), 1)
-
-    async def test_030_second_cancel_while_pending_idempotent(self) -> None:
+class CoderCancelTests(CancelScenarios, CoderTestCase):
+    @scenario(30)
+    async def test_a_second_cancel_changes_nothing_and_the_next_prompt_runs(self) -> None:
         """Two cancels of one prompt leave one canceled pair, and the next prompt runs."""
         await self.start()
         run_id = await self.post("first")
@@ -247,31 +124,8 @@ class CancelTests(CoderTestCase):
         # The canceled answer is empty, which providers refuse: only the prompts are sent.
         self.assertEqual(self.asked(2), [("user", "first"), ("user", "second")])
 
-    async def test_036_no_duplicate_user_message(self) -> None:
-        """A cancel after the user message was written does not write it again."""
-        await self.start()
-        run_id = await self.post("hello")
-        await self.model.call(1)
-        self.assertEqual(await self.shape(), [("user", "stop", "hello")])
-        await self.anna.cancel(self.session)
-        await self.complete(run_id)
-        self.assertEqual(
-            await self.shape(), [("user", "stop", "hello"), ("assistant", "canceled", "")]
-        )
-
-    async def test_037_cancel_mid_text(self) -> None:
-        """What was streamed before the cancel stays, in the message and in the run_complete."""
-        await self.start()
-        run_id = await self.post("hello")
-        call = await self.model.call(1)
-        await call.text("hel")
-        await self.anna.events.wait_for(assistant, text="hel")
-        await self.anna.cancel(self.session)
-        done = await self.complete(run_id)
-        self.assertEqual((done["cancelled"], done["text"]), (True, "hel"))
-        self.assertEqual((await self.shape())[-1], ("assistant", "canceled", "hel"))
-
-    async def test_040_cancel_during_tool(self) -> None:
+    @scenario(40)
+    async def test_a_cancel_stops_the_running_tool_and_closes_its_call(self) -> None:
         """A cancel kills the running command and closes its call; the session is idle then."""
         await self.start(tools=all_tools())
         run_id = await self.post("wait")
@@ -296,7 +150,8 @@ class CancelTests(CoderTestCase):
         )
         self.assertEqual(len(self.model.calls), 1)
 
-    async def test_042_cancel_while_permission_open(self) -> None:
+    @scenario(42)
+    async def test_a_cancel_closes_the_open_permission_and_later_grants_do_nothing(self) -> None:
         """A cancel closes the open dialog; a grant that comes later does nothing."""
         await self.start(tools=all_tools(), yolo=False)
         run_id = await self.post("touch it")
@@ -313,228 +168,20 @@ class CancelTests(CoderTestCase):
         await self.exchange("and now?", "nothing")
         self.assertFalse((self.project / "touched").exists())
 
-    async def test_047_cancel_isolated_per_session(self) -> None:
-        """A cancel in one session does not affect the answer that streams in another."""
-        await self.start()
-        other = await self.anna.session()
-        first = await self.post("one")
-        call_one = await self.model.call(1)
-        second = await self.post("two", other)
-        call_two = await self.model.call(2)
-        await self.anna.cancel(self.session)
-        await call_one.gone()
-        self.assertTrue((await self.complete(first))["cancelled"])
-        await call_two.text("unharmed")
-        await call_two.finish()
-        done = await self.complete(second)
-        self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
-        self.assertEqual((await self.shape(other))[-1], ("assistant", "end_turn", "unharmed"))
 
-    async def test_050_cancel_after_completion(self) -> None:
-        """A cancel after the end of a run changes nothing, and the next prompt runs."""
-        await self.start()
-        await self.exchange("one", "first")
-        self.assertEqual(await self.anna.cancel(self.session), [])
-        self.assertEqual((await self.exchange("two", "second"))["text"], "second")
-        self.assertEqual(self.asked(2), [("user", "one"), ("assistant", "first"), ("user", "two")])
+class CoderQueueTests(QueueScenarios, CoderTestCase):
+    pass
 
 
-class QueueTests(CoderTestCase):
-    async def at_the_gate(self) -> GateTool:
-        """Start a turn with the prompt `main`, whose model has called a tool that is still
-        running."""
-        gate = GateTool()
-        await self.start(tools=[gate])
-        await self.post("main", run_id="main")
-        call = await self.model.call(1)
-        await call.text("wait ")
-        await call.tool_call("c1", "gate", "{}")
-        await call.finish()
-        await gate.inside.acquire()
-        return gate
+class CoderEndingTests(EndingScenarios, CoderTestCase):
+    @scenario(85)
+    async def test_the_error_event_of_a_failed_run_names_its_session_and_run(self) -> None:
+        await super().test_the_error_event_of_a_failed_run_names_its_session_and_run()
+        self.assertEqual(self.naps.slept, [])
 
-    async def answer(self, number: int, text: str) -> None:
-        call = await self.model.call(number)
-        await call.text(text)
-        await call.finish()
-
-    async def test_055_queue_count_and_list(self) -> None:
-        """Prompts that wait behind a turn are counted, and listed in the order of arrival."""
-        await self.start()
-        await self.post("main", run_id="r1")
-        await self.model.call(1)
-        await self.post("second", run_id="r2")
-        await self.post("third", run_id="r3")
-        self.assertEqual(await self.queue("queued"), 2)
-        self.assertEqual(await self.queue("list"), ["second", "third"])
-        await self.answer(1, "one")
-        await self.model.call(2)
-        self.assertEqual(await self.queue("list"), ["third"])
-        await self.answer(2, "two")
-        await self.answer(3, "three")
-        texts = [(await self.complete(run_id))["text"] for run_id in ("r1", "r2", "r3")]
-        self.assertEqual(texts, ["one", "two", "three"])
-        self.assertEqual(await self.queue("queued"), 0)
-
-    async def test_056_followup_folds_at_next_step(self) -> None:
-        """A prompt that is sent while a tool runs is in the next request, after the tool's
-        result."""
-        gate = await self.at_the_gate()
-        rider = await self.post("also this")
-        gate.gate.set()
-        await self.answer(2, "both done")
-        first, second = await self.complete("main"), await self.complete(rider)
-        call = "wait gate({})"
-        self.assertEqual(
-            self.asked(2),
-            [
-                ("user", "main"),
-                ("assistant", call),
-                ("tool", "the gate is open"),
-                ("user", "also this"),
-            ],
-        )
-        self.assertEqual(
-            await self.shape(),
-            [
-                ("user", "stop", "main"),
-                ("assistant", "tool_use", "wait "),
-                ("tool", "stop", ""),
-                ("user", "stop", "also this"),
-                ("assistant", "end_turn", "both done"),
-            ],
-        )
-        self.assertEqual((second["folded_into"], second["text"]), ("main", first["text"]))
-        self.assertEqual(len(self.model.calls), 2)
-
-    async def test_058_followup_without_more_steps_becomes_own_turn(self) -> None:
-        """A prompt that is sent during the last step of a turn gets a turn of its own."""
-        await self.start()
-        main = await self.post("main")
-        call = await self.model.call(1)
-        later = await self.post("and then?")
-        await call.text("plain")
-        await call.finish()
-        await self.answer(2, "more")
-        self.assertEqual((await self.complete(main))["text"], "plain")
-        done = await self.complete(later)
-        self.assertEqual((done["text"], done["folded_into"]), ("more", None))
-        self.assertEqual(
-            self.asked(2), [("user", "main"), ("assistant", "plain"), ("user", "and then?")]
-        )
-
-    async def test_059_several_followups_fold_in_order(self) -> None:
-        """Three prompts sent during one tool call reach the model and the store in their order."""
-        gate = await self.at_the_gate()
-        riders = [await self.post(text) for text in ("f1", "f2", "f3")]
-        gate.gate.set()
-        await self.answer(2, "all done")
-        for run_id in ("main", *riders):
-            self.assertEqual((await self.complete(run_id))["text"], "all done")
-        self.assertEqual(self.asked(2)[-3:], [("user", "f1"), ("user", "f2"), ("user", "f3")])
-        users = [text for role, _, text in await self.shape() if role == "user"]
-        self.assertEqual(users, ["main", "f1", "f2", "f3"])
-
-    async def test_060_runid_prompt_never_folds(self) -> None:
-        """A prompt with a run_id is not folded into the running turn and gets its own answer."""
-        gate = await self.at_the_gate()
-        await self.post("mine", run_id="mine")
-        gate.gate.set()
-        await self.answer(2, "main is done")
-        await self.answer(3, "and so is mine")
-        self.assertNotIn(("user", "mine"), self.asked(2))
-        self.assertEqual(self.asked(3)[-1], ("user", "mine"))
-        self.assertEqual((await self.complete("main"))["text"], "main is done")
-        self.assertEqual((await self.complete("mine"))["text"], "and so is mine")
-
-    async def test_065_cancel_clears_queue_with_rc(self) -> None:
-        """A cancel ends each waiting prompt once, with or without a run_id, and empties the
-        queue."""
-        await self.start()
-        await self.post("main", run_id="main")
-        await self.model.call(1)
-        unnamed = await self.post("no id")
-        await self.post("with id", run_id="r")
-        self.assertEqual(await self.queue("queued"), 2)
-        await self.anna.cancel(self.session, wait=20)
-        for run_id in ("main", unnamed, "r"):
-            self.assertTrue((await self.complete(run_id))["cancelled"])
-        await self.anna.events.never(lambda event: assistant(event) and event.finish == "end_turn")
-        self.assertEqual(len(self.anna.events.all("run_complete")), 3)
-        self.assertEqual(await self.queue("queued"), 0)
-        self.assertEqual(len(self.model.calls), 1)
-
-    async def test_068_both_turns_publish_rc(self) -> None:
-        """A turn and the one queued behind it both complete, with a message each."""
-        await self.start()
-        await self.post("first", run_id="r1")
-        await self.model.call(1)
-        await self.post("second", run_id="r2")
-        await self.answer(1, "one")
-        await self.answer(2, "two")
-        endings = [await self.complete("r1"), await self.complete("r2")]
-        self.assertEqual([(e["text"], e["error"]) for e in endings], [("one", None), ("two", None)])
-        messages = [m for m in await self.anna.messages(self.session) if m["role"] == "assistant"]
-        self.assertEqual([m["id"] for m in messages], [e["message_id"] for e in endings])
-
-    async def test_077_same_runid_twice(self) -> None:
-        """A repeated prompt is the same run, during it and after its end; another text with its
-        run_id is refused."""
-        await self.start()
-        await self.post("hello", run_id="r")
-        await self.model.call(1)
-        await self.post("hello", run_id="r")
-        other = await self.anna.try_prompt(self.session, "something else", run_id="r")
-        self.assertEqual(other.status, 409)
-        await self.answer(1, "hi")
-        await self.complete("r")
-        again = await self.anna.prompt(self.session, "hello", run_id="r")
-        self.assertEqual(again.json["state"], "ended")
-        await self.anna.events.never("agent_event", type="error")
-        await self.complete("r")
-        self.assertEqual(len(self.model.calls), 1)
-        self.assertEqual(
-            await self.shape(), [("user", "stop", "hello"), ("assistant", "end_turn", "hi")]
-        )
-
-
-class EndingTests(CoderTestCase):
-    async def test_079_rc_success_shape(self) -> None:
-        """The run_complete of a success names session, run and last message, holds the text of
-        that, and neither an error nor a cancel."""
-        await self.start()
-        done = await self.exchange("hello", "hi")
-        run_id = (await self.anna.call("GET", "/runs")).json[0]["run_id"]
-        *_, last = await self.anna.messages(self.session)
-        self.assertEqual(
-            done.payload,
-            {
-                "session_id": self.session,
-                "run_id": run_id,
-                "message_id": last["id"],
-                "text": "hi",
-            },
-        )
-        (event,) = self.anna.events.all("agent_event")
-        self.assertEqual((event["type"], event["session_id"]), ("agent_finished", self.session))
-
-    async def test_080_rc_text_is_last_assistant(self) -> None:
-        """After several steps the run_complete holds the text of the last message only."""
-        await self.start(tools=[EchoTool()])
-        run_id = await self.post("go")
-        call = await self.model.call(1)
-        await call.text("let me see")
-        await call.tool_call("c1", "echo", "{}")
-        await call.finish()
-        call = await self.model.call(2)
-        await call.text("seen")
-        await call.finish()
-        done = await self.complete(run_id)
-        *_, last = await self.anna.messages(self.session)
-        self.assertEqual((done["text"], done["message_id"]), ("seen", last["id"]))
-
-    async def test_081_rc_cancel_shape(self) -> None:
-        """The run_complete of a cancel says so, and names the message that it left."""
+    @scenario(81)
+    async def test_reasoning_that_a_cancel_interrupts_is_kept_and_ended(self) -> None:
+        """The run_complete says that the run was canceled, and names the message."""
         await self.start()
         run_id = await self.post("hello")
         await (await self.model.call(1)).think("hmm")
@@ -548,32 +195,8 @@ class EndingTests(CoderTestCase):
         self.assertEqual(reasoning["data"]["thinking"], "hmm")
         self.assertGreater(reasoning["data"]["finished_at"], 0)
 
-    async def failed(self, run_id: str) -> Seen:
-        """The last message of a failed run, after checking that its run_complete, its record and
-        its message agree."""
-        done = await self.complete(run_id)
-        (event,) = self.anna.events.all("agent_event", type="error")
-        self.assertEqual((event["session_id"], event["run_id"]), (self.session, run_id))
-        self.assertEqual(event["error"], done["error"])
-        info = (await self.anna.call("GET", f"/runs/{run_id}")).json
-        self.assertEqual((info["outcome"], info["error"]), ("failed", done["error"]))
-        *_, last = await self.anna.messages(self.session)
-        self.assertEqual((last.finish, last["id"]), ("error", done["message_id"]))
-        details = last["parts"][-1]["data"]
-        self.assertEqual(details["details"], done["error"])
-        self.assertTrue(details["message"])
-        return last
-
-    async def test_085_error_event_has_run_id(self) -> None:
-        """The error event of a refused request names session and run and quotes the provider."""
-        await self.start()
-        await self.post("hello", run_id="r")
-        (await self.model.call(1)).error(400, "context_length_exceeded: too many words")
-        last = await self.failed("r")
-        self.assertIn("too many words", last["parts"][-1]["data"]["details"])
-        self.assertEqual((len(self.model.calls), self.naps.slept), (1, []))
-
-    async def test_086_provider_error_persisted(self) -> None:
+    @scenario(86)
+    async def test_a_failed_run_keeps_its_partial_text_and_stores_the_error(self) -> None:
         """When every attempt has failed, the provider's error is stored with what the last attempt
         had streamed; nothing is left of the attempts before it."""
         await self.start()
@@ -592,7 +215,8 @@ class EndingTests(CoderTestCase):
         # The session can be used again.
         self.assertEqual((await self.exchange("again", "fine now"))["text"], "fine now")
 
-    async def test_088_reauth_retry_single_rc(self) -> None:
+    @scenario(88)
+    async def test_an_attempt_that_is_repeated_ends_the_run_only_once(self) -> None:
         """Several attempts are one run with one ending. A refused key is not tried again, since
         keys do not change by themselves: the user gets the error at once."""
         answers: list[list[Step]] = [
@@ -610,7 +234,8 @@ class EndingTests(CoderTestCase):
         self.assertEqual(len(self.model.calls), 4)
         self.assertEqual(len(self.anna.events.all("run_complete")), 2)
 
-    async def test_089_malformed_tool_json(self) -> None:
+    @scenario(89)
+    async def test_arguments_that_are_no_json_are_an_error_result_for_the_model(self) -> None:
         """Arguments that are no JSON are stored as {}, the model gets an error, and the turn goes
         on."""
         echo = EchoTool()
@@ -631,7 +256,8 @@ class EndingTests(CoderTestCase):
         (stored,) = await self.results()
         self.assertTrue(stored["is_error"])
 
-    async def test_090_loop_guard(self) -> None:
+    @scenario(90)
+    async def test_a_turn_that_repeats_a_call_with_the_same_result_is_stopped(self) -> None:
         """The sixth equal call with an equal result ends the turn; equal calls with different
         results do not."""
 
@@ -651,7 +277,8 @@ class EndingTests(CoderTestCase):
         done = await self.complete(await self.post("go"))
         self.assertEqual((done["text"], len(same.ran)), ("enough", 6 + 8))
 
-    async def test_091_orphan_tool_call_repaired(self) -> None:
+    @scenario(91)
+    async def test_a_call_without_a_result_gets_an_error_result_right_behind_it(self) -> None:
         """A call without a stored result gets one in the request, right after it; the call next to
         it keeps its own."""
         await self.start(tools=[EchoTool(read_only=True)])
@@ -679,21 +306,8 @@ class EndingTests(CoderTestCase):
         self.assertIn("interrupted", sent[2]["content"])
         self.assertEqual(sent[3]["content"], "echo two")
 
-    async def test_096_content_filter_and_max_tokens(self) -> None:
-        """An answer that the provider's filter or limit cut has that finish reason, and is no
-        error."""
-        await self.start()
-        for reason, finish in (("length", "max_tokens"), ("content_filter", "content_filter")):
-            with self.subTest(reason):
-                run_id = await self.post("hello")
-                call = await self.model.call(len(self.model.calls) + 1)
-                await call.text("cut")
-                await call.finish(reason)
-                done = await self.complete(run_id)
-                self.assertEqual((done["text"], done["error"]), ("cut", None))
-                self.assertEqual((await self.shape())[-1], ("assistant", finish, "cut"))
-
-    async def test_098_teardown_waits_for_runs(self) -> None:
+    @scenario(98)
+    async def test_a_teardown_waits_for_what_a_canceled_run_still_writes(self) -> None:
         """A tool that takes its time to stop delays the teardown: the store is closed after the
         ending of its run was written, and nothing is written too late."""
         gate = GateTool(cleanup=asyncio.Event())

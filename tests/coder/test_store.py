@@ -11,6 +11,7 @@ from crushlite.clock import FakeClock
 from crushlite.store import files as file_rows, messages as message_rows, runs as run_rows
 from crushlite.testing.model import End, Say, Use
 from tests.support.configured import ConfiguredTestCase, chat, marked, new_mark, results, until, use
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,8 @@ class StoreCase(ConfiguredTestCase):
 
 
 class SessionScenarios(StoreCase):
-    async def test_241_session_crud_and_order(self) -> None:
+    @scenario(241)
+    async def test_sessions_are_listed_by_their_last_change_without_child_sessions(self) -> None:
         """Sessions are listed by their last change, with their counts, and without child
         sessions."""
         second = await self.anna.session("second")
@@ -81,7 +83,8 @@ class SessionScenarios(StoreCase):
         await self.anna.call("DELETE", f"/sessions/{second}")
         self.assertEqual(await self.listed(), [self.session])
 
-    async def test_248_delete_session_cascade(self) -> None:
+    @scenario(248)
+    async def test_a_deleted_session_takes_its_messages_files_and_runs_along(self) -> None:
         """Messages, files, read marks and runs are deleted at once, with one event; then it is
         404."""
         self.plan += [
@@ -105,7 +108,8 @@ class SessionScenarios(StoreCase):
         self.assertEqual(await self.anna.messages(self.session), [])
         self.assertTrue((self.project / "a.txt").exists(), "the user's files are not ours to take")
 
-    async def test_248_a_deleted_session_takes_its_background_jobs_along(self) -> None:
+    @scenario(248)
+    async def test_a_deleted_session_takes_its_background_jobs_along(self) -> None:
         """The background jobs of a session are killed when it is deleted."""
         mark = new_mark()
         self.plan.append(
@@ -116,7 +120,8 @@ class SessionScenarios(StoreCase):
         answer = await self.anna.call("DELETE", f"/sessions/{self.session}")
         self.assertEqual((answer.status, marked(mark)), (200, []))
 
-    async def test_256_attachments_retained_but_filtered_for_text_model(self) -> None:
+    @scenario(256)
+    async def test_a_model_without_images_gets_their_names_and_uploads_are_kept(self) -> None:
         """A model that takes no images gets the name of one and not its content; the upload is
         kept."""
         files = [
@@ -150,7 +155,8 @@ class SessionScenarios(StoreCase):
 class ActiveDeletion(StoreCase):
     scripted = False
 
-    async def test_248_a_session_at_work_is_stopped_before_it_is_deleted(self) -> None:
+    @scenario(248)
+    async def test_a_session_at_work_is_stopped_before_it_is_deleted(self) -> None:
         """Its run and the request to the model end first; no event of it follows `session
         deleted`."""
         run_id = await self.prompt(self.anna, self.session, "hello")
@@ -167,7 +173,8 @@ class ActiveDeletion(StoreCase):
         self.assertEqual([e for e in after if e["session_id"] == self.session], [])
         self.assertEqual(await self.left(self.session), [0, 0, 0, 0])
 
-    async def test_250_delete_parent_removes_children(self) -> None:
+    @scenario(250)
+    async def test_child_sessions_are_deleted_with_their_parent(self) -> None:
         """Child sessions and theirs are deleted with their parent, whether they have a run or
         not."""
         child = await self.child(self.session)
@@ -190,7 +197,8 @@ class OrderScenario(StoreCase):
     def make_clock(self) -> FakeClock:
         return FakeClock()
 
-    async def test_242_message_order_stable_within_one_second(self) -> None:
+    @scenario(242)
+    async def test_messages_of_the_same_second_are_listed_in_the_order_they_came(self) -> None:
         """Fifty messages of the same second are listed in the order they came, also from disk."""
         calls = [f"c{n}" for n in range(32)]
 
@@ -233,7 +241,8 @@ class TitleScenarios(StoreCase):
         await until(lambda: bool(seen.all("session", id=session, title=title)), f"title {title!r}")
         self.assertEqual((await self.known(session))["title"], title)
 
-    async def test_244_title_generated_from_first_text(self) -> None:
+    @scenario(244)
+    async def test_the_title_comes_from_the_first_prompt_only(self) -> None:
         """The title made from the first prompt replaces the one given at create; a second is not
         made."""
         self.assertEqual((await self.known())["title"], "placeholder")
@@ -247,7 +256,8 @@ class TitleScenarios(StoreCase):
         self.assertEqual(len(self.titles.requests), 1)
         self.assertEqual((await self.known())["title"], "Port the Parser")
 
-    async def test_244_what_a_model_says_becomes_one_clean_line(self) -> None:
+    @scenario(244)
+    async def test_what_a_model_says_becomes_one_clean_line(self) -> None:
         """Reasoning, quotes and line ends are removed; an empty title is replaced by the prompt."""
         long = "please port the parser to the new grammar, and then the lexer"
         for said, title in (
@@ -279,17 +289,28 @@ class TitleUnderWay(StoreCase):
         await call.text("Port the Parser")
         await call.finish(usage=usage)
 
-    async def test_244_a_cancel_of_the_turn_does_not_stop_the_title(self) -> None:
-        """A user who cancels the turn still gets a title."""
-        run_id, turn, title = await self.both(self.session)
+    @scenario(244)
+    async def test_a_cancel_of_the_turn_does_not_stop_the_title(self) -> None:
+        """The title comes from the first prompt, although its run is canceled meanwhile, and
+        neither from a shell command before it nor from a later prompt."""
+        shell = {"command": "true"}
+        await self.anna.call("POST", f"/agent/sessions/{self.session}/shell", shell)
+        run_id, turn, title = await self.both(self.session, "  draw a frog")
+        self.assertEqual(chat(title.request), [("user", "  draw a frog")])
         await self.anna.cancel(self.session, wait=10)
         self.assertTrue((await self.ended(self.anna, run_id))["cancelled"])
         await turn.gone()
         self.assertTrue(title.open)
         await self.give_title(title)
         await self.anna.events.wait_for("session", title="Port the Parser")
+        later = await self.prompt(self.anna, self.session, "and a newt")
+        await (await self.model.call(2)).finish()
+        await self.ended(self.anna, later)
+        self.assertEqual(len(self.titles.calls), 1)
+        self.assertEqual((await self.known())["title"], "Port the Parser")
 
-    async def test_244_a_rename_is_kept_whenever_the_title_comes(self) -> None:
+    @scenario(244)
+    async def test_a_rename_is_kept_whenever_the_title_comes(self) -> None:
         """A title that the user gave is never replaced, neither by one under way nor by a later
         one."""
         run_id, turn, title = await self.both(self.session)
@@ -300,7 +321,8 @@ class TitleUnderWay(StoreCase):
         await self.ended(self.anna, run_id)
         self.assertEqual((await self.known())["title"], "mine")
 
-    async def test_244_a_small_model_that_fails_is_replaced_by_the_large_one(self) -> None:
+    @scenario(244)
+    async def test_a_small_model_that_fails_is_replaced_by_the_large_one(self) -> None:
         """The large model gets the same request; the turn is not affected."""
         run_id, turn, title = await self.both(self.session)
         title.error(400, "too small")
@@ -312,7 +334,8 @@ class TitleUnderWay(StoreCase):
         await turn.finish()
         await self.ended(self.anna, run_id)
 
-    async def test_244_a_title_that_no_model_can_give_has_a_fallback(self) -> None:
+    @scenario(244)
+    async def test_a_title_that_no_model_can_give_has_a_fallback(self) -> None:
         """If both models fail, the session gets a default title, and the turn goes on."""
         run_id, turn, title = await self.both(self.session)
         title.error(400, "too small")
@@ -324,7 +347,8 @@ class TitleUnderWay(StoreCase):
         await turn.finish()
         self.assertEqual((await self.ended(self.anna, run_id))["text"], "Hi.")
 
-    async def test_244_a_first_prompt_that_was_canceled_in_the_queue_is_titled(self) -> None:
+    @scenario(244)
+    async def test_a_first_prompt_that_was_canceled_in_the_queue_gives_the_title(self) -> None:
         """The title comes from the first prompt, although its run never started."""
         body = {"command": "true"}
         await self.anna.call("POST", f"/agent/sessions/{self.session}/shell", body)
@@ -342,7 +366,8 @@ class TitleUnderWay(StoreCase):
         await self.anna.cancel(self.session, wait=10)
         self.assertEqual((await self.run_info(self.anna, run_id))["outcome"], "canceled")
 
-    async def test_245_title_usage_added_not_overwritten(self) -> None:
+    @scenario(245)
+    async def test_the_cost_of_a_title_is_added_to_that_of_the_turn(self) -> None:
         """Whichever ends first, the cost is the sum; a title that ends after the turn adds to its
         counters."""
         run_id, turn, title = await self.both(self.session)
@@ -373,7 +398,8 @@ class UsageScenario(StoreCase):
         known = await self.known()
         return known["prompt_tokens"], known["completion_tokens"]
 
-    async def test_247_usage_rules(self) -> None:
+    @scenario(247)
+    async def test_counters_hold_the_last_step_and_costs_are_added(self) -> None:
         """Counters hold the values of the last step; one that it leaves out stays; costs are
         added."""
         self.assertEqual(await self.counted((100, 7)), (100, 7))
@@ -384,7 +410,8 @@ class UsageScenario(StoreCase):
         self.assertEqual(await self.counted((130, 0)), (130, 9))
         self.assertAlmostEqual((await self.known())["cost"], 0.54)
 
-    async def test_247_zero_usage_is_estimated_and_costs_nothing(self) -> None:
+    @scenario(247)
+    async def test_zero_usage_is_estimated_and_costs_nothing(self) -> None:
         """For a server that reports no usage: about four characters to a token, and no cost."""
         for usage in (None, (0, 0)):
             with self.subTest(usage=usage):

@@ -27,6 +27,7 @@ from tests.support.configured import (
     use,
 )
 from tests.support.prompts import Gate
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -64,7 +65,8 @@ class SummaryCase(ConfiguredTestCase):
 
 
 class SummaryScenarios(SummaryCase):
-    async def test_258_summarize_ok(self) -> None:
+    @scenario(258)
+    async def test_a_summary_is_flagged_and_later_requests_begin_with_it(self) -> None:
         """The summary is flagged, the session points to it, and later requests begin with it."""
         self.plan.append(use("todos", todos=[{"content": "Port the parser", "status": "pending"}]))
         await self.turn(self.anna, self.session, "hello")
@@ -89,7 +91,8 @@ class SummaryScenarios(SummaryCase):
         await self.turn(self.anna, self.session, "go on")
         self.assertEqual(chat(self.model.requests[-1]), [AS_USER, ("user", "go on")])
 
-    async def test_258_a_second_summary_takes_the_place_of_the_first(self) -> None:
+    @scenario(258)
+    async def test_a_second_summary_takes_the_place_of_the_first(self) -> None:
         """It is made from the first one and what followed that; later requests begin with it."""
         await self.turn(self.anna, self.session, "hello")
         self.plan.append([Say(SUMMARY), End()])
@@ -107,7 +110,8 @@ class SummaryScenarios(SummaryCase):
             [("user", "Summary of our conversation so far:\nAll of it."), ("user", "and on")],
         )
 
-    async def test_259_summarize_empty_noop(self) -> None:
+    @scenario(259)
+    async def test_a_session_without_messages_is_not_summarized(self) -> None:
         """A session without messages is not summarized; one that is unknown is a 404."""
         self.assertEqual((await self.summarize()).status, 200)
         self.assertEqual(await self.anna.messages(self.session), [])
@@ -116,7 +120,8 @@ class SummaryScenarios(SummaryCase):
         answer = await self.anna.call("POST", "/agent/sessions/unknown/summarize")
         self.assertEqual((answer.status, answer.json["code"]), (404, "session_not_found"))
 
-    async def test_262_summarize_error_finishes_message(self) -> None:
+    @scenario(262)
+    async def test_a_failed_summary_holds_the_error_and_is_not_used(self) -> None:
         """The provider's error is the answer, and is in a summary message that is not used."""
         self.plan.append([Say("Hi."), End()])
         await self.turn(self.anna, self.session, "hello")
@@ -136,7 +141,8 @@ class SummaryScenarios(SummaryCase):
             [("user", "hello"), ("assistant", "Hi."), ("user", "go on")],
         )
 
-    async def test_262_a_model_that_says_nothing_leaves_no_summary(self) -> None:
+    @scenario(262)
+    async def test_a_model_that_says_nothing_leaves_no_summary(self) -> None:
         """An empty answer is an error: an empty summary would lose the conversation."""
         await self.turn(self.anna, self.session, "hello")
         before = shape(await self.anna.messages(self.session))
@@ -193,7 +199,8 @@ class UnderWay(SummaryCase):
 
 
 class SummaryUnderWay(UnderWay):
-    async def test_260_summarize_busy_409(self) -> None:
+    @scenario(260)
+    async def test_a_busy_session_is_not_summarized(self) -> None:
         """A session with a run is not summarized, nor is one that is being summarized."""
         run_id = await self.prompt(self.anna, self.session, "more")
         turn = await self.model.call(2)
@@ -209,7 +216,8 @@ class SummaryUnderWay(UnderWay):
         self.assertEqual((await asking).status, 200)
         self.assertFalse(await self.anna.busy(self.session))
 
-    async def test_261_summarize_cancel_deletes_summary(self) -> None:
+    @scenario(261)
+    async def test_a_canceled_summary_is_deleted(self) -> None:
         """A canceled summary is deleted and answered with 200; the history is as before."""
         asking, call = await self.begin()
         [canceled] = await self.anna.cancel(self.session, wait=10)
@@ -219,7 +227,8 @@ class SummaryUnderWay(UnderWay):
         await self.anna.events.wait_for("message", action="deleted", is_summary_message=True)
         await self.assert_unsummarized()
 
-    async def test_261_a_teardown_deletes_a_summary_under_way(self) -> None:
+    @scenario(261)
+    async def test_a_teardown_deletes_a_summary_under_way(self) -> None:
         """A workspace that closes deletes an unfinished summary; opened again, it has none."""
         asking, call = await self.begin()
         await self.anna.retire()
@@ -229,7 +238,8 @@ class SummaryUnderWay(UnderWay):
         self.anna = await self.join()
         await self.assert_unsummarized()
 
-    async def test_261_a_deleted_session_takes_its_summary_along(self) -> None:
+    @scenario(261)
+    async def test_a_deleted_session_takes_its_summary_along(self) -> None:
         """Deleting a session ends its summary first; no event of it follows."""
         asking, call = await self.begin()
         answer = await self.anna.call("DELETE", f"/sessions/{self.session}")
@@ -244,7 +254,8 @@ class SummaryUnderWay(UnderWay):
         seen = self.anna.events.seen
         self.assertLess(seen.index(last), seen.index(gone))
 
-    async def test_262_what_a_failed_summary_had_said_stays_beneath_its_error(self) -> None:
+    @scenario(262)
+    async def test_what_a_failed_summary_had_said_stays_beneath_its_error(self) -> None:
         """Clients see how far it came; it is in no later request."""
         asking, call = await self.begin()
         call.raw(b'data: {"error": {"message": "out of paper", "code": 400}}\n\n')
@@ -260,7 +271,8 @@ class SummaryUnderWay(UnderWay):
             [("user", "hello"), ("assistant", "Hi."), ("user", "go on")],
         )
 
-    async def test_265_summarize_survives_disconnect(self) -> None:
+    @scenario(265)
+    async def test_a_summary_goes_on_when_its_client_disconnects(self) -> None:
         """The client that asked may disconnect: the summary is finished and used."""
         http = self.daemon.connect()
         target = f"{self.anna.base}{self.base}/summarize"
@@ -277,7 +289,8 @@ class SummaryUnderWay(UnderWay):
         self.assertEqual((done.text, done.finish), (SUMMARY, "end_turn"))
         await self.anna.events.wait_for("session", summary_message_id=done["id"])
 
-    async def test_265_prompts_queue_behind_a_summary_and_begin_with_it(self) -> None:
+    @scenario(265)
+    async def test_prompts_queue_behind_a_summary_and_begin_with_it(self) -> None:
         """A prompt that is sent meanwhile is listed as queued, and runs after the summary."""
         asking, call = await self.begin()
         run_id = await self.prompt(self.anna, self.session, "go on")
@@ -291,7 +304,8 @@ class SummaryUnderWay(UnderWay):
         await turn.finish()
         await self.ended(self.anna, run_id)
 
-    async def test_265_prompts_behind_a_summary_that_fails_or_is_canceled_are_taken_all_the_same(
+    @scenario(265)
+    async def test_prompts_behind_a_summary_that_fails_or_is_canceled_are_taken_all_the_same(
         self,
     ) -> None:
         """A prompt behind a summary that fails or is canceled does not stay in the queue."""
@@ -375,7 +389,8 @@ class AutoSummaryScenarios(ConfiguredTestCase):
         self.assertEqual(len(self.model.requests) - asked, 3 if summarized else 2)
         return summarized
 
-    async def test_266_auto_summarize_threshold(self) -> None:
+    @scenario(266)
+    async def test_a_session_is_summarized_when_little_of_the_window_is_left(self) -> None:
         """A summary is made with 20,000 tokens left of a large window, or a fifth of a small
         one."""
         for window, options, usage, expected in (
@@ -391,13 +406,15 @@ class AutoSummaryScenarios(ConfiguredTestCase):
                 client = await self.workspace_with(window, **options)
                 self.assertEqual(await self.summarizes(client, "hello", usage), expected)
 
-    async def test_266_a_server_that_reports_no_usage_is_summarized_by_estimate(self) -> None:
+    @scenario(266)
+    async def test_a_server_that_reports_no_usage_is_summarized_by_estimate(self) -> None:
         """Else the context of a local model, whose window is known, would overflow."""
         client = await self.workspace_with(10_000)
         self.assertTrue(await self.summarizes(client, "x" * 40_000, None))
         self.assertFalse(await self.summarizes(client, "x" * 400, None))
 
-    async def test_266_the_turn_goes_on_from_its_own_summary(self) -> None:
+    @scenario(266)
+    async def test_the_turn_goes_on_from_its_own_summary(self) -> None:
         """The same run goes on: its request holds the prompt, and its history is valid."""
         client = await self.workspace_with(10_000)
         self.plan += [
@@ -479,7 +496,8 @@ class ShellCase(SummaryCase):
 
 
 class ShellScenarios(ShellCase):
-    async def test_269_shell_ok_persisted(self) -> None:
+    @scenario(269)
+    async def test_a_shell_command_is_recorded_as_the_users_however_it_ends(self) -> None:
         """A user's command runs in the workspace and is recorded as the user's, however it ends."""
         command = "pwd; echo $HOME; echo complaint >&2; exit 3"
         answer = await self.shell(command)
@@ -507,7 +525,8 @@ class ShellScenarios(ShellCase):
         for wrong in ("", "  ", "echo \0"):
             self.assertEqual((await self.shell(wrong)).status, 400)
 
-    async def test_270_shell_missing_session_runs_without_record(self) -> None:
+    @scenario(270)
+    async def test_a_shell_command_for_an_unknown_session_runs_without_a_record(self) -> None:
         """A command for a session that does not exist is run, and not recorded."""
         answer = await self.shell("echo there > effect; echo said", "unknown")
         self.assertEqual((answer.status, answer.json), (200, {"output": "said\n", "exit_code": 0}))
@@ -516,7 +535,8 @@ class ShellScenarios(ShellCase):
         self.assertEqual(self.anna.events.all("message"), [])
         self.assertEqual((await self.anna.call("GET", "/sessions/unknown/messages")).json, [])
 
-    async def test_271_shell_in_history_not_title(self) -> None:
+    @scenario(271)
+    async def test_a_shell_command_is_in_the_history_and_not_in_the_title(self) -> None:
         """The model gets the command and its output; the title comes from the prompt."""
         await self.shell("echo forty-two; exit 3")
         await self.settle(self.anna)
@@ -529,7 +549,8 @@ class ShellScenarios(ShellCase):
         asked = (await self.titles.call(1)).request
         self.assertEqual([text for _, text in chat(asked)], ["what did I do?"])
 
-    async def test_272_a_cancel_kills_a_shell_command_and_it_is_on_record(self) -> None:
+    @scenario(272)
+    async def test_a_cancel_kills_a_shell_command_and_it_is_on_record(self) -> None:
         """It does not make the session busy, is not in the receipt, and all its processes are
         killed."""
         asking, mark = await self.begin("echo so far;")
@@ -544,7 +565,8 @@ class ShellScenarios(ShellCase):
         self.assertEqual(marked(mark), [])
         self.assertEqual([part["output"] for part in await self.parts()], ["so far\n"])
 
-    async def test_272_a_cancel_reaches_a_command_that_is_still_being_started(self) -> None:
+    @scenario(272)
+    async def test_a_cancel_reaches_a_command_that_is_still_being_started(self) -> None:
         """A cancel that comes before the process exists is not lost."""
         gate, inside, start = asyncio.Event(), asyncio.Event(), process.start
 
@@ -565,7 +587,8 @@ class ShellScenarios(ShellCase):
         self.assertNotEqual(answer.json["exit_code"], 0)
         self.assertEqual(marked(mark), [])
 
-    async def test_272_teardown_ends_a_shell_command_and_keeps_its_record(self) -> None:
+    @scenario(272)
+    async def test_a_teardown_ends_a_shell_command_and_keeps_its_record(self) -> None:
         """A workspace that closes kills its commands and records them."""
         asking, mark = await self.begin("echo so far;")
         await self.anna.retire()
@@ -576,7 +599,8 @@ class ShellScenarios(ShellCase):
         async with asyncio.timeout(30):
             await asyncio.wait([asking])
 
-    async def test_272_a_deleted_session_ends_its_shell_command(self) -> None:
+    @scenario(272)
+    async def test_a_deleted_session_ends_its_shell_command(self) -> None:
         """The delete waits until it is dead, and no event of it follows `session deleted`."""
         asking, mark = await self.begin()
         killed: list[Command] = []
@@ -595,7 +619,8 @@ class ShellScenarios(ShellCase):
         self.assertEqual([e for e in after if e["session_id"] == self.session], [])
         self.assertEqual(await self.anna.messages(self.session), [])
 
-    async def test_272_a_shell_command_survives_its_client(self) -> None:
+    @scenario(272)
+    async def test_a_shell_command_survives_its_client(self) -> None:
         """It runs to its end and is recorded although its connection is closed."""
         os.mkfifo(self.project / "word")
         http = self.daemon.connect()
@@ -614,7 +639,8 @@ class ShellScenarios(ShellCase):
 class ShellDuringTurn(ShellCase):
     scripted = False
 
-    async def test_272_shell_during_turn(self) -> None:
+    @scenario(272)
+    async def test_a_shell_command_during_a_turn_neither_waits_nor_disturbs_it(self) -> None:
         """It neither waits for the turn nor disturbs it; the next request of the turn holds it."""
         run_id = await self.prompt(self.anna, self.session, "say hi")
         call = await self.model.call(1)

@@ -18,6 +18,7 @@ from crushlite.testing import LocalDaemon
 from crushlite.version import __version__
 from tests.support.cli import CommandCase
 from tests.support.client import CREATE, VERSION, ClientTestCase, answer, refused
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from crushlite.protocol.workspaces import Control
@@ -97,12 +98,14 @@ class OtherVersionTests(ClientTestCase):
         self.daemon_is(OURS)
         self.assertEqual(await self.asked(), [])
 
-    async def test_304_stale_version_honours_refusal(self) -> None:
+    @scenario(304)
+    async def test_a_daemon_of_another_version_that_refuses_to_leave_is_used(self) -> None:
         self.daemon_is(OTHER)
         self.answers[CONTROL] = refused(409, "server_in_use")
         self.assertEqual(await self.asked(), ["shutdown_if_idle"])
 
-    async def test_305_legacy_server_busy_left(self) -> None:
+    @scenario(305)
+    async def test_a_daemon_that_does_not_know_the_command_to_leave_is_used(self) -> None:
         self.daemon_is(OTHER)
         self.answers[CONTROL] = refused(400, "bad_request", "unknown command")
         self.assertEqual(await self.asked(), ["shutdown_if_idle"])

@@ -21,6 +21,7 @@ from crushlite.settings import Settings
 from crushlite.testing import FakeClock, LocalDaemon, Seen
 from tests.support.places import ROOT
 from tests.support.prompts import PATIENCE, PromptTestCase, reach, shape, until
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -485,6 +486,8 @@ class RecordTests(PromptTestCase):
             self.assertEqual(calls, {"open": "{}", "half": "{}"})
             results = [m["parts"][0]["data"] for m in messages if m["role"] == "tool"]
             self.assertEqual([r["is_error"] for r in results], [False, True, True])
+            for result in results[1:]:
+                self.assertIs(result["is_error"], True)
             await self.assert_takes_prompts(anna, session)
             return messages
 
@@ -495,12 +498,16 @@ class RecordTests(PromptTestCase):
 
     async def test_calls_left_open_by_an_exception_get_results(self) -> None:
         messages = await self.leave_open(_raise)
-        self.assertEqual(messages[3].finish, "error")
+        finish = messages[3]["parts"][-1]["data"]
+        self.assertEqual(finish["reason"], "error")
+        self.assertIn("untidy", finish["details"])
         self.assertIn("failed before", messages[4]["parts"][0]["data"]["content"])
 
     async def test_calls_left_open_by_a_cancel_get_results(self) -> None:
         messages = await self.leave_open(_hang)
-        self.assertEqual(messages[3].finish, "canceled")
+        finish = messages[3]["parts"][-1]["data"]
+        self.assertEqual(finish["reason"], "canceled")
+        self.assertTrue(finish["message"])
         self.assertIn("user cancelled", messages[4]["parts"][0]["data"]["content"])
 
     async def test_values_of_the_wrong_kind_fail_the_turn_and_leave_the_history_readable(
@@ -660,7 +667,8 @@ class RecordTests(PromptTestCase):
             self.assertEqual(await self.outcome(anna, "r"), "failed")
             await self.assert_takes_prompts(anna, session)
 
-    async def test_257_reset_streamed_content(self) -> None:
+    @scenario(257)
+    async def test_what_an_agent_erases_is_neither_in_the_history_nor_in_the_ending(self) -> None:
         async def retry(turn: Turn) -> None:
             call = await turn.tool_call("view", "{}")
             await turn.tool_result(call, "contents")

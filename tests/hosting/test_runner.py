@@ -456,17 +456,6 @@ class RunViewTests(RunnerTestCase):
         self.assertIn("the cancel was carried out", answer.json["message"])
         self.assertEqual((await self.get("/runs/main?wait=20"))["outcome"], "canceled")
 
-    async def test_denied_permissions_are_counted(self) -> None:
-        run = await self.begin()
-        asking = run.begin(lambda turn: turn.permission("bash", "execute"))
-        request = await self.anna.events.wait_for("permission_request")
-        await self.anna.grant(request.payload, "deny")
-        self.assertFalse(await asking)
-        self.assertEqual((await self.get("/runs/main"))["denied"], 1)
-        run.release()
-        await self.complete("main")
-        self.assertEqual((await self.get("/runs/main"))["denied"], 1)
-
 
 class Leaving:
     """An agent that, once canceled, leaves when the test lets it."""
@@ -505,11 +494,6 @@ class CancelTests(RunnerTestCase):
             done = await self.complete(run_id)
             self.assertTrue(done["cancelled"])
         self.assertEqual(await self.anna.cancel(self.session), [])
-
-    async def test_cancel_of_nothing_is_an_empty_receipt(self) -> None:
-        for session in (self.session, "nowhere"):
-            for wait in (None, 20.0):
-                self.assertEqual(await self.anna.cancel(session, wait=wait), [])
 
 
 class UnwindingTests(RunnerTestCase):

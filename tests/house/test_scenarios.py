@@ -1,7 +1,8 @@
-"""The catalogue of founding scenarios: each is tested under its own number and name.
+"""The catalogue of founding scenarios: each is covered by a test that is marked with its number.
 
-A scenario is covered by a test method `test_NNN_...` anywhere in tests/, or listed, with the
-reason, in a NOT_APPLICABLE tuple of the file it would stand in.
+A scenario is covered by a test method with the marker `@scenario(number)` anywhere in tests/, or
+listed, with the reason, in NOT_APPLICABLE. The names of the catalogue are those of the contract; a
+test has a name of its own that says the invariant.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import re
 import unittest
 
 from tests.support.places import TESTS
+from tests.support.scenarios import scenario
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 CATALOGUE: tuple[tuple[int, str], ...] = (
     (1, "accept_returns_202_at_once"),
@@ -231,55 +235,84 @@ CATALOGUE: tuple[tuple[int, str], ...] = (
 )
 
 
+# Scenarios that leave nothing to observe here, and why.
+NOT_APPLICABLE = {
+    18: "no tool servers are started, so there are none that a run could wait for",
+    221: "there are no hooks: nothing but a person, the allow-list, skip or an earlier "
+    "allow_session ever approves a tool call",
+    222: "no session is approved as a whole: a run that no interactive client watches is decided "
+    "by the unattended policy, or its workspace is created with skip on",
+    246: "a session keeps counters and no flag: estimated tokens are counted and cost nothing, "
+    "which is decided when they are reported, and nothing is left to survive",
+    251: "there is no tool that starts an agent of its own; child sessions exist for agents that "
+    "bring one, and are hidden, deleted and read like any other",
+}
+
+
+def marked(node: Function) -> list[int]:
+    """The numbers of a `@scenario(...)` on a function."""
+    numbers: list[int] = []
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "scenario":
+            numbers += [ast.literal_eval(number) for number in decorator.args]
+    return numbers
+
+
 @functools.cache
+def classes() -> list[ast.ClassDef]:
+    """All classes at the top of the modules in tests/."""
+    bodies = [ast.parse(path.read_text()).body for path in sorted(TESTS.rglob("*.py"))]
+    return [node for body in bodies for node in body if isinstance(node, ast.ClassDef)]
+
+
+def methods() -> list[Function]:
+    return [node for cls in classes() for node in cls.body if isinstance(node, Function)]
+
+
 def scenario_tests() -> dict[int, list[str]]:
-    """Test methods by the scenario number in their name."""
+    """Test methods by the numbers of their markers."""
     found: dict[int, list[str]] = {}
-    for path in sorted(TESTS.rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                match = re.match(r"test_(\d{3})_", node.name)
-                if match is not None:
-                    found.setdefault(int(match.group(1)), []).append(node.name)
+    for node in methods():
+        for number in marked(node):
+            found.setdefault(number, []).append(node.name)
     return found
 
 
-def not_applicable() -> dict[int, str]:
-    """Reasons by number, from the NOT_APPLICABLE tuples."""
-    reasons: dict[int, str] = {}
-    for path in sorted((TESTS / "scenarios").glob("test_*.py")):
-        for node in ast.parse(path.read_text()).body:
-            names = []
-            if isinstance(node, ast.Assign):
-                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                names = [node.target.id]
-            if "NOT_APPLICABLE" in names and isinstance(node, (ast.Assign, ast.AnnAssign)):
-                assert node.value is not None
-                entries = ast.literal_eval(node.value)
-                reasons |= {number: reason for number, _, reason in entries}
-    return reasons
-
-
-class CatalogueTest(unittest.TestCase):
+class CatalogueTests(unittest.TestCase):
     def test_every_scenario_is_tested_or_explained(self) -> None:
-        covered, excused = scenario_tests(), not_applicable()
-        missing = [f"{n} {name}" for n, name in CATALOGUE if n not in covered and n not in excused]
+        covered = scenario_tests()
+        missing = [
+            f"{number} {name}"
+            for number, name in CATALOGUE
+            if number not in covered and number not in NOT_APPLICABLE
+        ]
         self.assertEqual(missing, [])
 
     def test_an_excuse_has_a_reason_and_no_test_beside_it(self) -> None:
         covered = scenario_tests()
-        for number, reason in not_applicable().items():
+        for number, reason in NOT_APPLICABLE.items():
             with self.subTest(number=number):
                 self.assertGreater(len(reason), 20)
                 self.assertNotIn(number, covered)
 
-    def test_a_test_is_named_after_its_scenario(self) -> None:
-        names = dict(CATALOGUE)
-        for number, methods in scenario_tests().items():
-            if number in names:
-                with self.subTest(number=number):
-                    wanted = f"test_{number:03d}_{names[number]}"
-                    self.assertTrue(
-                        any(method.startswith(wanted) for method in methods), (wanted, methods)
-                    )
+    def test_markers_and_excuses_name_scenarios_of_the_catalogue(self) -> None:
+        named = {*scenario_tests(), *NOT_APPLICABLE}
+        self.assertEqual(named - dict(CATALOGUE).keys(), set())
+
+    def test_no_test_is_named_after_the_number_of_a_scenario(self) -> None:
+        wrong = [node.name for node in methods() if re.match(r"test_\d{3}_", node.name)]
+        self.assertEqual(wrong, [])
+
+    def test_scenarios_for_every_agent_are_run_with_one(self) -> None:
+        """Their classes are no test cases: one that is not inherited tests nothing."""
+        bases = {cls.name: {ast.unparse(base) for base in cls.bases} for cls in classes()}
+        shared = {name for name, names in bases.items() if "ForEveryAgent" in names}
+        self.assertTrue(shared)
+        self.assertEqual(shared - set().union(*bases.values()), set())
+
+    def test_pytest_sees_the_marker_and_its_numbers(self) -> None:
+        @scenario(1, 2)
+        def marked_test() -> None: ...
+
+        (mark,) = marked_test.pytestmark  # type: ignore[attr-defined]
+        self.assertEqual((mark.name, mark.args), ("scenario", (1, 2)))

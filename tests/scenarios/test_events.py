@@ -21,6 +21,7 @@ from crushlite.clock import FakeClock
 from crushlite.events import Bounds
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon, ScriptedAgent
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -204,7 +205,7 @@ class Scenario(unittest.IsolatedAsyncioTestCase):
         return await self.anna.events.wait_for("run_complete", run_id=run.turn.run_id)
 
     def assert_same(self, got: Sequence[Any], wanted: Sequence[Any]) -> None:
-        """Equal lists. A diff of thousands of events would take minutes and help nobody."""
+        """Equal lists. A diff of thousands of events would take minutes and be of no use."""
         for index, pair in enumerate(itertools.zip_longest(got, wanted)):
             if pair[0] != pair[1]:
                 self.fail(f"at {index} of {len(got)} and {len(wanted)}: {pair[0]} != {pair[1]}")
@@ -234,7 +235,8 @@ async def chatter(turn: Turn, pieces: int) -> None:
 
 
 class StreamScenarios(Scenario):
-    async def test_180_headers_before_first_event(self) -> None:
+    @scenario(180)
+    async def test_a_stream_is_answered_before_its_first_event(self) -> None:
         """A stream of a quiet workspace is answered at once, with a head that needs no chunks."""
         tap = await self.tap()
         status, *lines = tap.head.decode().split("\r\n")
@@ -247,7 +249,8 @@ class StreamScenarios(Scenario):
         self.assertNotIn("content-length", headers)
         self.assertEqual(tap.body, b"")
 
-    async def test_182_n_consumers_each_get_all(self) -> None:
+    @scenario(182)
+    async def test_every_stream_gets_every_event(self) -> None:
         """However many streams there are, each gets every event, and publishing to none is fine."""
         await self.anna.events.close()
         for count in (0, 1, 2, 5, 10):
@@ -268,7 +271,8 @@ class StreamScenarios(Scenario):
             for tap in taps:
                 tap.transport.abort()
 
-    async def test_183_facts_never_dropped(self) -> None:
+    @scenario(183)
+    async def test_a_reader_that_stops_loses_growth_and_never_a_fact(self) -> None:
         """For a reader that stops growth is skipped and counted; facts wait, or the stream ends."""
         lagging, slow = await self.tap(), await self.tap()
         control = await self.tap()
@@ -310,7 +314,8 @@ class StreamScenarios(Scenario):
 
         await soon(run.do(both))
 
-    async def test_184_stalled_reader_does_not_block_run(self) -> None:
+    @scenario(184)
+    async def test_a_client_that_never_reads_does_not_delay_the_run_of_another(self) -> None:
         """One client never reads; the turn of another takes no longer for it, and ends."""
         stalled = await self.tap()
         stalled.transport.pause_reading()
@@ -321,8 +326,9 @@ class StreamScenarios(Scenario):
         self.assertFalse(stalled.closed.is_set(), "it is behind, and that is all")
         self.assertGreater(self.hub.statistics().waiting, 0)
 
-    async def test_186_unknown_internal_event_not_coerced(self) -> None:
-        """What is no event of the protocol is refused where it is published, and reaches nobody."""
+    @scenario(186)
+    async def test_what_is_no_event_of_the_protocol_is_not_published(self) -> None:
+        """It is refused where it is published, and reaches no client."""
         tap = await self.tap(resume=True)
         await self.mark(tap)
         before, seen = self.hub.current, len(tap.frames)
@@ -334,7 +340,8 @@ class StreamScenarios(Scenario):
         self.assertEqual([frame.kind for frame in tap.frames[seen:]], ["session"])
         self.assertTrue(tap.frames[-1].id.endswith(f"-{before + 1}"), "no number was used up")
 
-    async def test_187_tool_result_fields_survive_wire(self) -> None:
+    @scenario(187)
+    async def test_all_fields_of_a_tool_result_arrive_as_the_tool_gave_them(self) -> None:
         """Metadata, data, media type and error flag of a result arrive as the tool gave them."""
         session, run = await self.begin()
         await run.do(lambda turn: turn.tool_call("view", '{"file_path":"a.png"}', id="t1"))
@@ -358,7 +365,8 @@ class StreamScenarios(Scenario):
         stored = [m for m in await self.anna.messages(session) if m["role"] == "tool"]
         self.assertEqual([m["parts"][0]["data"] for m in stored], [expected])
 
-    async def test_193_stream_ends_on_teardown(self) -> None:
+    @scenario(193)
+    async def test_a_stream_brings_the_last_ending_and_then_ends_with_its_workspace(self) -> None:
         """When the last claim goes, the stream brings the last ending and then ends cleanly."""
         session, run = await self.begin()
         await run.say("hello")
@@ -505,7 +513,7 @@ class LateJoinerTests(Scenario):
     def requests(self, tap: Tap) -> list[Frame]:
         return [frame for frame in tap.frames if frame.kind in self.REQUESTS]
 
-    async def test_open_requests_are_shown_once_to_whoever_joins(self) -> None:
+    async def test_open_requests_are_shown_once_to_a_client_that_joins(self) -> None:
         for resume in (False, True):
             with self.subTest(resume=resume):
                 tap = await self.tap(resume=resume)
@@ -532,7 +540,7 @@ class LateJoinerTests(Scenario):
             self.assertEqual([f.payload for f in self.requests(tap)], [self.form, self.request])
             self.assertLess(tap.frames.index(self.requests(tap)[-1]), len(tap.frames) - 1)
 
-    async def test_answered_requests_are_shown_to_nobody_and_the_next_takes_their_place(
+    async def test_answered_requests_are_not_shown_and_the_next_takes_their_place(
         self,
     ) -> None:
         await self.anna.grant(self.request)
@@ -568,7 +576,7 @@ class OrderTests(Scenario):
         start = next(i for i, event in enumerate(seen) if event["session_id"] == session)
         return [label(event) for event in seen[start:-1]]
 
-    async def test_a_turn_with_a_tool_is_told_in_order(self) -> None:
+    async def test_the_events_of_a_turn_with_a_tool_are_in_order(self) -> None:
         async def script(run: ScriptedRun) -> None:
             await run.do(lambda turn: turn.think("hmm"))
             await run.say("I look. ")
@@ -607,7 +615,7 @@ class OrderTests(Scenario):
             ],
         )
 
-    async def test_a_failed_turn_ends_with_its_error_and_then_its_end(self) -> None:
+    async def test_a_failed_turn_ends_with_its_error_event_and_its_run_complete(self) -> None:
         async def script(run: ScriptedRun) -> None:
             await run.say("so far")
             run.fail("no more money")
@@ -643,7 +651,7 @@ class OrderTests(Scenario):
         )
         self.assertEqual(self.anna.events.all("agent_event"), [])
 
-    async def test_the_session_is_not_busy_any_more_when_its_end_is_told(self) -> None:
+    async def test_the_session_is_not_busy_any_more_when_its_end_is_published(self) -> None:
         busy: list[tuple[str, bool]] = []
         workspace = self.daemon.backend.get(self.anna.workspace["id"])
         publish = workspace.hub.publish
@@ -736,7 +744,7 @@ class ResumeTests(Scenario):
         self.assertLess(len(numbers), self.hub.current)
         last = [frame for frame in tap.frames if frame.kind == "message"][-1]
         text = next(p["data"]["text"] for p in last.payload["parts"] if p["type"] == "text")
-        self.assertEqual(text, "word " * 400 * 200, "what is skipped is told by what follows")
+        self.assertEqual(text, "word " * 400 * 200, "what follows holds what was skipped")
 
 
 # A reader that is stopped by force ---------------------------------------------------------------
@@ -853,7 +861,7 @@ class StoppedReaderTests(Scenario):
         prefix = facts_of(frames)
         self.assertGreater(len(prefix), 10)
         self.assert_same(prefix, told[0][: len(prefix)])  # up to its end it has lost nothing
-        # Too much has gone by since: it is told so, and goes on from here.
+        # Too much has gone by since: it gets a resync, and goes on from here.
         last_id = next(frame.id for frame in reversed(frames) if frame.id)
         back = await self.tap(last_id=last_id)
         await self.mark(back)
@@ -869,10 +877,3 @@ class StoppedReaderTests(Scenario):
         await control.sees('"title":"enough"')
         received = frames_of(await reader.go_on())
         self.assert_same(facts_of(received), facts_of(control.frames))
-
-
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,4 @@
-"""Scenarios H and I: when the daemon leaves, and who looks at what."""
+"""When the daemon leaves, and how many clients are counted for a session."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from crushlite.agent.base import FollowsConfig
 from crushlite.claims import Graces
 from crushlite.testing import LocalDaemon
 from tests.support.places import ROOT
+from tests.support.scenarios import scenario
 from tests.support.workspaces import PATIENCE, SETTINGS, WorkspaceTestCase, ticks, until
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ CREATE, DETACH, IDLE = SETTINGS.graces.create, SETTINGS.graces.detach, SETTINGS.
 
 
 class LingerScenarios(WorkspaceTestCase):
-    """Section H: the daemon stays while it is used, and a while longer."""
+    """The daemon stays while it is used, and for the idle grace after that."""
 
-    async def test_157_shutdown_only_after_last_client(self) -> None:
-        """One client leaving is not the end; the last one leaving is, after both graces."""
+    @scenario(157)
+    async def test_the_daemon_leaves_after_the_last_client_and_both_graces(self) -> None:
+        """It stays when the first of two clients leaves."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         await self.cut(anna)
         await self.clock.advance(DETACH + 2 * IDLE)
@@ -41,8 +43,9 @@ class LingerScenarios(WorkspaceTestCase):
         await self.clock.advance(0.1)
         self.assertTrue(self.is_leaving)
 
-    async def test_158_create_within_linger_cancels_shutdown(self) -> None:
-        """Whoever comes while the daemon lingers, to the same directory or another, keeps it."""
+    @scenario(158)
+    async def test_a_create_within_the_idle_grace_keeps_the_daemon(self) -> None:
+        """In the same directory or in another."""
         for path in ("project", "other"):
             with self.subTest(path):
                 await (await self.daemon.join()).retire()
@@ -55,7 +58,8 @@ class LingerScenarios(WorkspaceTestCase):
         await self.clock.advance(IDLE)
         self.assertTrue(self.is_leaving)
 
-    async def test_161_pending_balanced_on_success(self) -> None:
+    @scenario(161)
+    async def test_a_create_counts_as_use_while_it_opens_and_only_then(self) -> None:
         """A create counts as use while it opens, and once only: afterwards the claim decides."""
         opening = await self.pending_create()
         self.assertEqual((self.claims.pending, self.claims.live), (1, []))
@@ -66,7 +70,8 @@ class LingerScenarios(WorkspaceTestCase):
         await self.clock.advance(CREATE + IDLE)
         self.assertTrue(self.is_leaving)
 
-    async def test_162_failed_create_reaps_idle_server(self) -> None:
+    @scenario(162)
+    async def test_a_create_that_fails_starts_the_idle_grace_anew(self) -> None:
         """A create that fails gives the daemon a whole idle grace again, and no more."""
         await self.clock.advance(IDLE - 0.1)
         (self.daemon.root / "file").write_text("")
@@ -77,8 +82,9 @@ class LingerScenarios(WorkspaceTestCase):
         await self.clock.advance(0.1)
         self.assertTrue(self.is_leaving)
 
-    async def test_163_latched_server_503(self) -> None:
-        """Once the daemon has decided to leave, on its own or asked to, nobody gets in."""
+    @scenario(163)
+    async def test_a_daemon_that_has_decided_to_leave_refuses_creates(self) -> None:
+        """Whether it was idle for too long or was asked to leave."""
         await self.clock.advance(IDLE)
         await self.assert_refuses_creates()
         async with self.start() as asked:
@@ -94,7 +100,8 @@ class LingerScenarios(WorkspaceTestCase):
         self.assertEqual((self.claims.pending, self.claims.live), (0, []))
         self.assertFalse((self.daemon.root / "project" / ".crushlite").exists())
 
-    async def test_164_control_refused_when_live(self) -> None:
+    @scenario(164)
+    async def test_a_daemon_with_a_workspace_refuses_to_shut_down(self) -> None:
         """A daemon with a workspace refuses to leave; nothing is disturbed, others may come."""
         anna = await self.daemon.join()
         session = await anna.session("kept")
@@ -106,15 +113,17 @@ class LingerScenarios(WorkspaceTestCase):
         self.assertEqual(answer.json["title"], "kept")
         self.assertEqual((await self.attempt(self.folder("other"))).status, 200)
 
-    async def test_165_control_refused_when_create_pending(self) -> None:
+    @scenario(165)
+    async def test_a_daemon_refuses_to_shut_down_while_a_create_is_opening(self) -> None:
         """A create that is still opening its database counts as use."""
         opening = await self.pending_create()
         self.assertEqual((await self.control()).status, 409)
         self.assertFalse(self.claims.is_latched)
         self.assertEqual((await opening.answered()).status, 200)
 
-    async def test_167_control_unknown_or_bad_json_400(self) -> None:
-        """A command nobody knows, or no command at all, is refused and harms nothing."""
+    @scenario(167)
+    async def test_an_unknown_or_malformed_control_command_is_refused(self) -> None:
+        """The daemon stays, and later creates are served."""
         for body in ({"command": "reboot"}, {}, {"command": 1}, b"{", b"[]", b""):
             with self.subTest(body=body):
                 answer = await self.daemon.call("POST", "/v1/control", body)
@@ -122,7 +131,8 @@ class LingerScenarios(WorkspaceTestCase):
         self.assertFalse(self.is_leaving)
         self.assertEqual((await self.attempt()).status, 200)
 
-    async def test_170_never_used_server(self) -> None:
+    @scenario(170)
+    async def test_the_idle_timer_runs_from_the_start_and_can_be_switched_off(self) -> None:
         """The idle timer runs from the start, used or not; with `never` there is none."""
         async with self.start(replace(SETTINGS, graces=Graces(idle=None))) as patient:
             await self.clock.advance(IDLE - 0.1)
@@ -136,8 +146,9 @@ class LingerScenarios(WorkspaceTestCase):
 class ControlScenarios(WorkspaceTestCase):
     tcp = True
 
-    async def test_166_control_granted_when_idle(self) -> None:
-        """An idle daemon goes when asked: by anybody on TCP, by its own clients on a socket."""
+    @scenario(166)
+    async def test_an_idle_daemon_shuts_down_when_a_permitted_client_asks(self) -> None:
+        """On TCP any client may ask; on the socket only clients of crushlite."""
         for command in ("shutdown", "shutdown_if_idle"):
             async with self.start() as idle:
                 http = idle.connect(tcp=True)
@@ -158,10 +169,11 @@ class ControlScenarios(WorkspaceTestCase):
 class ZeroGraceScenarios(WorkspaceTestCase):
     settings = replace(SETTINGS, graces=Graces(create=3.0, detach=0.0, idle=0.0))
 
-    async def test_169_zero_linger_immediate_exit(self) -> None:
+    @scenario(169)
+    async def test_with_graces_of_zero_the_end_of_the_last_stream_ends_the_daemon(self) -> None:
         """With graces of zero the last stream's end is the end of workspace and daemon at once."""
         await self.clock.advance(0.0)
-        self.assertFalse(self.is_leaving)  # or nobody could ever reach it
+        self.assertFalse(self.is_leaving)  # or no client could ever reach it
         anna = await self.daemon.join()
         await self.cut(anna)
         self.assertEqual(await self.status(anna), 404)
@@ -171,8 +183,9 @@ class ZeroGraceScenarios(WorkspaceTestCase):
 
 
 class ExitScenarios(unittest.IsolatedAsyncioTestCase):
-    async def test_159_linger_expires_exits(self) -> None:
-        """A daemon process that nobody uses ends by itself, with success and without a trace."""
+    @scenario(159)
+    async def test_a_daemon_process_that_is_not_used_exits_with_success(self) -> None:
+        """It leaves no socket behind."""
         with tempfile.TemporaryDirectory(prefix="crushlite-") as folder:
             path = Path(folder) / "daemon.sock"
             process = await asyncio.create_subprocess_exec(
@@ -190,7 +203,7 @@ class ExitScenarios(unittest.IsolatedAsyncioTestCase):
 
 
 class PresenceScenarios(WorkspaceTestCase):
-    """Section I: how many clients look at a session."""
+    """How many clients show a session."""
 
     async def look(self, who: Participant, session: str) -> int:
         target = f"/current-session?client_id={who.id}"
@@ -205,7 +218,8 @@ class PresenceScenarios(WorkspaceTestCase):
             self.assertEqual(one.get("attached_clients", 0), counts[session])
         return [counts[session] for session in sessions]
 
-    async def test_172_set_switch_clear_current_session(self) -> None:
+    @scenario(172)
+    async def test_a_client_is_counted_for_the_session_that_it_shows_now(self) -> None:
         """A client counts for the session it looks at now, and for none after it said so."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         one, two = await anna.session(), await anna.session()
@@ -216,7 +230,8 @@ class PresenceScenarios(WorkspaceTestCase):
         await self.look(anna, "")
         self.assertEqual(await self.viewers(ben, one, two), [1, 0])
 
-    async def test_173_hold_only_409(self) -> None:
+    @scenario(173)
+    async def test_a_client_without_a_stream_cannot_show_a_session(self) -> None:
         """Only a client with a stream can look at something; 404 is kept for a lost workspace."""
         anna = await self.daemon.join()
         session = await anna.session()
@@ -231,8 +246,9 @@ class PresenceScenarios(WorkspaceTestCase):
             self.assertEqual(answer.status, 400)
         self.assertEqual(await self.viewers(anna, session), [0])
 
-    async def test_175_unselected_and_hold_clients_not_counted(self) -> None:
-        """Who only holds the workspace, has chosen nothing or is away is nobody's viewer."""
+    @scenario(175)
+    async def test_clients_without_a_stream_or_a_chosen_session_are_not_counted(self) -> None:
+        """A client that only holds the workspace, has chosen no session or has left."""
         anna = await self.daemon.join()
         session = await anna.session()
         await self.daemon.create()
@@ -249,8 +265,9 @@ class PresenceScenarios(WorkspaceTestCase):
         await ben.attach()  # a new claim has chosen nothing
         self.assertEqual(await self.viewers(anna, session), [0])
 
-    async def test_176_presence_vs_detach_race(self) -> None:
-        """Looking around while the stream dies is accepted or refused, and leaves no ghost."""
+    @scenario(176)
+    async def test_a_session_chosen_while_the_stream_closes_leaves_no_viewer_behind(self) -> None:
+        """The request is accepted or refused; afterwards no client is counted."""
         anna = await self.daemon.join()
         session = await anna.session()
         for delay in (0, 3, 6):
@@ -265,7 +282,8 @@ class PresenceScenarios(WorkspaceTestCase):
             self.assertEqual(await self.viewers(anna, session), [0])
             self.assertEqual(self.state(ben), ("HELD_DETACH", 0))
 
-    async def test_178_two_streams_count_once(self) -> None:
+    @scenario(178)
+    async def test_two_streams_of_one_client_are_counted_once(self) -> None:
         """Two streams of one client are one viewer, and still one when the first closes."""
         anna = await self.daemon.join()
         session = await anna.session()
@@ -277,7 +295,8 @@ class PresenceScenarios(WorkspaceTestCase):
         await until(lambda: self.state(anna) == ("STREAMING", 1), "one stream is left")
         self.assertEqual(await self.viewers(anna, session), [1])
 
-    async def test_179_is_busy_in_list_and_get(self) -> None:
+    @scenario(179)
+    async def test_a_session_is_busy_from_the_accepted_prompt_to_its_published_end(self) -> None:
         """A session is busy from the accepted prompt to the published end, everywhere alike."""
         anna = await self.daemon.join()
         session, other = await anna.session(), await anna.session()
@@ -298,7 +317,8 @@ class PresenceScenarios(WorkspaceTestCase):
             self.assertEqual(agent.json.get("is_busy", False), value)
         return counts
 
-    async def test_179_is_busy_without_an_agent(self) -> None:
+    @scenario(179)
+    async def test_sessions_of_a_workspace_without_an_agent_are_not_busy(self) -> None:
         """A workspace that has no agent at all shows its sessions, none of them busy."""
         async with agentless(self.clock) as daemon:
             anna = await daemon.join()
@@ -309,13 +329,5 @@ class PresenceScenarios(WorkspaceTestCase):
 
 
 def agentless(clock: Clock) -> LocalDaemon:
-    """As a daemon that found nothing to run: workspaces open, but nobody answers."""
+    """A daemon whose workspaces open without an agent."""
     return LocalDaemon(FollowsConfig(lambda path, env, config: None), clock=clock)
-
-
-# (number, name, reason) of the scenarios of these sections that leave nothing to observe here.
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -16,6 +16,8 @@ from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Choice, Question, QuestionResponse
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
+from tests.support.prompts import PAIR, notes, shape
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -40,19 +42,6 @@ async def permission(turn: Turn, call: str, **fields: Any) -> Verdict:
 
 def yes_no(text: str = "Shall I?", ident: str = "") -> Question:
     return Question(id=ident, type="yes_no", question=text, description="Think about it.")
-
-
-def notes(participant: Participant) -> list[str]:
-    """The permission traffic a client has seen, in short and in order."""
-    words = []
-    for event in participant.events.seen:
-        call = event["tool_call_id"]
-        if event.kind == "permission_request":
-            words.append(f"shown {call}")
-        elif event.kind == "permission_notification":
-            state = "granted" if event["granted"] else "denied" if event["denied"] else "asked"
-            words.append(f"{state} {call}")
-    return words
 
 
 class Scenario(unittest.IsolatedAsyncioTestCase):
@@ -130,8 +119,9 @@ class Scenario(unittest.IsolatedAsyncioTestCase):
 
 
 class PermissionScenarios(Scenario):
-    async def test_207_cross_client_grant(self) -> None:
-        """What one client allows goes on; the others are told, and their answers come too late."""
+    @scenario(207)
+    async def test_any_client_may_grant_and_later_answers_do_nothing(self) -> None:
+        """The other client sees the grant, and its own answer comes too late."""
         verdict = self.ask(description="Execute command: make", params={"command": "make"})
         request = await self.shown()
         self.assertEqual(
@@ -154,7 +144,8 @@ class PermissionScenarios(Scenario):
         for client in (self.anna, self.ben):
             self.assertEqual(notes(client), ["asked c1", "shown c1", "granted c1"])
 
-    async def test_208_racing_grants_one_winner(self) -> None:
+    @scenario(208)
+    async def test_of_simultaneous_grants_exactly_one_wins(self) -> None:
         """Of two and of ten simultaneous grants one wins; one notification; nothing pending."""
         for racers in (2, 10):
             verdict = self.ask(f"c{racers}")
@@ -171,7 +162,8 @@ class PermissionScenarios(Scenario):
             ["asked c2", "shown c2", "granted c2", "asked c10", "shown c10", "granted c10"],
         )
 
-    async def test_209_grant_after_deny_noop(self) -> None:
+    @scenario(209)
+    async def test_a_grant_after_a_denial_changes_nothing(self) -> None:
         """After a denial neither allow nor allow_session changes anything, now or later."""
         verdict = self.ask()
         request = await self.shown()
@@ -183,8 +175,9 @@ class PermissionScenarios(Scenario):
         self.assertEqual(notes(self.ben), ["asked c1", "shown c1", "denied c1"])
         self.assertFalse(await self.is_remembered())
 
-    async def test_211_allow_session_remembered(self) -> None:
-        """An equal request later in the session is announced and granted, and shown to nobody."""
+    @scenario(211)
+    async def test_a_grant_for_the_session_is_remembered_for_equal_requests_only(self) -> None:
+        """An equal request later in the session is announced and granted without a dialog."""
         verdict = self.ask()
         self.assertTrue(await self.anna.grant(await self.shown(), "allow_session"))
         self.assertTrue(await soon(verdict))
@@ -197,14 +190,16 @@ class PermissionScenarios(Scenario):
         self.assertFalse(await self.is_remembered(path="/somewhere/else"))
         self.assertFalse(await self.is_remembered((await self.begin())[1]))
 
-    async def test_212_allow_once_not_remembered(self) -> None:
+    @scenario(212)
+    async def test_a_plain_grant_is_for_one_request_only(self) -> None:
         """A plain allow is for one request only."""
         verdict = self.ask()
         self.assertTrue(await self.anna.grant(await self.shown(), "allow"))
         self.assertTrue(await soon(verdict))
         self.assertFalse(await self.is_remembered())
 
-    async def test_213_concurrent_three_outcomes(self) -> None:
+    @scenario(213)
+    async def test_three_requests_at_once_each_get_their_own_answer(self) -> None:
         """Three tools at once: each gets its own answer, and only allow_session is remembered."""
         verdicts = self.run_.begin(
             lambda turn: asyncio.gather(
@@ -217,7 +212,8 @@ class PermissionScenarios(Scenario):
         for number, remembered in enumerate((False, True, False)):
             self.assertEqual(await self.is_remembered(path=f"/p{number}"), remembered)
 
-    async def test_214_unknown_id_noop_no_event(self) -> None:
+    @scenario(214)
+    async def test_a_grant_for_an_unknown_id_does_nothing_and_publishes_nothing(self) -> None:
         """A grant for an id that never was: 200, resolved false, no event, nothing decided."""
         verdict = self.ask()
         await self.shown()
@@ -226,7 +222,8 @@ class PermissionScenarios(Scenario):
         self.assertEqual(notes(self.ben), ["asked c1", "shown c1"])
         self.assertFalse(verdict.done())
 
-    async def test_215_invalid_action_400(self) -> None:
+    @scenario(215)
+    async def test_a_malformed_grant_is_refused_and_the_request_stays_open(self) -> None:
         """An unknown action and a body without an id are refused; the request stays open."""
         self.ask()
         request = await self.shown()
@@ -246,7 +243,8 @@ class PermissionScenarios(Scenario):
         self.assertEqual(bad_client.status, 400)
         self.assertEqual(await self.listed(), [request])
 
-    async def test_216_notification_sequence(self) -> None:
+    @scenario(216)
+    async def test_every_request_is_announced_and_has_exactly_one_outcome(self) -> None:
         """First that it is asked, then exactly one outcome, whatever the outcome is."""
         for action in ("allow", "deny", "allow_session"):
             verdict = self.ask(action)
@@ -265,7 +263,8 @@ class PermissionScenarios(Scenario):
         every = self.anna.events.all("permission_notification")
         self.assertTrue(all(set(e.payload) == {"tool_call_id", "granted", "denied"} for e in every))
 
-    async def test_219_skip_mode(self) -> None:
+    @scenario(219)
+    async def test_with_skip_on_later_requests_are_granted_and_open_ones_stay_open(self) -> None:
         """With skip on tools run unannounced; it concerns later requests only and can be read."""
         earlier = self.ask("earlier")
         request = await self.shown("earlier")
@@ -290,7 +289,8 @@ class PermissionScenarios(Scenario):
         await self.anna.call("POST", "/permissions/skip", {"skip": False})
         self.assertFalse(await self.is_remembered(run))
 
-    async def test_220_allow_list(self) -> None:
+    @scenario(220)
+    async def test_what_is_on_the_allow_list_runs_without_an_event(self) -> None:
         """A tool, or a tool with one action, on the allow-list runs without any event."""
         allowed = {"view", "bash:execute"}
         hub = Hub(clock=FakeClock())
@@ -316,7 +316,8 @@ class PermissionScenarios(Scenario):
                 verdict = await soon(asking)
                 self.assertEqual(verdict.reason == "", passes)
 
-    async def test_224_serialised_dialogs_same_session(self) -> None:
+    @scenario(224)
+    async def test_of_two_requests_in_one_turn_the_second_waits_for_the_first(self) -> None:
         """Two tool calls of one turn: the second is asked for when the first is answered."""
         verdicts = self.run_.begin(
             lambda turn: asyncio.gather(permission(turn, "c1"), permission(turn, "c2"))
@@ -345,7 +346,7 @@ class PermissionRouteTests(Scenario):
         )
         self.assertEqual(await soon(verdict), Verdict(False, "use make check instead"))
 
-    async def test_a_late_answer_is_told_who_was_first(self) -> None:
+    async def test_a_late_answer_names_the_client_that_was_first(self) -> None:
         self.ask()
         request = await self.shown()
         await self.resolve(request["id"], action="allow")
@@ -357,12 +358,24 @@ class PermissionRouteTests(Scenario):
         self.assertEqual(base.json, {"resolved": False, "by": self.anna.id})
 
     async def test_an_answer_without_a_name_wins_without_one(self) -> None:
-        self.ask()
+        """`by` is always there, and empty if the winner gave no client id, or if there is none."""
+        verdict = self.ask()
         ident = (await self.shown())["id"]
         answer = await self.anna.call("POST", f"/permissions/{ident}", {"action": "allow"})
         self.assertEqual(answer.json, {"resolved": True, "by": ""})
+        self.assertTrue(await soon(verdict))
         late = await self.resolve(ident, self.ben, action="allow")
         self.assertEqual(late.json, {"resolved": False, "by": ""})
+        verdict = self.ask("c2")
+        request = await self.shown("c2")
+        body = {"permission": request, "action": "allow"}
+        answer = await self.anna.call("POST", "/permissions/grant", body)
+        self.assertEqual(answer.json, {"resolved": True, "by": ""})
+        self.assertTrue(await soon(verdict))
+        late = await self.anna.call("POST", f"/permissions/{request['id']}", {"action": "deny"})
+        self.assertEqual(late.json, {"resolved": False, "by": ""})
+        none = await self.anna.call("POST", "/questions/cancel")
+        self.assertEqual(none.json, {"resolved": False, "by": ""})
 
     async def test_an_unknown_id_is_404_and_an_unknown_action_400(self) -> None:
         self.ask()
@@ -414,7 +427,7 @@ class PermissionRouteTests(Scenario):
             notes(self.ben)[3:6], ["asked c3", "granted c2", "granted c1"], notes(self.ben)
         )
 
-    async def test_a_workspace_created_with_skip_on_asks_nobody(self) -> None:
+    async def test_a_workspace_created_with_skip_on_asks_no_client(self) -> None:
         elsewhere = self.daemon.root / "elsewhere"
         elsewhere.mkdir()
         carl = await self.daemon.join(elsewhere, yolo=True)
@@ -430,7 +443,7 @@ class PermissionRouteTests(Scenario):
         for number in range(2):
             verdict = self.ask(f"c{number}")
             await self.anna.grant(await self.shown(f"c{number}"), "deny")
-            await soon(verdict)
+            self.assertFalse(await soon(verdict))
         allowed = self.ask("fine")
         await self.anna.grant(await self.shown("fine"))
         await soon(allowed)
@@ -474,6 +487,50 @@ class PermissionRouteTests(Scenario):
         self.assertEqual(await self.listed(), [])
 
 
+class ApprovalTests(unittest.IsolatedAsyncioTestCase):
+    async def test_a_prompt_may_approve_all_that_its_own_run_asks_for(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            sessions = [await anna.session(), await anna.session()]
+            await anna.prompt(sessions[0], "go", run_id="free", auto_approve=True)
+            free = await daemon.entered(1)
+            await anna.prompt(sessions[1], "go", run_id="bound")
+            bound = await daemon.entered(2)
+            verdict = await free.do(lambda turn: turn.permission("bash", "execute"))
+            self.assertTrue(verdict)
+            asking = bound.begin(lambda turn: turn.permission("bash", "execute"))
+            await anna.events.wait_for("permission_request", session_id=sessions[1])
+            (open_,) = (await anna.call("GET", "/permissions")).json
+            answer = await anna.call("POST", f"/permissions/{open_['id']}", {"action": "deny"})
+            self.assertTrue(answer.json["resolved"])
+            async with asyncio.timeout(LIMIT):
+                self.assertFalse(await asking)
+            for run in (free, bound):
+                run.release()
+
+    async def test_an_approved_turn_neither_joins_nor_is_joined(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            ben = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "asks", run_id="asks")
+            asks = await daemon.entered(1)
+            await anna.prompt(session, "free", auto_approve=True)
+            await ben.prompt(session, "steers")
+            self.assertEqual(len(await asks.do(lambda turn: turn.followups())), 1, "only Ben's")
+            asks.release()
+            free = await daemon.entered(2)
+            await ben.prompt(session, "steers again")
+            self.assertEqual(await free.do(lambda turn: turn.followups()), [])
+            free.release()
+            self.assertEqual((await daemon.entered(3)).prompt, "steers again")
+            wrong = await anna.try_prompt(session, "x", auto_approve=True, when_busy="steer")
+            self.assertEqual(wrong.status, 400)
+            self.assertIn("turn of its own", wrong.json["message"])
+            other = await anna.try_prompt(session, "asks", run_id="asks", auto_approve=True)
+            self.assertEqual((other.status, other.json["code"]), (409, "run_id_reused"))
+
+
 class EndingTests(Scenario):
     """A dialog never outlives its run."""
 
@@ -485,13 +542,16 @@ class EndingTests(Scenario):
         await self.quiet()
         self.assertEqual(notes(self.ben).count("denied c1"), 1)
 
-    async def test_a_canceled_run_closes_its_dialog_everywhere(self) -> None:
+    @scenario(42)
+    async def test_a_cancel_closes_the_open_permission_and_later_grants_do_nothing(self) -> None:
         verdict = self.ask()
         request = await self.shown()
         await self.ben.cancel(self.session, wait=10)
         await self.closed_dialog(request)
         self.assertTrue(verdict.cancelled())
         self.assertTrue(self.run_.canceled)
+        self.assertFalse(await self.anna.grant(request))
+        self.assertEqual(shape(await self.anna.messages(self.session)), PAIR)
         kinds = [e.kind for e in self.ben.events.seen if e.kind != "session"]
         self.assertLess(kinds.index("permission_request"), kinds.index("run_complete"))
         last = max(i for i, kind in enumerate(kinds) if kind == "permission_notification")
@@ -553,7 +613,7 @@ class EndingTests(Scenario):
 
 
 class UnattendedTests(Scenario):
-    """A run that nobody interactive watches never hangs."""
+    """A run never hangs because no interactive client is attached."""
 
     settings: Settings | None = Settings(unattended=60.0)
 
@@ -570,7 +630,9 @@ class UnattendedTests(Scenario):
         assert self.clock is not None
         await self.clock.advance(seconds)
 
-    async def test_a_permission_nobody_can_answer_is_denied_visibly_after_a_minute(self) -> None:
+    async def test_without_an_interactive_client_a_permission_is_denied_after_a_minute(
+        self,
+    ) -> None:
         await self.say_interactive(False)
         self.assertFalse(self.run_.turn.interactive)
         verdict = self.ask()
@@ -586,7 +648,9 @@ class UnattendedTests(Scenario):
         self.assertEqual(late.json, {"resolved": False, "by": "unattended"})
         self.assertEqual((await self.run_info())["denied"], 1)
 
-    async def test_a_question_nobody_can_answer_is_dismissed_after_a_minute(self) -> None:
+    async def test_without_an_interactive_client_a_question_is_dismissed_after_a_minute(
+        self,
+    ) -> None:
         await self.say_interactive(False)
         answers = self.run_.begin(lambda turn: turn.ask([yes_no()]))
         form = await self.ben.events.wait_for("question_batch_request")
@@ -605,7 +669,7 @@ class UnattendedTests(Scenario):
         self.assertTrue(await self.anna.grant(request))
         self.assertTrue(await soon(verdict))
 
-    async def test_when_the_last_person_says_goodbye_the_period_begins(self) -> None:
+    async def test_the_minute_begins_when_the_last_interactive_client_leaves(self) -> None:
         verdict = self.ask()
         request = await self.shown()
         await self.advance(70)
@@ -630,7 +694,8 @@ class QuestionScenarios(Scenario):
         self.assertEqual(form.payload, twin.payload)
         return form
 
-    async def test_231_ask_answer_roundtrip(self) -> None:
+    @scenario(231)
+    async def test_the_answer_of_one_client_closes_the_form_for_the_other(self) -> None:
         """Both clients get the form; one answers as the Crush client does; both see it close."""
         choices = [Choice("pg", "Postgres"), Choice("sq", "SQLite", "in one file")]
         database = Question(
@@ -665,7 +730,8 @@ class QuestionScenarios(Scenario):
         for client in (self.anna, self.ben):
             await client.events.wait_for("question_batch_notification", batch_id=form["id"])
 
-    async def test_232_answer_none_pending_false(self) -> None:
+    @scenario(232)
+    async def test_with_no_form_open_answer_and_cancel_resolve_nothing(self) -> None:
         """With no form open, answer and cancel are answered 200 with resolved false, no event."""
         body = {"batch_request_id": "", "responses": [{"request_id": "q1", "yes": True}]}
         for _ in range(2):
@@ -676,8 +742,9 @@ class QuestionScenarios(Scenario):
         await self.quiet()
         self.assertEqual(self.ben.events.all("question_batch_notification"), [])
 
-    async def test_233_user_cancel_stops_turn(self) -> None:
-        """A dismissed form is told to the tool as a no, so that the turn can stop there."""
+    @scenario(233)
+    async def test_a_dismissed_form_is_an_error_for_the_tool_and_stops_the_turn(self) -> None:
+        """The tool gets a denial, so that the turn can stop there."""
         await self.run_.do(lambda turn: turn.tool_call("question", "{}", id="q"))
         answers = self.form()
         form = await self.seen_form()
@@ -695,7 +762,8 @@ class QuestionScenarios(Scenario):
         self.assertEqual((result["tool_call_id"], result["is_error"]), ("q", True))
         self.assertEqual(len(self.anna.events.all("question_batch_request")), 1)
 
-    async def test_234_validation_errors_to_model(self) -> None:
+    @scenario(234)
+    async def test_a_form_that_no_client_could_show_is_an_error_for_the_model(self) -> None:
         """A form no client could render is an error for the model that wrote it, and no event."""
         pick = Question(type="single_choice", question="Which?", description="Pick one")
         pick.choices = [Choice("a", "A"), Choice("a", "B")]
@@ -716,7 +784,8 @@ class QuestionScenarios(Scenario):
         self.assertEqual(self.ben.events.all("question_batch_request"), [])
         self.assertEqual((await self.anna.call("GET", "/questions")).json, [])
 
-    async def test_235_turn_cancel_while_asked(self) -> None:
+    @scenario(235)
+    async def test_the_cancel_of_a_turn_closes_its_form_for_every_client(self) -> None:
         """Canceling the turn closes the form everywhere; a later answer finds nothing."""
         answers = self.form()
         form = await self.seen_form()
@@ -734,7 +803,8 @@ class QuestionScenarios(Scenario):
         await self.quiet()
         self.assertEqual(len(self.ben.events.all("question_batch_notification")), 1)
 
-    async def test_237_double_cancel_safe(self) -> None:
+    @scenario(237)
+    async def test_of_simultaneous_dismissals_one_counts_and_none_is_an_error(self) -> None:
         """Ten cancels at once: one wins, the others find nothing, and none is a server error."""
         answers = self.form()
         await self.seen_form()
@@ -804,23 +874,3 @@ class QuestionRouteTests(Scenario):
         event = await self.ben.events.wait_for("question_batch_request")
         self.assertEqual(event["questions"][0]["question"], "Two?")
         self.assertFalse(second.done())
-
-
-NOT_APPLICABLE = (
-    (
-        221,
-        "hook_approval_scoped_to_call",
-        "there are no hooks: nothing but a person, the allow-list, skip or an earlier "
-        "allow_session ever approves a tool call",
-    ),
-    (
-        222,
-        "auto_approve_session",
-        "no session is approved as a whole: a run that nobody interactive watches is decided by "
-        "the unattended policy, tested above, or its workspace is created with skip on",
-    ),
-)
-
-
-if __name__ == "__main__":
-    unittest.main()

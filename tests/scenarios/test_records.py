@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from typing import Any
+import tempfile
+import unittest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from crushlite.agent.base import Usage
+from crushlite.claims import Graces
 from crushlite.client import Client
+from crushlite.clock import SystemClock
 from crushlite.coder.history import chat_messages
+from crushlite.errors import BadRequest
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, TextPart
+from crushlite.protocol.sessions import Session
+from crushlite.settings import Settings
+from crushlite.store import RunRow, Stores, messages, runs, sessions
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.cli import ScriptedCase
+from tests.support.prompts import PATIENCE, PromptTestCase, gated, reach
+from tests.support.scenarios import scenario
+
+if TYPE_CHECKING:
+    from crushlite.agent.base import Turn
+    from crushlite.testing import Participant, Seen
 
 PIXEL = base64.b64encode(b"\x89PNG not really").decode()
 
@@ -22,7 +39,8 @@ class MediaScenarios(BoundedTestCase):
         [chat] = chat_messages([message], images=True)
         return chat.text, [image.data for image in chat.images]
 
-    def test_255_bad_media_downgraded(self) -> None:
+    @scenario(255)
+    def test_a_broken_or_unknown_image_is_sent_as_text(self) -> None:
         """A provider refuses a request with a broken image, and every later one with it."""
         text, images = self.sent(BinaryPart("a.png", "image/png", PIXEL))
         self.assertEqual((text, images), ("look", [PIXEL]))
@@ -50,7 +68,8 @@ class ContinueScenarios(ScriptedCase):
         await self.ended(child, 1, "")
         self.assertIn("no session", child.errors)
 
-    async def test_253_continue_rules(self) -> None:
+    @scenario(253)
+    async def test_only_a_known_session_that_is_no_child_can_be_continued(self) -> None:
         anna = await self.daemon.join()
         await self.assert_refused("--continue")  # there is none
         await self.assert_refused("--session", "nope")
@@ -63,7 +82,8 @@ class ContinueScenarios(ScriptedCase):
         scripted.release()
         await self.ended(command, 0, "one \n")
 
-    async def test_254_last_ignores_children(self) -> None:
+    @scenario(254)
+    async def test_the_last_session_is_never_a_child(self) -> None:
         anna = await self.daemon.join()
         session = await anna.session("first")
         await self.session("used last, but a part of the first", session)
@@ -74,7 +94,8 @@ class ContinueScenarios(ScriptedCase):
 
 
 class ClientScenarios(BoundedTestCase):
-    async def test_230_client_action_mapping(self) -> None:
+    @scenario(230)
+    async def test_each_action_of_a_grant_decides_as_it_says(self) -> None:
         """Each of the three answers does what it says."""
         asked: list[bool] = []
 
@@ -102,22 +123,187 @@ class ClientScenarios(BoundedTestCase):
                 self.assertEqual((asked, answered), (wanted, requests))
 
 
-NOT_APPLICABLE = (
-    (
-        18,
-        "noninteractive_waits_for_tool_servers_interactive_does_not",
-        "no tool servers are started, so there are none that a run could wait for",
-    ),
-    (
-        246,
-        "estimated_flag_survives_save",
-        "a session keeps counters and no flag: estimated tokens are counted and cost nothing, "
-        "which is decided when they are reported, and nothing is left to survive",
-    ),
-    (
-        251,
-        "subagent_child_session",
-        "there is no tool that starts an agent of its own; child sessions exist for those who "
-        "bring one, and are hidden, deleted and read like any other",
-    ),
-)
+class TitlingAgent:
+    """An agent that thinks about a title until the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.titling, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def run(self, turn: Turn) -> None:
+        await turn.say("hello")
+
+    async def title(self, text: str) -> str:
+        self.asked.append(text)
+        self.titling.set()
+        await self.let_go.wait()
+        return f"about {text}"
+
+
+async def title_of(client: Participant, session: str) -> str:
+    return str((await client.call("GET", f"/sessions/{session}")).json["title"])
+
+
+class TitleTests(PromptTestCase):
+    async def test_a_title_that_a_teardown_interrupts_is_made_of_the_words_of_the_prompt(
+        self,
+    ) -> None:
+        agent = TitlingAgent()
+        settings = Settings(graces=Graces(detach=0))
+        async with LocalDaemon(agent, settings=settings) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "why  is the\nsky blue " + "?" * 100, run_id="one")
+            await anna.events.wait_for("run_complete")
+            await reach(agent.titling)
+            await anna.retire()
+            ben = await daemon.join()
+            self.assertEqual(await title_of(ben, session), "why is the sky blue " + "?" * 30)
+
+    async def test_a_teardown_costs_no_title_that_is_there(self) -> None:
+        agent = TitlingAgent()
+        agent.let_go.set()
+        async with gated(agent, Settings(graces=Graces(detach=0))) as (daemon, _):
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "first", run_id="one")
+            await anna.events.wait_for("session", title="about first")
+            await anna.prompt(session, "later", run_id="two")
+            await anna.events.wait_for("run_complete", run_id="two")
+            (hosted,) = daemon.backend.everything()
+            titles, titling = hosted.workspace.runs.titles, hosted.workspace.agent
+            assert titling is not None
+            late = titles.tasks.spawn(titles._title(titling, "two", session, "later"))
+            await asyncio.sleep(0)
+            late.cancel()
+            await asyncio.wait([late])
+            self.assertEqual(await title_of(anna, session), "about first")
+
+    async def test_the_first_text_is_the_title_also_behind_a_file_alone(self) -> None:
+        agent = TitlingAgent()
+        agent.let_go.set()
+        async with LocalDaemon(agent) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            file = {"content": "aGk=", "file_name": "a.txt", "mime_type": "text/plain"}
+            await anna.prompt(session, "", run_id="file", attachments=[file])
+            await anna.events.wait_for("run_complete", run_id="file")
+            await anna.prompt(session, "words", run_id="words")
+            await anna.events.wait_for("session", title="about words")
+            self.assertEqual(agent.asked, ["words"])
+
+
+def is_shell_record(event: Seen) -> bool:
+    types = [part["type"] for part in event["parts"]] if event.kind == "message" else []
+    return "shell_command" in types
+
+
+class OrderTests(PromptTestCase):
+    async def test_a_shell_record_is_listed_where_it_was_published(self) -> None:
+        """Between two steps of a turn, and before any of them is written."""
+        async with gated() as (daemon, gate):
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hello", run_id="r")
+            run = await daemon.entered(1)
+            await run.do(lambda turn: turn.say("step one"))
+            gate.shut()
+            body = {"command": "echo in between"}
+            path = f"/agent/sessions/{session}/shell"
+            shell = asyncio.create_task(anna.call("POST", path, body))
+            await anna.events.wait_for(is_shell_record)
+            await run.do(lambda turn: turn.step())
+            await run.do(lambda turn: turn.say("step two"))
+            await anna.events.wait_for("message", text="step two")
+            self.assertFalse(shell.done(), "answered before it is on record")
+            gate.open()
+            async with asyncio.timeout(PATIENCE):
+                self.assertEqual((await shell).status, 200)
+            run.release()
+            await anna.events.wait_for("run_complete")
+            published = list(dict.fromkeys(event["id"] for event in anna.events.all("message")))
+            listed = [message["id"] for message in await anna.messages(session)]
+            self.assertEqual(listed, published)
+
+
+class DeletedTests(PromptTestCase):
+    async def test_a_deleted_session_is_unknown_and_leaves_nothing_in_the_machine(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hello", run_id="r")
+            await daemon.entered(1)
+            self.assertEqual((await anna.call("DELETE", f"/sessions/{session}")).status, 200)
+            late = await anna.try_prompt(session, "late")
+            self.assertEqual((late.status, late.json["code"]), (404, "session_not_found"))
+            (hosted,) = daemon.backend.everything()
+            self.assertEqual(hosted.workspace.runs._runs._dropped, set())
+
+
+class AgentValueTests(PromptTestCase):
+    """Python takes 1 for true and 1.5 for a count; the wire and the rows do not."""
+
+    async def asyncSetUp(self) -> None:
+        self.daemon = await self.enterAsyncContext(LocalDaemon())
+        self.anna = await self.daemon.join()
+        self.session = await self.anna.session()
+        self.run_id = str((await self.anna.prompt(self.session, "hello")).json["run_id"])
+        self.script = await self.daemon.entered(1)
+
+    async def test_flags_that_are_merely_true_leave_the_history_readable(self) -> None:
+        truthy: Any = 1
+
+        async def tool(turn: Turn) -> None:
+            call = await turn.tool_call("ls", "{}", finished=truthy)
+            await turn.tool_result(call, "no such folder", is_error=truthy)
+
+        await self.script.do(tool)
+        self.script.release()
+        self.assertEqual(await self.outcome(self.anna, self.run_id), "completed")
+        history = await self.anna.messages(self.session)
+        self.assert_valid_history(history)
+        self.assertIs(history[1]["parts"][0]["data"]["finished"], True)
+        self.assertIs(history[2]["parts"][0]["data"]["is_error"], True)
+
+    async def test_a_fraction_of_a_token_is_refused_and_counters_stay_integers(self) -> None:
+        part: Any = 1.5
+        with self.assertRaises(BadRequest):
+            await self.script.do(lambda turn: turn.usage(Usage(part, 2)))
+        with self.assertRaises(BadRequest):
+            await self.script.do(lambda turn: turn.usage(Usage(1, part)))
+        await self.script.do(lambda turn: turn.usage(Usage(10, 20, 0.5)))
+        shown = (await self.anna.call("GET", f"/sessions/{self.session}")).json
+        counters = (shown["prompt_tokens"], shown["completion_tokens"])
+        self.assertEqual(repr(counters), "(10, 20)")
+
+
+class RecoveryTests(PromptTestCase):
+    async def test_a_recovered_attachment_keeps_the_name_that_it_would_have_had(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-")))
+        clock = SystemClock()
+        attachments = '[{"content":"Zm9v","file_name":"a.txt","mime_type":"text/plain"}]'
+        row = RunRow("run", "session", "digest", "hello", attachments, boot_id="first")
+        stores = Stores(clock=clock, boot_id="first")
+        store = await stores.open(folder)
+        await store.submit(lambda c: sessions.insert_session(c, "", Session(id="session")))
+        await store.submit(lambda c: runs.insert_run(c, "", row))
+        await stores.release(store)
+        stores = Stores(clock=clock, boot_id="second")
+        store = await stores.open(folder)
+        self.addAsyncCleanup(stores.release, store)
+        user = (await store.read(lambda c: messages.list_messages(c, "", "session")))[0]
+        self.assertIn(BinaryPart("a.txt", "text/plain", "Zm9v"), user.parts)
+
+
+class RenameTests(unittest.IsolatedAsyncioTestCase):
+    async def test_a_put_without_a_title_keeps_the_one_there_is(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            session = await anna.session("kept")
+            bodies: tuple[dict[str, Any], ...] = ({}, {"title": ""}, {"cost": 3.0})
+            for body in bodies:
+                answer = await anna.call("PUT", f"/sessions/{session}", body)
+                self.assertEqual((answer.status, answer.json["title"]), (200, "kept"))
+            answer = await anna.call("PUT", f"/sessions/{session}", {"title": "new"})
+            self.assertEqual(answer.json["title"], "new")
+            self.assertEqual((await anna.call("PUT", "/sessions/none", {})).status, 404)

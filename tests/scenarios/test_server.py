@@ -23,6 +23,7 @@ from crushlite.http.server import HTTPServer
 from crushlite.listen import Address, default_socket, is_stale, listen
 from crushlite.testing import LocalDaemon
 from tests.support.http import replies
+from tests.support.scenarios import scenario
 
 PATIENCE = 60.0
 MIB = 1 << 20
@@ -114,7 +115,8 @@ class HandlerScenarios(unittest.IsolatedAsyncioTestCase):
             talk.send(request("GET", target, "Connection: close"))
             return await talk.receive()
 
-    async def test_273_handler_exception_500_json(self) -> None:
+    @scenario(273)
+    async def test_a_handler_that_fails_is_a_json_500_and_the_server_goes_on(self) -> None:
         """A handler's bug is a JSON 500 that names no secret but a logged id; a refusal raised on
         purpose keeps its status; a stream that breaks in the middle ends and is logged; one that
         aborts on purpose is cut without a word; and the server lives through all of it."""
@@ -151,7 +153,8 @@ class HandlerScenarios(unittest.IsolatedAsyncioTestCase):
         [good] = replies(await self.get("/good"), eof=True)
         self.assertEqual(good.status, 200)
 
-    async def test_280_cancelled_context_error_is_500_for_plain_handlers(self) -> None:
+    @scenario(280)
+    async def test_a_handler_that_lets_a_cancellation_out_is_500_and_at_exit_503(self) -> None:
         """A handler that lets a cancellation out, of something it waited for, is a failed handler:
         500, not silence, and not the 503 that sends clients looking for another server. A handler
         cut off because the server leaves is that 503."""
@@ -184,7 +187,8 @@ class SocketScenarios(unittest.IsolatedAsyncioTestCase):
             talk.send(request("GET", "/v1/health"))
             return await talk.status() == 200
 
-    async def test_275_stale_socket_removed(self) -> None:
+    @scenario(275)
+    async def test_the_socket_of_a_killed_daemon_does_not_hinder_the_next_one(self) -> None:
         """The socket file of a daemon that was killed does not keep the next one from serving."""
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(self.path))
@@ -198,7 +202,8 @@ class SocketScenarios(unittest.IsolatedAsyncioTestCase):
             await daemon.stop()
         self.assertFalse(self.path.exists())
 
-    async def test_276_live_socket_not_removed(self) -> None:
+    @scenario(276)
+    async def test_a_second_daemon_on_the_path_of_a_living_one_is_refused(self) -> None:
         """A second daemon on the path of a living one is refused and changes nothing: the first
         keeps its file, its open connections and its new ones."""
         first = self.daemon()
@@ -216,9 +221,10 @@ class SocketScenarios(unittest.IsolatedAsyncioTestCase):
             self.assertIn(b"HTTP/1.1 200", await old.receive())
         self.assertTrue(await self.healthy())
 
-    async def test_277_stale_classification(self) -> None:
-        """Only a refused connection or a missing file proves that nobody listens; an error raised
-        by number is the same error. A time-out or anything else proves nothing."""
+    @scenario(277)
+    async def test_only_a_refused_connection_or_a_missing_file_proves_a_dead_socket(self) -> None:
+        """An error raised by number is the same error; a time-out or anything else proves
+        nothing."""
         for error in (
             ConnectionRefusedError(),
             FileNotFoundError(),
@@ -237,7 +243,8 @@ class SocketScenarios(unittest.IsolatedAsyncioTestCase):
         ):
             self.assertFalse(is_stale(error), repr(error))
 
-    async def test_279_default_socket_path(self) -> None:
+    @scenario(279)
+    async def test_the_default_socket_is_in_the_runtime_directory_or_below_tmp(self) -> None:
         """The runtime directory if there is one, else the temporary one with the user in the name;
         and below /tmp when that is too long for a socket. A daemon started without an address
         listens exactly there."""
@@ -261,8 +268,9 @@ class SocketScenarios(unittest.IsolatedAsyncioTestCase):
 
 
 class InputScenarios(unittest.IsolatedAsyncioTestCase):
-    async def test_281_session_not_found_404(self) -> None:
-        """Whatever needs a session that is not there is told so with 404 and a code, not 500; a
+    @scenario(281)
+    async def test_a_request_for_an_unknown_session_is_404_and_leaves_nothing(self) -> None:
+        """Every request that needs a session answers 404 with a code, not 500; a
         prompt for one leaves nothing behind."""
         async with LocalDaemon() as daemon:
             anna = await daemon.join()
@@ -283,7 +291,8 @@ class InputScenarios(unittest.IsolatedAsyncioTestCase):
             self.assertEqual((await anna.call("GET", "/messages/user")).json, [])
             await anna.events.never("run_complete")
 
-    async def test_282_huge_or_slow_body(self) -> None:
+    @scenario(282)
+    async def test_a_prompt_that_is_too_large_or_too_slow_disturbs_no_other(self) -> None:
         """A prompt of 50 MB is refused before it is read, one that trickles in is given up after
         the silence allowed; neither disturbs the others or leaves a trace."""
         clock = FakeClock()
@@ -298,7 +307,7 @@ class InputScenarios(unittest.IsolatedAsyncioTestCase):
 
             async with asyncio.timeout(PATIENCE):
                 while daemon.daemon.server.statistics.connections > 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0)  # the kernel's news, announced by nobody
+                    await asyncio.sleep(0)  # the kernel does not announce it
             async with Talk(daemon.socket) as slow:
                 head = request("POST", target, "Content-Length: 1000", "Expect: 100-continue")
                 slow.send(head)
@@ -320,10 +329,3 @@ class InputScenarios(unittest.IsolatedAsyncioTestCase):
         became readable in this order, and the loop serves all that are ready in each turn."""
         await daemon.call("GET", "/v1/health")
         await daemon.call("GET", "/v1/health")
-
-
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,4 @@
-"""Message coalescing: how often a growing message is told, and that nothing of it is lost."""
+"""Message coalescing: how often a growing message is published, and that nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from crushlite.settings import Settings
 from crushlite.store import sessions
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
+from tests.support.scenarios import scenario
 from tests.support.turns import SCOPE, SESSION, Bench
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class CoalescingTests(Bench):
         with mock.patch.object(self.transcript, "_write"):
             return self.transcript.create(message)
 
-    async def test_194_five_deltas_two_events(self) -> None:
+    @scenario(194)
+    async def test_of_five_deltas_in_one_window_four_are_one_event(self) -> None:
         """Of five deltas within a window the first goes out at once, the others as one event."""
         live = self.begin()
         for piece in ("He", "l", "l", "o", "!"):
@@ -82,7 +84,7 @@ class CoalescingTests(Bench):
         self.transcript.say(live, "b")
         self.assertEqual([event.text for event in self.updates()], ["a", "ab"])
 
-    async def test_a_long_stream_is_told_once_per_window(self) -> None:
+    async def test_a_long_stream_is_published_once_per_window(self) -> None:
         live = self.begin()
         for _ in range(100):
             self.transcript.say(live, "x")
@@ -125,7 +127,8 @@ class CoalescingTests(Bench):
         self.assertEqual(first.tool_calls[0].input, "{")
         self.assertEqual(first.text, "")
 
-    async def test_200_delete_discards_buffer(self) -> None:
+    @scenario(200)
+    async def test_a_deleted_message_is_not_brought_back_by_its_buffer(self) -> None:
         """A deleted message is not brought back by what was still buffered for it."""
         live = self.begin()
         self.transcript.say(live, "a")
@@ -270,7 +273,7 @@ class CoalescingTests(Bench):
 
 
 class StructureTests(Bench):
-    """With a window of an hour only structural changes can be told and written."""
+    """With a window of an hour only structural changes can be published and written."""
 
     coalesce = HOUR
 
@@ -280,16 +283,17 @@ class StructureTests(Bench):
         self.hub.log.clear()
         return live
 
-    def told(self) -> int:
+    def new_events(self) -> int:
         count = len(self.updates())
         self.hub.log.clear()
         return count
 
-    async def test_195_finish_flushes_at_once(self) -> None:
-        """A finish is told and written on the spot, with all text before it."""
+    @scenario(195)
+    async def test_a_finish_is_published_and_written_at_once_with_all_text_before_it(self) -> None:
+        """A finish is not held back for the window."""
         live = self.begin()
         self.transcript.say(live, " and last")
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.finish(live, FinishPart("end_turn", 7))
         (event,) = self.updates()
         self.assertEqual((event.text, event.payload.finish.reason), ("first and last", "end_turn"))
@@ -312,32 +316,34 @@ class StructureTests(Bench):
         self.assertEqual(await self.transcript.messages(SESSION), [])
         self.assertEqual(self.clock.pending, 0)  # nothing is going to try again
 
-    async def test_196_tool_call_add_and_finish_flush(self) -> None:
-        """A new tool call, and the end of its input, are told and written; its growth waits."""
+    @scenario(196)
+    async def test_a_new_tool_call_and_the_end_of_its_input_are_published_at_once(self) -> None:
+        """They are written at once too; the growth of its input waits."""
         live = self.begin()
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"pa', finished=False))
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         self.assertFalse((await self.rows())[0].tool_calls[0].finished)
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"path"', finished=False))
         # The window was closed by the flush, so the first growth after it opens a new one.
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"path":"sr', finished=False))
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.tool_call(live, ToolCallPart("c", "ls", '{"path":"src"}', finished=True))
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         (call,) = (await self.rows())[0].tool_calls
         self.assertEqual(call, ToolCallPart("c", "ls", '{"path":"src"}', finished=True))
         self.transcript.tool_call(live, ToolCallPart("d", "ls", "{}", finished=True))
-        self.assertEqual(self.told(), 1)
+        self.assertEqual(self.new_events(), 1)
         self.assertEqual([c.id for c in (await self.rows())[0].tool_calls], ["c", "d"])
 
-    async def test_197_reasoning_end_flushes(self) -> None:
-        """Reasoning that grows waits for its window; the piece that ends it is told at once."""
+    @scenario(197)
+    async def test_the_end_of_reasoning_is_published_at_once(self) -> None:
+        """Reasoning that grows waits for its window; the piece that ends it does not."""
         live = self.transcript.create(draft())
         self.transcript.think(live, "hm")
         self.hub.log.clear()
         self.transcript.think(live, ", so", signature="sig")
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.say(live, "Well")
         first = self.updates()[0].payload.parts
         now = int(self.clock.now())
@@ -358,7 +364,8 @@ class StructureTests(Bench):
                 assert isinstance(part, ReasoningPart)
                 self.assertEqual(part.finished_at, int(self.clock.now()))
 
-    async def test_198_flush_and_flush_all_drain(self) -> None:
+    @scenario(198)
+    async def test_a_flush_publishes_and_writes_what_was_held_back_once(self) -> None:
         """A flush tells and writes what was held back, once: the next one finds nothing."""
         live, other = self.begin(), self.begin()
         self.transcript.say(live, " more")
@@ -367,7 +374,7 @@ class StructureTests(Bench):
         self.hub.log.clear()
         self.assertEqual([row.text for row in await self.rows()], ["first more", ""])
         self.transcript.flush(live)
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.transcript.say(live, "!")
         self.transcript.say(live, "!")
         self.transcript.say(other, "?")
@@ -377,10 +384,11 @@ class StructureTests(Bench):
         self.assertEqual([row.text for row in await self.rows()], ["first more!!", "first?"])
         self.hub.log.clear()
         self.transcript.flush_all()
-        self.assertEqual(self.told(), 0)
+        self.assertEqual(self.new_events(), 0)
         self.assertEqual(self.clock.pending, 0)
 
-    async def test_199_converges_with_uncoalesced(self) -> None:
+    @scenario(199)
+    async def test_rows_and_last_event_are_the_same_with_and_without_a_window(self) -> None:
         """The same calls end in the same rows, and the same last event, with and without window."""
         sync = Transcript(store=self.scoped, hub=self.hub, clock=self.clock, coalesce=0.0)
         ends = []
@@ -401,7 +409,8 @@ class StructureTests(Bench):
         self.assertEqual(first.parts, ends[0])
         self.assertEqual(first.text, "Hello!")
 
-    async def test_203_structural_updates_must_deliver(self) -> None:
+    @scenario(203)
+    async def test_changes_of_structure_are_facts_that_no_reader_skips(self) -> None:
         """Added and finished calls, ended reasoning and finishes are facts: none is skipped."""
         facts = []
         for change in ("added", "finished", "reasoning", "finish"):
@@ -448,7 +457,8 @@ class StructureTests(Bench):
 class SynchronousTests(Bench):
     coalesce = 0.0
 
-    async def test_201_zero_debounce_sync(self) -> None:
+    @scenario(201)
+    async def test_without_a_window_every_piece_is_an_event_and_a_row(self) -> None:
         """Without a window every piece is an event and a row of its own, and no timer is set."""
         live = self.transcript.create(draft())
         self.hub.log.clear()
@@ -462,7 +472,8 @@ class SynchronousTests(Bench):
 
 
 class OverHTTPTests(BoundedTestCase):
-    async def test_206_rest_read_sees_latest(self) -> None:
+    @scenario(206)
+    async def test_a_read_right_after_a_delta_holds_all_that_was_streamed(self) -> None:
         """A read right after a delta equals what the agent has streamed, window or not."""
         async with LocalDaemon(settings=Settings(coalesce=HOUR)) as daemon:
             anna = await daemon.join()
@@ -491,12 +502,12 @@ class OverHTTPTests(BoundedTestCase):
                 await run.say(piece)
             run.release()
             await anna.events.wait_for("run_complete")
-            told = [
+            published = [
                 (event.action, event.text, event.finish)
                 for event in anna.events.all("message", role="assistant")
             ]
             self.assertEqual(
-                told,
+                published,
                 [("created", "", ""), ("updated", "h", ""), ("updated", "hello", "end_turn")],
             )
 
@@ -514,6 +525,3 @@ class OverHTTPTests(BoundedTestCase):
             self.assertEqual((last.text, last.finish), ("half a sentence", "canceled"))
             self.assertEqual((done["text"], done["message_id"]), (last.text, last["id"]))
             self.assertLess(anna.events.seen.index(last), anna.events.seen.index(done))
-
-
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()

@@ -10,6 +10,7 @@ from crushlite.coder.build import coder
 from crushlite.testing import LocalDaemon
 from crushlite.version import __version__
 from tests.support.basics import BoundedTestCase
+from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,8 @@ class WireScenario(BoundedTestCase):
 class EnvironmentScenarios(WireScenario):
     agent = staticmethod(configured)
 
-    async def test_123_env_not_leaked(self) -> None:
+    @scenario(123)
+    async def test_the_environment_of_a_client_is_shown_to_no_other(self) -> None:
         """What one client's environment holds is shown to no other, wherever it looks."""
         lab: dict[str, Any] = {"base_url": "http://127.0.0.1:9/$LAB_KEY", "models": [{"id": "m"}]}
         lab |= {"api_key": "$LAB_KEY", "extra_headers": {"X-Key": "$LAB_KEY"}}
@@ -75,8 +77,9 @@ class EnvironmentScenarios(WireScenario):
 
 
 class VersionScenarios(WireScenario):
-    async def test_125_version_mismatch_warns(self) -> None:
-        """A client of another version is told so in its own answer, and is served all the same."""
+    @scenario(125)
+    async def test_a_client_of_another_version_is_warned_and_served(self) -> None:
+        """The warning is in the answer to its own create."""
         for own in (
             {},
             {"version": ""},
@@ -109,14 +112,14 @@ class ConfigurationScenarios(WireScenario):
         self.user_file.write_text(json.dumps({"providers": {"lab": lab}}))
         self.anna, self.ben = await self.daemon.join(), await self.daemon.join()
         self.away = await self.daemon.join(self.daemon.root / "away")
-        # Somebody who has decided for themselves: the user's own wish changes nothing there.
+        # A project with a setting of its own: the user's setting changes nothing there.
         own = self.daemon.root / "own/.crushlite/crush.json"
         own.parent.mkdir(parents=True)
         own.write_text('{"options": {"debug": true}}')
         self.own = await self.daemon.join(self.daemon.root / "own")
         self.everyone = (self.anna, self.ben, self.away, self.own)
 
-    async def told(self, what: str, body: Any, status: int = 200) -> list[int]:
+    async def announced(self, what: str, body: Any, status: int = 200) -> list[int]:
         """Anna changes something; how many events anna, ben, away and own get of it."""
         before = [len(who.events.all("config_changed")) for who in self.everyone]
         answer = await self.anna.call("POST", f"/config/{what}", body)
@@ -135,9 +138,10 @@ class ConfigurationScenarios(WireScenario):
         """Everything published so far has been read."""
         await who.events.wait_for("session", id=await who.session("a full stop"))
 
-    async def test_185_config_changed_fanout(self) -> None:
-        """Every client of the workspace is told of a change, and of other workspaces those whose
-        configuration it changes; of what changed nothing, nobody."""
+    @scenario(185)
+    async def test_a_changed_configuration_is_announced_wherever_it_takes_effect(self) -> None:
+        """Every client of the workspace gets the event, and of other workspaces those whose
+        configuration it changes; a change that changes nothing is not announced."""
         wee = {"model": "wee", "provider": "lab"}
         key = {"scope": 0, "provider_id": "lab", "kind": "string", "api_key": "a-key-000000001"}
         for what, body, expected in (
@@ -152,12 +156,13 @@ class ConfigurationScenarios(WireScenario):
             ("remove", {"scope": 0, "key": "options.debug"}, [0, 0, 0, 0]),
         ):
             with self.subTest(what, body=body):
-                self.assertEqual(await self.told(what, body), expected)
+                self.assertEqual(await self.announced(what, body), expected)
         config = (await self.ben.call("GET", "/config")).json
         self.assertEqual(config["options"]["tui"], {"compact_mode": True})
         self.assertEqual(config["models"]["large"]["model"], "wee")
 
-    async def test_185_a_change_that_fails_is_told_to_nobody(self) -> None:
+    @scenario(185)
+    async def test_a_change_of_configuration_that_fails_is_announced_to_no_client(self) -> None:
         nothing = {"model": "nosuch", "provider": "lab"}
         for what, body in (
             ("set", b"{"),
@@ -170,4 +175,4 @@ class ConfigurationScenarios(WireScenario):
             ("provider-key", {"scope": 0, "provider_id": "lab", "kind": "x", "api_key": "k"}),
         ):
             with self.subTest(what, body=body):
-                self.assertEqual(await self.told(what, body, 400), [0, 0, 0, 0])
+                self.assertEqual(await self.announced(what, body, 400), [0, 0, 0, 0])

@@ -1,15 +1,16 @@
-"""Scenarios F and G: workspaces are created, shared, left and given up."""
+"""Workspaces are created, shared, left and closed."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import unittest
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from crushlite.claims import Graces
+from tests.support.prompts import is_assistant
+from tests.support.scenarios import scenario
 from tests.support.workspaces import (
     PATIENCE,
     SETTINGS,
@@ -26,9 +27,10 @@ CREATE, DETACH, IDLE = SETTINGS.graces.create, SETTINGS.graces.detach, SETTINGS.
 
 
 class CreateScenarios(WorkspaceTestCase):
-    """Section F: who gets which workspace."""
+    """Which client gets which workspace."""
 
-    async def test_105_two_clients_same_path_share(self) -> None:
+    @scenario(105)
+    async def test_two_clients_of_one_directory_share_a_workspace_and_its_events(self) -> None:
         """Two clients of one directory are in one workspace and see the same turn alike."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         self.assertEqual(anna.workspace["id"], ben.workspace["id"])
@@ -43,21 +45,22 @@ class CreateScenarios(WorkspaceTestCase):
         self.assertEqual(seen[0], seen[1])
         self.assertIn(("message", "hi both"), [(e.kind, e.text) for e in ben.events.seen])
 
-    async def test_106_different_paths_differ(self) -> None:
-        """Two directories are two workspaces."""
+    @scenario(106)
+    async def test_two_directories_are_two_workspaces(self) -> None:
         one, other = await self.daemon.join(self.folder("one")), await self.daemon.join()
         self.assertNotEqual(one.workspace["id"], other.workspace["id"])
         self.assertEqual(await self.listed(), [one.workspace["id"], other.workspace["id"]])
 
-    async def test_107_symlink_dedupe(self) -> None:
-        """A directory and a link to it are one workspace."""
+    @scenario(107)
+    async def test_a_directory_and_a_link_to_it_are_one_workspace(self) -> None:
         link = self.daemon.root / "link"
         link.symlink_to(self.folder("project"))
         direct, linked = await self.daemon.join(), await self.daemon.join(link)
         self.assertEqual(direct.workspace["id"], linked.workspace["id"])
         self.assertEqual(linked.workspace["path"], str(self.daemon.root / "project"))
 
-    async def test_108_nonexistent_path_ok(self) -> None:
+    @scenario(108)
+    async def test_a_path_that_does_not_exist_is_cleaned_and_accepted(self) -> None:
         """A path that does not exist is taken as it is written, cleaned of dots and slashes."""
         path = self.daemon.root / "not" / "yet"
         first = await self.daemon.create(path)
@@ -67,7 +70,8 @@ class CreateScenarios(WorkspaceTestCase):
                 again = await self.daemon.create(spelling)
                 self.assertEqual(again.workspace["id"], first.workspace["id"])
 
-    async def test_110_first_wins_flags(self) -> None:
+    @scenario(110)
+    async def test_a_later_create_gets_the_flags_of_the_first_and_its_own_environment(self) -> None:
         """A later create gets the first one's flags and data directory, but its own environment."""
         first = await self.daemon.create(yolo=True, env=["A=1"])
         later = await self.daemon.create(
@@ -81,7 +85,8 @@ class CreateScenarios(WorkspaceTestCase):
         self.assertEqual(skip.json, {"skip": True})
         self.assertEqual(list((self.daemon.root / "elsewhere").iterdir()), [])
 
-    async def test_111_mismatch_logged_only_when_different(self) -> None:
+    @scenario(111)
+    async def test_a_later_create_is_logged_only_if_it_asks_for_something_else(self) -> None:
         """What a later create asks for in vain is logged; an equal or silent one is not."""
         data = str(self.folder("data"))
         await self.daemon.create(yolo=True, data_dir=data)
@@ -94,7 +99,8 @@ class CreateScenarios(WorkspaceTestCase):
             self.assertEqual(len(logs.output), 1)
             self.assertIn(next(reversed(wish)), logs.output[0])
 
-    async def test_113_same_client_twice_one_claim(self) -> None:
+    @scenario(113)
+    async def test_a_client_that_creates_twice_is_released_once(self) -> None:
         """Creating twice does not make a client count twice: one release empties the workspace."""
         anna = await self.daemon.create()
         again = await self.daemon.create(client_id=anna.id)
@@ -103,7 +109,8 @@ class CreateScenarios(WorkspaceTestCase):
         await anna.release()
         self.assertEqual(await self.status(anna), 404)
 
-    async def test_114_parallel_creates_converge(self) -> None:
+    @scenario(114)
+    async def test_simultaneous_creates_of_one_path_are_one_workspace_that_all_hold(self) -> None:
         """Simultaneous creates of one path are one workspace over one database; all hold it."""
         for count in (2, 16):
             with self.subTest(count):
@@ -115,8 +122,9 @@ class CreateScenarios(WorkspaceTestCase):
                 states = [self.state(who) for who in everyone]
                 self.assertEqual(states, [("HELD_CREATE", 0)] * count)
 
-    async def test_115_missing_or_bad_client_id_400(self) -> None:
-        """Every request that needs to know the client says so when it is not told, or badly."""
+    @scenario(115)
+    async def test_a_missing_or_malformed_client_id_is_refused_by_name(self) -> None:
+        """By every request that needs one; the message names `client_id`."""
         anna = await self.daemon.join()
         path = str(self.daemon.root / "project")
         for bad in ("", "x", "1234-5678"):
@@ -136,7 +144,8 @@ class CreateScenarios(WorkspaceTestCase):
         self.assertEqual((await anna.call("GET", "/events")).status, 400)
         self.assertEqual(self.state(anna), ("STREAMING", 1))
 
-    async def test_116_path_required_400(self) -> None:
+    @scenario(116)
+    async def test_a_create_without_a_path_is_refused_and_leaves_nothing(self) -> None:
         """A create without a path is refused by name and leaves nothing."""
         for fields in ({"path": ""}, {"path": "a\0b"}):
             answer = await self.daemon.call(
@@ -146,7 +155,8 @@ class CreateScenarios(WorkspaceTestCase):
             self.assertIn("path", answer.json["message"])
         self.assertEqual((await self.listed(), self.claims.pending), ([], 0))
 
-    async def test_117_create_hold_expires(self) -> None:
+    @scenario(117)
+    async def test_a_workspace_without_a_stream_is_closed_after_the_create_grace(self) -> None:
         """A client that created and never attached is given up, and then the idle daemon leaves."""
         anna = await self.daemon.create()
         await self.clock.advance(CREATE - 0.1)
@@ -158,7 +168,8 @@ class CreateScenarios(WorkspaceTestCase):
         await self.clock.advance(0.1)
         self.assertTrue(self.is_leaving)
 
-    async def test_118_failed_create_restores_counter(self) -> None:
+    @scenario(118)
+    async def test_a_create_that_fails_does_not_keep_the_daemon_alive(self) -> None:
         """A create that cannot have its data directory is refused clearly and counts no more."""
         (self.daemon.root / "file").write_text("not a directory")
         answer = await self.attempt(data_dir=str(self.daemon.root / "file" / "data"))
@@ -168,7 +179,8 @@ class CreateScenarios(WorkspaceTestCase):
         await self.clock.advance(IDLE)
         self.assertTrue(self.is_leaving)
 
-    async def test_120_data_dir_locked_by_other_process(self) -> None:
+    @scenario(120)
+    async def test_a_data_directory_of_another_daemon_is_refused_until_that_has_left(self) -> None:
         """A directory that another daemon owns is refused with its pid, and taken once it left."""
         data = self.daemon.root / "data"
         async with another_owner(data) as pid:
@@ -179,8 +191,9 @@ class CreateScenarios(WorkspaceTestCase):
         taken = await self.attempt(data_dir=str(data))
         self.assertEqual((taken.status, taken.json["data_dir"]), (200, str(data)))
 
-    async def test_122_events_isolated_between_workspaces(self) -> None:
-        """What happens in one workspace is not told in another."""
+    @scenario(122)
+    async def test_events_of_one_workspace_are_not_sent_to_another(self) -> None:
+        """Each stream carries the events of its own workspace only."""
         one, other = await self.daemon.join(self.folder("one")), await self.daemon.join()
         await one.session("of one")
         await other.session("of other")
@@ -188,7 +201,8 @@ class CreateScenarios(WorkspaceTestCase):
             await who.events.wait_for("session", title=title)
             self.assertEqual([event["title"] for event in who.events.seen], [title])
 
-    async def test_124_list_and_get_workspace(self) -> None:
+    @scenario(124)
+    async def test_workspaces_are_listed_and_found_by_id(self) -> None:
         """Workspaces can be listed and looked at by id; an unknown id is 404."""
         self.assertEqual(await self.listed(), [])
         anna = await self.daemon.create(env=["SECRET=1"])
@@ -209,13 +223,15 @@ class ClaimScenarios(WorkspaceTestCase):
         await self.clock.advance(0.1)
         self.assertEqual(await self.status(who), 404)
 
-    async def test_127_attach_stops_hold(self) -> None:
+    @scenario(127)
+    async def test_an_attached_client_outlives_the_create_grace(self) -> None:
         """With an open stream the create grace does not matter any more."""
         anna = await self.daemon.join()
         await self.clock.advance(3 * CREATE)
         self.assertEqual((await self.status(anna), self.state(anna)), (200, ("STREAMING", 1)))
 
-    async def test_128_attach_without_create(self) -> None:
+    @scenario(128)
+    async def test_a_client_that_only_attaches_holds_the_workspace(self) -> None:
         """A client that only ever opened a stream holds the workspace like any other."""
         anna = await self.daemon.create()
         ben = type(anna)(self.daemon, str(uuid.uuid4()), anna.workspace)
@@ -226,14 +242,16 @@ class ClaimScenarios(WorkspaceTestCase):
         await self.cut(ben)
         await self.expect_gone_after_grace(ben)
 
-    async def test_129_attach_unknown_404(self) -> None:
+    @scenario(129)
+    async def test_a_stream_of_an_unknown_workspace_is_404_and_claims_nothing(self) -> None:
         """The stream of a workspace that is not there is 404, and claims nothing."""
         reader = self.daemon.reader()
         target = f"/v1/workspaces/{uuid.uuid4()}/events?client_id={uuid.uuid4()}"
         self.assertEqual(await reader.open(self.daemon.connect(), target), 404)
         self.assertEqual(self.claims.live, [])
 
-    async def test_130_two_streams_one_client(self) -> None:
+    @scenario(130)
+    async def test_the_detach_grace_begins_when_the_last_of_two_streams_closes(self) -> None:
         """The first of two streams may close without consequence; the second starts the grace."""
         anna = await self.daemon.join()
         first = anna.events
@@ -246,8 +264,9 @@ class ClaimScenarios(WorkspaceTestCase):
         await self.cut(anna)
         await self.expect_gone_after_grace(anna)
 
-    async def test_131_kill_a_keeps_b(self) -> None:
-        """A killed connection is nobody else's concern: the others go on, the daemon stays."""
+    @scenario(131)
+    async def test_a_killed_connection_does_not_affect_other_clients(self) -> None:
+        """Their workspace and their events go on, and the daemon stays."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         await self.cut(anna)
         await self.clock.advance(DETACH + 2 * IDLE)
@@ -257,8 +276,9 @@ class ClaimScenarios(WorkspaceTestCase):
         self.assertEqual(await self.status(ben), 200)
         self.assertFalse(self.is_leaving)
 
-    async def test_132_run_survives_poster_leaving(self) -> None:
-        """A run goes on without its poster while another client holds the workspace."""
+    @scenario(132)
+    async def test_a_run_outlives_its_poster_while_another_client_is_attached(self) -> None:
+        """The stream of the client that posted it is cut, and its grace ends."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         session = await anna.session()
         await anna.prompt(session, "a long one")
@@ -273,7 +293,8 @@ class ClaimScenarios(WorkspaceTestCase):
         finishes = [event.finish for event in ben.events.all("message", role="assistant")]
         self.assertEqual(finishes[-1], "end_turn")
 
-    async def test_134_grace_survives_blip(self) -> None:
+    @scenario(134)
+    async def test_a_client_that_returns_within_the_grace_finds_the_same_workspace(self) -> None:
         """A client that comes back within the grace finds the same id and keeps it."""
         anna = await self.daemon.join()
         await self.cut(anna)
@@ -284,7 +305,8 @@ class ClaimScenarios(WorkspaceTestCase):
         session = await anna.session()
         self.assertEqual((await anna.events.wait_for("session"))["id"], session)
 
-    async def test_135_grace_expiry_tears_down(self) -> None:
+    @scenario(135)
+    async def test_after_the_grace_a_workspace_is_closed_once(self) -> None:
         """After the grace the workspace is gone, closed once, and its path opens a new one."""
         anna = await self.daemon.join()
         await self.cut(anna)
@@ -293,8 +315,9 @@ class ClaimScenarios(WorkspaceTestCase):
         self.assertNotEqual(again.workspace["id"], anna.workspace["id"])
         self.assertEqual(self.agent.closed, 1)
 
-    async def test_138_release_with_open_stream_keeps(self) -> None:
-        """A goodbye with an open stream takes effect when the stream closes, not before."""
+    @scenario(138)
+    async def test_a_release_takes_effect_when_the_open_stream_closes(self) -> None:
+        """Until then the workspace is alive and events arrive."""
         anna = await self.daemon.join()
         self.assertEqual(await anna.release(), 200)
         self.assertEqual(self.state(anna), ("STREAMING_RELEASED", 1))
@@ -302,14 +325,16 @@ class ClaimScenarios(WorkspaceTestCase):
         session = await anna.session()
         self.assertEqual((await anna.events.wait_for("session"))["id"], session)
 
-    async def test_139_release_without_stream_drops_hold(self) -> None:
-        """A goodbye without a stream is final at once; saying it again is fine."""
+    @scenario(139)
+    async def test_a_release_without_a_stream_is_final_and_may_be_repeated(self) -> None:
+        """A second release answers like the first."""
         anna = await self.daemon.create()
         self.assertEqual(await anna.release(), 200)
         self.assertEqual(await self.status(anna), 404)
         self.assertEqual(await anna.release(), 200)
 
-    async def test_140_release_then_attach_fresh_claim(self) -> None:
+    @scenario(140)
+    async def test_a_client_that_attaches_after_its_release_has_a_new_claim(self) -> None:
         """A client that left and attaches again has a claim like a new one, with its own grace."""
         await self.daemon.join()
         anna = await self.daemon.join()
@@ -321,7 +346,8 @@ class ClaimScenarios(WorkspaceTestCase):
         await self.cut(anna)
         self.assertEqual(self.state(anna), ("HELD_DETACH", 0))
 
-    async def test_144_hold_expiry_vs_attach(self) -> None:
+    @scenario(144)
+    async def test_an_attach_as_the_create_grace_ends_gets_a_live_workspace_or_404(self) -> None:
         """Attach against the end of the create grace: a stream on a live workspace, or 404."""
         outcomes = set()
         for delay in (0, 2, 4, 6, 8, 10, 500):  # in turns of the loop; the timer takes about ten
@@ -337,10 +363,11 @@ class ClaimScenarios(WorkspaceTestCase):
             await anna.retire()
         self.assertEqual(outcomes, {200, 404})
 
-    async def test_145_attach_vs_teardown(self) -> None:
-        """Attach against the last other client's goodbye: alive with a stream, or closed once."""
+    @scenario(145)
+    async def test_an_attach_as_the_last_client_leaves_gets_a_live_workspace_or_404(self) -> None:
+        """With a stream on a workspace that is alive, or 404 and closed exactly once."""
         outcomes = set()
-        for delay in (0, 2, 4, 6, 8, 500):  # in turns of the loop before the goodbye
+        for delay in (0, 2, 4, 6, 8, 500):  # in turns of the loop before it retires
             closed = self.agent.closed
             anna = await self.daemon.create(self.folder(f"race{delay}"))
             ben = type(anna)(self.daemon, str(uuid.uuid4()), anna.workspace)
@@ -361,7 +388,8 @@ class ClaimScenarios(WorkspaceTestCase):
             outcomes.add(status)
         self.assertEqual(outcomes, {200, 404})
 
-    async def test_147_concurrent_attach_detach_50(self) -> None:
+    @scenario(147)
+    async def test_fifty_streams_that_come_and_go_at_once_are_counted_exactly(self) -> None:
         """Fifty streams of ten clients come and go at once; the count is right before and after."""
         people = [await self.daemon.create() for _ in range(10)]
         readers = []
@@ -381,7 +409,8 @@ class ClaimScenarios(WorkspaceTestCase):
         await self.clock.advance(DETACH)
         self.assertEqual(await self.status(people[0]), 404)
 
-    async def test_148_refcount_two_clients(self) -> None:
+    @scenario(148)
+    async def test_a_workspace_stays_until_the_last_of_two_clients_has_left(self) -> None:
         """Of two clients the first to leave leaves the workspace to the other."""
         anna, ben = await self.daemon.create(), await self.daemon.create()
         await anna.release()
@@ -389,8 +418,9 @@ class ClaimScenarios(WorkspaceTestCase):
         await ben.release()
         self.assertEqual(await self.status(ben), 404)
 
-    async def test_149_retire_releases_all_kinds(self) -> None:
-        """Retiring ends every claim of the client, of any kind, and nobody else's."""
+    @scenario(149)
+    async def test_retiring_ends_every_claim_of_the_client_and_of_no_other(self) -> None:
+        """Whether it streams, holds or shares the workspace."""
         streamed = await self.daemon.join(self.folder("streamed"))
         held = await self.daemon.create(self.folder("held"), client_id=streamed.id)
         shared = await self.daemon.join(self.folder("shared"), client_id=streamed.id)
@@ -404,7 +434,8 @@ class ClaimScenarios(WorkspaceTestCase):
         self.assertEqual(await streamed.retire(), 200)
         self.assertEqual(await self.status(ben), 200)
 
-    async def test_150_retire_refuses_later_create(self) -> None:
+    @scenario(150)
+    async def test_a_retired_client_gets_no_new_claim(self) -> None:
         """A retired client gets no new claim, by create or by stream, however late it asks."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         await anna.retire()
@@ -416,15 +447,16 @@ class ClaimScenarios(WorkspaceTestCase):
         self.assertEqual(await self.listed(), [ben.workspace["id"]])
         self.assertEqual(len(self.claims.clients(ben.workspace["id"])), 1)
 
-    async def test_153_retire_bad_uuid_400(self) -> None:
-        """Retiring somebody unknown is fine, something that is no client id is not."""
+    @scenario(153)
+    async def test_retiring_an_unknown_client_is_200_and_a_malformed_id_400(self) -> None:
         bad = await self.daemon.call("DELETE", "/v1/clients/nobody")
         self.assertEqual(bad.status, 400)
         self.assertIn("client_id", bad.json["message"])
         good = await self.daemon.call("DELETE", f"/v1/clients/{uuid.uuid4()}")
         self.assertEqual(good.status, 200)
 
-    async def test_154_shared_dir_one_leaves(self) -> None:
+    @scenario(154)
+    async def test_leaving_a_shared_directory_affects_nothing_else(self) -> None:
         """Leaving a shared directory touches neither the one who stays nor other directories."""
         anna, ben = await self.daemon.join(), await self.daemon.join()
         other = await self.daemon.join(self.folder("other"))
@@ -438,20 +470,26 @@ class ClaimScenarios(WorkspaceTestCase):
         await other.session("still here")
         await other.events.wait_for("session", title="still here")
 
-    async def test_155_retire_cancels_nothing_if_shared(self) -> None:
-        """The poster retires while another client is there: its turn goes on to its end."""
-        anna, ben = await self.daemon.join(), await self.daemon.join()
-        session = await anna.session()
-        await anna.prompt(session)
-        run = await self.daemon.entered()
-        await anna.retire()
-        await run.say("unharmed")
-        run.release()
-        done = await ben.events.wait_for("run_complete")
-        self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
-        self.assertFalse(run.canceled)
+    @scenario(132, 155)
+    async def test_a_client_that_retires_does_not_end_its_turn_for_the_others(self) -> None:
+        """With its stream closed or open: the turn goes on to its end."""
+        for number, closes in enumerate((True, False), 1):
+            anna, ben = await self.daemon.join(), await self.daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, run_id=f"r{number}")
+            run = await self.daemon.entered(number)
+            if closes:
+                await anna.events.close()
+            self.assertEqual(await anna.retire(), 200)
+            await run.say("unharmed")
+            run.release()
+            await ben.events.wait_for(is_assistant("end_turn"))
+            done = await ben.events.wait_for("run_complete", run_id=f"r{number}")
+            self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
+            self.assertFalse(run.canceled)
 
-    async def test_156_slow_handshake_client(self) -> None:
+    @scenario(156)
+    async def test_a_client_that_never_reads_is_attached_and_can_be_retired(self) -> None:
         """A client that asks for the stream and never reads is attached, and can be retired."""
         anna = await self.daemon.create()
         with socket.socket(socket.AF_UNIX) as raw:
@@ -468,18 +506,11 @@ class ClaimScenarios(WorkspaceTestCase):
 class LongGraceScenarios(WorkspaceTestCase):
     settings = replace(SETTINGS, graces=Graces(create=3600.0, detach=3600.0, idle=None))
 
-    async def test_137_release_skips_grace(self) -> None:
-        """After a goodbye the last stream's end is the end, however long the grace."""
+    @scenario(137)
+    async def test_after_a_release_no_grace_follows_the_end_of_the_stream(self) -> None:
+        """However long the detach grace is."""
         anna = await self.daemon.join()
         await anna.release()
         await self.cut(anna)
         self.assertEqual(await self.status(anna), 404)
         self.assertEqual(self.clock.time(), 1_000.0)  # no time has passed
-
-
-# (number, name, reason) of the scenarios of these sections that leave nothing to observe here.
-NOT_APPLICABLE: tuple[tuple[int, str, str], ...] = ()
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -21,6 +21,7 @@ def limited_test(method: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
         async with asyncio.timeout(LIMIT):
             await method(self)
 
+    limited.limited = True  # type: ignore[attr-defined]
     return limited
 
 
@@ -28,9 +29,11 @@ class BoundedTestCase(unittest.IsolatedAsyncioTestCase):
     """Every test ends within LIMIT or fails by name."""
 
     def __init_subclass__(cls) -> None:
-        for name, method in list(vars(cls).items()):
-            if name.startswith("test") and inspect.iscoroutinefunction(method):
-                setattr(cls, name, limited_test(method))
+        for name in dir(cls):  # its own tests, and those of classes that are no test cases
+            if name.startswith("test"):
+                method = getattr(cls, name)
+                if inspect.iscoroutinefunction(method) and not hasattr(method, "limited"):
+                    setattr(cls, name, limited_test(method))
 
     def setUp(self) -> None:
         # Failures are provoked on purpose; what must be logged is asserted with assertLogs.

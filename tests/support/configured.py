@@ -17,7 +17,7 @@ from crushlite.coder.build import coder
 from crushlite.settings import Settings
 from crushlite.testing.model import End, FakeModel, Use, obedient
 from tests.support.model import CoderDaemonTestCase, chat, results, titles
-from tests.support.prompts import shape, until
+from tests.support.prompts import notes, shape, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,18 +46,6 @@ __all__ = [
 def use(tool: str, ident: str = "", **arguments: Any) -> list[Step]:
     """A model's answer that calls one tool."""
     return [Use(tool, json.dumps(arguments), ident), End()]
-
-
-def notes(participant: Participant) -> list[str]:
-    """The permission events that a client has seen, in short and in order."""
-    words = []
-    for event in participant.events.seen:
-        if event.kind == "permission_request":
-            words.append(f"shown {event['tool_call_id']}")
-        elif event.kind == "permission_notification":
-            state = "granted" if event["granted"] else "denied" if event["denied"] else "asked"
-            words.append(f"{state} {event['tool_call_id']}")
-    return words
 
 
 def marked(mark: str) -> list[int]:

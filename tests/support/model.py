@@ -24,8 +24,8 @@ from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say
+from tests.support.agents import AgentTestCase
 from tests.support.basics import LIMIT, BoundedTestCase
-from tests.support.prompts import shape
 from tests.support.turns import SESSION, Bench
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from crushlite.protocol.messages import Part
     from crushlite.settings import Settings
     from crushlite.testing import Participant, Seen, Stores
-    from crushlite.testing.model import Script, Step
+    from crushlite.testing.model import ModelCall, Script, Step
 
 __all__ = [
     "QUICK",
@@ -190,8 +190,40 @@ class CoderDaemonTestCase(BoundedTestCase):
         return await self.daemon.join(path, env=self.env, **create)
 
 
-class CoderTestCase(CoderDaemonTestCase):
+class CoderTurn:
+    """A request to the model, which the test answers."""
+
+    def __init__(self, call: ModelCall) -> None:
+        self.call = call
+
+    @property
+    def open(self) -> bool:
+        return self.call.open
+
+    async def heard(self) -> list[tuple[str, str]]:
+        return chat(self.call.request)
+
+    async def say(self, text: str) -> None:
+        await self.call.text(text)
+
+    async def end(self, reason: str = "") -> None:
+        await self.call.finish({"max_tokens": "length"}.get(reason, reason))
+
+    async def fail(self, message: str) -> None:
+        self.call.error(400, message)
+
+    async def end_late(self, text: str) -> None:
+        await self.call.text(text)
+        await self.call.finish()
+
+    async def stopped(self) -> None:
+        await self.call.gone()
+
+
+class CoderTestCase(CoderDaemonTestCase, AgentTestCase):
     """The coder is made by the test, with `start`; `self.anna` is its client, with one session."""
+
+    further_steps = 0  # requests to the model beyond the first of each turn
 
     async def start(
         self,
@@ -224,26 +256,29 @@ class CoderTestCase(CoderDaemonTestCase):
             )
 
         await self.start_daemon(make, settings=settings, tcp=tcp)
-        self.anna: Participant = await self.join(yolo=yolo)
+        self.anna = await self.join(yolo=yolo)
         self.session = await self.anna.session()
 
-    async def asyncTearDown(self) -> None:
-        endings = [event["run_id"] for event in self.anna.events.all("run_complete")]
-        self.assertEqual(len(endings), len(set(endings)), "a run ended twice")
+    async def turn(self, number: int) -> CoderTurn:
+        return CoderTurn(await self.model.call(number + self.further_steps))
 
-    async def post(self, text: str, session: str = "", **fields: Any) -> str:
-        """Post a prompt; returns the id of its run."""
-        answer = await self.anna.prompt(session or self.session, text, **fields)
-        return str(answer.json["run_id"])
+    async def start_at_a_tool(self) -> None:
+        self.gate = GateTool()
+        await self.start(tools=[self.gate])
+        await self.post("main", run_id="main")
+        call = await self.model.call(1)
+        await call.text("wait ")
+        await call.tool_call("c1", "gate", "{}")
+        await call.finish()
+        await self.gate.inside.acquire()
 
-    async def complete(self, run_id: str) -> Seen:
-        """The run_complete of a run; fails if there was more than one."""
-        found = self.anna.events.all("run_complete", run_id=run_id)
-        done = found[0] if found else None
-        if done is None:
-            done = await self.anna.events.wait_for("run_complete", run_id=run_id)
-        self.assertEqual(len(self.anna.events.all("run_complete", run_id=run_id)), 1)
-        return done
+    async def next_step(self) -> CoderTurn:
+        self.gate.gate.set()
+        self.further_steps = 1
+        return await self.turn(1)
+
+    def assert_asked(self, *, turns: int, steps: int | None = None) -> None:
+        self.assertEqual(len(self.model.calls), turns if steps is None else steps)
 
     async def exchange(self, text: str = "hello", answer: str = "hi", session: str = "") -> Seen:
         """Post a prompt and answer it as the model. Returns its run_complete."""
@@ -254,17 +289,8 @@ class CoderTestCase(CoderDaemonTestCase):
         await call.finish()
         return await self.complete(run_id)
 
-    async def shape(self, session: str = "") -> list[tuple[str, str, str]]:
-        """Role, finish reason and text of the session's messages."""
-        return shape(await self.anna.messages(session or self.session))
-
     async def results(self) -> list[dict[str, Any]]:
         return results(await self.anna.messages(self.session))
-
-    async def queue(self, what: str) -> Any:
-        answer = await self.anna.call("GET", f"/agent/sessions/{self.session}/prompts/{what}")
-        self.assertEqual(answer.status, 200)
-        return answer.json
 
     def asked(self, number: int) -> list[tuple[str, str]]:
         """The conversation of the large model's request with this number, from 1."""

@@ -22,7 +22,20 @@ if TYPE_CHECKING:
     from crushlite.store import Executor
     from crushlite.testing import EventReader, Participant, Seen
 
-__all__ = ["PATIENCE", "Gate", "PromptTestCase", "gated", "reach", "shape", "stubborn", "until"]
+__all__ = [
+    "PAIR",
+    "PATIENCE",
+    "Gate",
+    "PromptTestCase",
+    "gated",
+    "is_assistant",
+    "notes",
+    "pair",
+    "reach",
+    "shape",
+    "stubborn",
+    "until",
+]
 
 PATIENCE = 60.0  # seconds: only a hang reaches it
 
@@ -102,9 +115,38 @@ async def gated(
             gate.open()
 
 
+def is_assistant(finish: str) -> Callable[[Seen], bool]:
+    """Matches events of a message of the assistant that has this finish reason."""
+
+    def matches(event: Seen) -> bool:
+        return event.kind == "message" and event["role"] == "assistant" and event.finish == finish
+
+    return matches
+
+
+def pair(text: str) -> list[tuple[str, str, str]]:
+    """The shape of what a prompt leaves that was canceled before the agent said anything."""
+    return [("user", "stop", text), ("assistant", "canceled", "")]
+
+
+PAIR = pair("hello")
+
+
 def shape(messages: list[Seen]) -> list[tuple[str, str, str]]:
     """A history as (role, finish reason, text)."""
     return [(str(message["role"]), message.finish, message.text) for message in messages]
+
+
+def notes(participant: Participant) -> list[str]:
+    """The permission events that a client has seen, in short and in order."""
+    words = []
+    for event in participant.events.seen:
+        if event.kind == "permission_request":
+            words.append(f"shown {event['tool_call_id']}")
+        elif event.kind == "permission_notification":
+            state = "granted" if event["granted"] else "denied" if event["denied"] else "asked"
+            words.append(f"{state} {event['tool_call_id']}")
+    return words
 
 
 def stubborn(gate: asyncio.Event) -> Callable[[Turn], Any]:
@@ -127,8 +169,16 @@ class PromptTestCase(unittest.IsolatedAsyncioTestCase):
         self.assertEqual((answer.status, answer.json["state"]), (200, "ended"), answer.json)
         return str(answer.json["outcome"])
 
+    async def complete(
+        self, daemon: LocalDaemon, client: Participant, session: str, number: int
+    ) -> Seen:
+        """Post a prompt, let the run with this number end, and return its run_complete."""
+        posted = await client.prompt(session, "the next one")
+        (await daemon.entered(number)).release()
+        return await client.events.wait_for("run_complete", run_id=posted.json["run_id"])
+
     def assert_ended_once(self, events: EventReader, *run_ids: str) -> None:
-        """One run_complete each, and none for anybody else."""
+        """Each of these runs has one run_complete, and no other run has any."""
         seen = [event["run_id"] for event in events.all("run_complete")]
         self.assertEqual(sorted(seen), sorted(run_ids))
 

@@ -111,12 +111,15 @@ class Bench(BoundedTestCase):
     def turn(self, prompt: str = "hello", **order: Any) -> LiveTurn:
         """A turn as the workspace would make it, except that nothing waits to be folded."""
 
-        async def nobody() -> list[Message]:
+        async def no_followups() -> list[Message]:
             return []
 
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
         return LiveTurn(
-            self.services, TurnRequest(**fields), SelectedModel(model="m", provider="p"), nobody
+            self.services,
+            TurnRequest(**fields),
+            SelectedModel(model="m", provider="p"),
+            no_followups,
         )
 
     async def rows(self) -> list[Message]:

@@ -1,4 +1,4 @@
-"""What other clients and models were recorded to see, held against the model agent over HTTP."""
+"""What clients and models were recorded to see of Crush, compared with the coder over HTTP."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from crushlite.testing.model import End, Say
 from tests.support.configured import ConfiguredTestCase, results, use
 
 
-class RecordedShapes(ConfiguredTestCase):
+class RecordedShapeTests(ConfiguredTestCase):
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
         self.anna = await self.join()
         self.session = await self.anna.session()
 
-    async def test_a_denied_write_is_told_as_recorded(self) -> None:
+    async def test_a_denied_write_keeps_its_diff_and_stops_the_turn(self) -> None:
         """The dialog names the whole path; the denial keeps the diff, and the turn stops."""
         self.plan = [use("write", "c1", file_path="notes.txt", content="some words\n")]
         run_id = await self.prompt(self.anna, self.session, "@write notes.txt some words")
@@ -31,7 +31,7 @@ class RecordedShapes(ConfiguredTestCase):
         self.assertEqual(set(json.loads(result["metadata"])), {"diff", "additions", "removals"})
         self.assertEqual(stored[1]["parts"][-1]["data"]["reason"], "end_turn")
 
-    async def test_a_change_names_the_file_too(self) -> None:
+    async def test_the_dialog_of_a_change_names_the_file(self) -> None:
         self.plan = [
             use("write", "c1", file_path="a.txt", content="one\n"),
             use("edit", "c2", file_path="a.txt", old_string="one", new_string="two"),
@@ -45,7 +45,7 @@ class RecordedShapes(ConfiguredTestCase):
         self.assertTrue(await self.anna.grant(second))
         self.assertEqual((await self.ended(self.anna, run_id))["text"], "done")
 
-    async def test_a_choice_without_a_description_goes_back_to_the_model(self) -> None:
+    async def test_a_choice_without_a_description_is_an_error_for_the_model(self) -> None:
         """Nobody is asked: a person who sees only labels would decide in the dark."""
         form: dict[str, Any] = {
             "type": "single_choice",
