@@ -101,7 +101,7 @@ class RandomAgent:
         if kind < 0.1:
             raise RuntimeError("no summary")
         if kind < 0.2 and not self._calm:
-            await self.released
+            await asyncio.shield(self.released)
         if kind < 0.5:
             await turn.usage(Usage(0, 20, 0.5))
 

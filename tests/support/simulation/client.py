@@ -66,7 +66,7 @@ class SimulatedClient:
         self.stream: StreamReader | None = None
         self.retired: list[str] = []
         self._http, self._connector = self._connect()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def _connect(self) -> tuple[HTTPClient, LinkConnector]:
         connector = LinkConnector(self.network)
@@ -214,7 +214,7 @@ class SimulatedClient:
             await asyncio.wait(self._tasks)
         await self._http.aclose()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Do something beside the client's other work."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -252,6 +252,7 @@ class SimulatedClient:
     async def read_messages(self, session_id: str) -> list[Body] | None:
         hub = self.ledger.hub_of(self.workspace_id)
         seen = {m["id"]: m for m in hub.of_session(session_id)}
+        settled = dict(self.ledger.settled.get(session_id, {}))
         answer = await self.call("GET", f"/sessions/{session_id}/messages")
         if not answer.ok:
             return None
@@ -260,7 +261,7 @@ class SimulatedClient:
             return listed
         gone = {message_id for message_id in seen if message_id not in hub.messages}
         self.ledger.check(invariants.a_list_shows_what_streams_saw, seen, listed, gone)
-        self.ledger.check(invariants.what_was_settled_is_still_there, session_id, listed)
+        self.ledger.check(invariants.what_was_settled_is_still_there, settled, listed)
         self.ledger.check(invariants.a_history_is_acceptable, listed, False)
         return listed
 

@@ -33,6 +33,7 @@ STORE_ERRORS = (
     "is not saved:",
     "endings are not saved, prompts are refused",
     "not saved are",
+    "a failed summary could not be stored",
 )
 AGENT_ERRORS = ("the agent ignored its cancellation", "has no title of its agent (ValueError")
 
@@ -100,6 +101,14 @@ def a_receipt_lists_what_is_live(
         if run not in listed:
             ending = run.finished or run.cleared
             require(ending, f"{run} was live and is not in the receipt")
+
+
+def a_cancel_that_waits_sees_the_endings(ledger: Ledger, receipt: list[str]) -> None:
+    """With time enough, its answer comes when everything it hit is over."""
+    for run_id in receipt:
+        for run in ledger.by_id[run_id]:
+            waits = run.is_prompt and run.life == ledger.life and not run.over
+            require(not waits, f"a cancel has waited, and {run} has not ended")
 
 
 def a_canceled_run_ends_as_such_and_in_time(ledger: Ledger, hub: HubFacts, run: RunFacts) -> None:
@@ -290,10 +299,13 @@ def a_list_shows_what_streams_saw(
     require(order == expected, f"listed as {order}, streamed as {expected}")
 
 
-def what_was_settled_is_still_there(ledger: Ledger, session_id: str, listed: list[Body]) -> None:
-    """Messages of ended turns, of this daemon or an earlier one, as their streams saw them."""
+def what_was_settled_is_still_there(
+    ledger: Ledger, settled: dict[str, Body], listed: list[Body]
+) -> None:
+    """Messages of turns that had ended when the request was sent, in this life or an earlier one,
+    are as their streams saw them."""
     found = {message["id"]: message for message in listed}
-    for message_id, message in ledger.settled.get(session_id, {}).items():
+    for message_id, message in settled.items():
         shown = found.get(message_id)
         if shown is None:
             raise Violation(f"a message of an ended turn is gone: {message}")

@@ -74,6 +74,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._now = START
         self._arrival = START  # when the last call from a thread arrives: they keep their order
         self._numbers = itertools.count(1)
+        self._stillborn: list[asyncio.Task[Any]] = []  # made while the loop was being abandoned
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._on_exception)
         self.unhandled: Callable[[dict[str, Any]], None] | None = None
@@ -96,14 +97,17 @@ class SeededLoop(asyncio.BaseEventLoop):
         return True
 
     def _run_once(self) -> None:
-        self._drop_cancelled()
+        timers = self._scheduled
+        while timers and timers[0].cancelled():
+            heapq.heappop(timers)
         if not self._ready:
-            if not self._scheduled:
+            if not timers:
                 raise Stuck(f"nothing is ready and no timer is armed:\n{self.describe_tasks()}")
-            self._now = max(self._now, self._scheduled[0].when())
+            self._now = max(self._now, timers[0].when())
         elif self._rng.random() < self._jitter:
             self._now += self._rng.random() * 0.002
-        self._collect_due()
+        if timers and timers[0].when() <= self._now:
+            self._collect_due()
         batch = list(self._ready)
         self._ready.clear()
         order = self._permuted(batch)
@@ -117,10 +121,6 @@ class SeededLoop(asyncio.BaseEventLoop):
             self.steps += 1
             if not handle.cancelled():
                 handle._run()
-
-    def _drop_cancelled(self) -> None:
-        while self._scheduled and self._scheduled[0].cancelled():
-            heapq.heappop(self._scheduled)
 
     def _collect_due(self) -> None:
         due: list[tuple[float, float, int, asyncio.TimerHandle]] = []
@@ -160,19 +160,10 @@ class SeededLoop(asyncio.BaseEventLoop):
         self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         number = next(self._numbers)
-        return _NumberedTask(number, coro, loop=loop, name=f"task-{number}", **options)
-
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        task = _NumberedTask(number, coro, loop=loop, name=f"task-{number}", **options)
         if self.dead:
-            return asyncio.Handle(callback, args, self)
-        return super().call_soon(callback, *args, context=context)
-
-    def call_at(
-        self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        if self.dead:
-            return asyncio.TimerHandle(when, callback, args, self)
-        return super().call_at(when, callback, *args, context=context)
+            self._stillborn.append(task)
+        return task
 
     def call_soon_threadsafe(
         self, callback: Any, *args: Any, context: Any = None
@@ -228,19 +219,34 @@ class SeededLoop(asyncio.BaseEventLoop):
         any more. Coroutines are closed here and not by the garbage collector at some later time:
         what their `finally` blocks do goes nowhere, because nothing can be scheduled."""
         self.dead = True
+        self.call_soon = self._never  # type: ignore[method-assign]
+        self.call_at = self._never_at  # type: ignore[method-assign]
         asyncio._set_running_loop(self)
         try:
             for task in sorted(asyncio.all_tasks(self), key=hash):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                try:
-                    task.get_coro().close()  # type: ignore[union-attr]
-                except BaseException:  # noqa: BLE001 - whatever it wanted to do on its way out
-                    pass
+                self._close_coroutine(task)
+            while self._stillborn:
+                self._close_coroutine(self._stillborn.pop())
             self._ready.clear()
             self._scheduled.clear()
         finally:
             asyncio._set_running_loop(None)
         self.close()
+
+    def _never(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return asyncio.Handle(callback, args, self)
+
+    def _never_at(
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return asyncio.TimerHandle(when, callback, args, self)
+
+    def _close_coroutine(self, task: asyncio.Task[Any]) -> None:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        try:
+            task.get_coro().close()  # type: ignore[union-attr]
+        except BaseException:  # noqa: BLE001 - whatever it wanted to do on its way out
+            pass
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         if not self.dead:
