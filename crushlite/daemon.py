@@ -121,7 +121,7 @@ class Daemon:
             wings=self.wings,
         )
         for wing in self.wings:
-            wing.attach(self, self.clock)
+            wing.use_ports(self, self.clock)
         table = whole_table(self.wings)
         self._guard = Guard(allowed_hosts=frozenset(allow_hosts), is_public=public_routes(table))
         self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)

@@ -3,16 +3,20 @@
     async with open_workspace("/path/to/project") as workspace:
         print((await workspace.ask("what is this?")).text)
 
-However many clients begin at once, one of them starts a daemon and the others find it. The lock
-makes that cheap, not correct: a daemon never takes the socket of a living one, so even clients
-that share no lock end up with one daemon.
+However many clients begin at once, one of them starts a daemon and the others find it. A lock saves
+the others from starting one too. It is not what makes this correct: a daemon never takes the socket
+of a living one, so even clients that share no lock end up with one daemon.
 
 A daemon is ready when it answers GET /v1/health. CRUSHLITE_READY_TIMEOUT is how many seconds that
-may take, 10 if it is not set. What a daemon that was started here says goes to a log file in the
-directory of the default socket.
+may take, 10 if it is not set. The output of a daemon that was started here goes to a log file in
+the directory of the default socket.
 
 A daemon of another version is asked to leave if it has nothing to do, and replaced. One that is
-needed stays and is used: any update looks like a new version, and must not end anybody's work.
+needed stays and is used: any update looks like a new version, and must not end work that is going
+on.
+
+A daemon is started as `python -m PACKAGE serve`, whatever name this package was vendored under. A
+tool that has no such command says in `Wanted.command` how its own daemon is started.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import math
 import os
 import subprocess
@@ -45,57 +48,68 @@ from .listen import default_socket, parse_address, private_directory
 from .version import WIRE_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from .client import RemoteWorkspace
     from .clock import Clock
 
 READY_SECONDS = 10.0
-ATTEMPT_SECONDS = 0.1  # between two looks
-PROBE_SECONDS = 2.0  # a daemon whose loop is blocked for a moment is a living one
-HANDOVER_SECONDS = 5.0  # for a daemon that leaves to let go of its databases
-GOODBYE_SECONDS = 5.0  # for the daemon to take note that we leave
+ATTEMPT_SECONDS = 0.1  # between two attempts to reach a daemon
+PROBE_SECONDS = 2.0  # for an answer: a daemon whose loop is blocked for a moment is a living one
+HANDOVER_SECONDS = 5.0  # for a daemon that leaves to release its databases
+GOODBYE_SECONDS = 5.0  # for the daemon to note that a client leaves
 IDLE_SECONDS = 60.0  # how long a daemon that was started here stays without work
-TRIES = 3  # to get into a daemon before the next one leaves too
+TRIES = 3  # attempts to open a workspace in a daemon that does not leave meanwhile
 TAIL_LINES = 10
-LOG_LIMIT = 1 << 20  # bytes: a longer log begins anew with the next daemon
+LOG_LIMIT = 1 << 20  # bytes: a longer log is emptied when the next daemon starts
 
 Probe = Literal["alive", "silent", "absent"]
 
 
-def _whisper(text: str) -> None:
-    """For callers that do not want to know what is being waited for."""
+def _say_nothing(text: str) -> None:
+    """The default of Wanted.say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which daemon to use, how to start it if it is not there, and what to ask it for."""
+    """Which daemon to use, how to start it if it is not there, and what to ask it for.
+
+    `command` is the argv that starts a daemon, used as it is: the daemon must listen on `url`. If
+    it is empty, `python -m PACKAGE serve` is started with `agent`. `say` is called with a line of
+    text when there is something to wait for."""
 
     url: str | None = None  # the default socket if None
     token: str = ""
     agent: str = "auto"
     path: str | os.PathLike[str] = ""  # the current directory if empty
     yolo: bool = False
-    say: Callable[[str], None] = _whisper
+    say: Callable[[str], None] = _say_nothing
     clock: Clock = field(default_factory=SystemClock)
+    command: Sequence[str] = ()
 
     @property
     def directory(self) -> str:
         return os.path.join(here(), self.path) if self.path else here()
 
 
-@contextlib.asynccontextmanager
-async def open_workspace(
+def open_workspace(
     path: str | os.PathLike[str] = "",
     *,
     url: str | None = None,
     token: str = "",
     agent: str = "auto",
     yolo: bool = False,
-) -> AsyncIterator[RemoteWorkspace]:
-    """The workspace of a directory (this one if none is given), in a daemon that is found or
-    started; its client says goodbye at the end."""
-    workspace = await join(Wanted(url, token, agent, path, yolo))
+    command: Sequence[str] = (),
+) -> contextlib.AbstractAsyncContextManager[RemoteWorkspace]:
+    """A context with the workspace of a directory (the current one if none is given), in a daemon
+    that is found or started. See `Wanted` for the arguments, and `joined`."""
+    return joined(Wanted(url, token, agent, path, yolo, command=command))
+
+
+@contextlib.asynccontextmanager
+async def joined(wanted: Wanted) -> AsyncIterator[RemoteWorkspace]:
+    """Open the workspace as `join` does. At the end its client leaves the daemon and is closed."""
+    workspace = await join(wanted)
     async with workspace.client:
         try:
             yield workspace
@@ -104,7 +118,8 @@ async def open_workspace(
 
 
 async def goodbye(client: Client) -> None:
-    """Tell the daemon that we leave, so that it need not wait whether we come back."""
+    """Tell the daemon that a client leaves, so that it does not wait for it to come back. A daemon
+    that does not answer is no error."""
     try:
         async with asyncio.timeout(GOODBYE_SECONDS):
             await client.retire()
@@ -113,7 +128,8 @@ async def goodbye(client: Client) -> None:
 
 
 def ready_seconds() -> float:
-    """How long to wait for a daemon that starts, or for one that was lost."""
+    """How long to wait for a daemon that starts, or for one that was lost. Raises UsageError if
+    CRUSHLITE_READY_TIMEOUT is no number of seconds."""
     text = os.environ.get("CRUSHLITE_READY_TIMEOUT") or str(READY_SECONDS)
     try:
         value = float(text)
@@ -132,23 +148,22 @@ def default_address() -> str:
 
 
 async def ensure_daemon(wanted: Wanted) -> str:
-    """The URL of a living daemon. Nothing is started on TCP: who may use a port is for a person to
-    decide. Whether somebody serves it the first request will tell."""
+    """Find a living daemon or start one; returns its URL. Raises CrushliteError if it does not get
+    ready. A TCP address is returned as it is: whether a daemon serves it the first request will
+    show, and none is started on a port, because who may use that is for a person to decide."""
     address = wanted.url or default_address()
     if not address.startswith("unix://"):
         return address
     parse_address(address)
-    if await _probe(address) != "alive" or await _asked_to_leave(address, wanted):
-        idle = os.environ.get("CRUSHLITE_IDLE_TIMEOUT") or f"{IDLE_SECONDS:g}"
-        command = [f"--host={address}", f"--agent={wanted.agent}", f"--idle-timeout={idle}"]
-        command.append("--log-format=text")
-        await _start(address, _Starter(address, command), wanted)
+    state = await _probe(address)
+    if state != "alive" or await _asked_to_leave(address, wanted):
+        await _start(address, "absent" if state == "alive" else state, wanted)
     return address
 
 
 async def _probe(address: str) -> Probe:
-    """Only a refused connection means that nobody is there; whoever accepts one is alive, and may
-    be busy, or leaving."""
+    """Whether a daemon answers at an address. Only a refused connection means that none is there:
+    a daemon that accepts one and does not answer may be busy, or leaving."""
     try:
         async with Client(address) as client, asyncio.timeout(PROBE_SECONDS):
             await client.health()
@@ -162,24 +177,25 @@ async def _probe(address: str) -> Probe:
 
 
 async def _asked_to_leave(address: str, wanted: Wanted) -> bool:
-    """Whether a daemon of another version makes room for one of ours."""
+    """Ask a daemon of another version to leave; returns whether it did."""
     before = _identity(address)
     async with Client(address) as client:
         try:
             version = (await client.version()).version
-            # What is not of our kind was put there by somebody, and is not ours to replace.
+            # A server that is no crushlite was put there on purpose, and is not ours to replace.
             if version == WIRE_VERSION or not version.startswith("crushlite-"):
                 return False
             await _ask_to_leave(client)
         except CrushliteError:
-            return False  # it is needed; or it has gone meanwhile, as the create will tell
+            return False  # it is needed; or it has gone meanwhile, as the create will show
     wanted.say(f"{version} makes room for {WIRE_VERSION}")
     await _until_gone(address, before, wanted.clock)
     return True
 
 
 async def _ask_to_leave(client: Client) -> None:
-    """Raises if it stays. A daemon that knows only the plain command is asked when it is empty."""
+    """Raises CrushliteError if the daemon stays. An old one knows only the unconditional command;
+    it gets that if it has no workspace."""
     try:
         await client.control("shutdown_if_idle")
     except BadRequest:
@@ -188,11 +204,13 @@ async def _ask_to_leave(client: Client) -> None:
         await client.control("shutdown")
 
 
-async def _start(address: str, starter: _Starter, wanted: Wanted) -> None:
+async def _start(address: str, state: Probe, wanted: Wanted) -> None:
+    """Start a daemon, or wait for one that another client starts; `state` is what the last probe
+    found. Raises CrushliteError if it does not answer in time, or ends."""
     clock, deadline = wanted.clock, wanted.clock.time() + ready_seconds()
     waiting = False
-    with starter:
-        while (state := await _probe(address)) != "alive":
+    with _Starter(address, wanted) as starter:
+        while state != "alive":
             starter.check(state)
             if clock.time() > deadline:
                 raise starter.failure("did not get ready in time (CRUSHLITE_READY_TIMEOUT)")
@@ -200,23 +218,28 @@ async def _start(address: str, starter: _Starter, wanted: Wanted) -> None:
                 wanted.say(f"starting a daemon at {address}")
                 starter.spawn()
             elif state == "absent" and not starter.locked and starter.lock():
-                continue  # whoever held the lock may have started one: look before starting another
+                # The client that held the lock before may have started one: probe before spawning.
+                state = await _probe(address)
+                continue
             elif not starter.spawned and not waiting:
                 waiting = True
                 wanted.say(f"waiting for the daemon at {address}")
             await clock.sleep(ATTEMPT_SECONDS)
+            state = await _probe(address)
 
 
 def log_path(address: str) -> Path:
-    """Where a daemon that is started for an address writes its log."""
+    """The log file of a daemon that is started for an address."""
     return _own_file("daemon", address, ".log")
 
 
 def _own_file(name: str, address: str, suffix: str) -> Path:
-    """Kept in our own directory also for a socket elsewhere: a directory that others can write to
-    is no place for it."""
+    """A file about an address, in the directory of the default socket. Also for a socket elsewhere:
+    a directory that others can write to is no place for it."""
     mark = ""
     if address != default_address():
+        import hashlib  # only here: it takes 3 ms, and the default address is the usual one
+
         mark = "-" + hashlib.sha256(os.fsencode(address)).hexdigest()[:12]
     return default_socket().parent / f"{name}{mark}{suffix}"
 
@@ -224,10 +247,10 @@ def _own_file(name: str, address: str, suffix: str) -> Path:
 class _Starter:
     """The lock, the process and the log of one start."""
 
-    def __init__(self, address: str, command: list[str]) -> None:
+    def __init__(self, address: str, wanted: Wanted) -> None:
         private_directory(default_socket().parent)
         self._address = address
-        self._command = command
+        self._command = list(wanted.command) or _serve_command(address, wanted.agent)
         self._lock_path = _own_file("start", address, ".lock")
         self._log_path = log_path(address)
         self._log_start = 0  # where this start begins in the log
@@ -241,8 +264,8 @@ class _Starter:
         if self._lock is not None:
             os.close(self._lock)
         if self._process is not None:
-            # It may outlive us. If it does not, somebody has to take note of its end: whoever
-            # uses this as a library would otherwise collect dead children.
+            # It may outlive this process. If it does not, its end must be waited for: a program
+            # that uses this as a library would otherwise collect dead children.
             threading.Thread(target=self._process.wait, name="daemon's end", daemon=True).start()
 
     @property
@@ -254,7 +277,8 @@ class _Starter:
         return self._process is not None
 
     def lock(self) -> bool:
-        """Try to become the one who starts. The file stays: to unlink it would make two locks."""
+        """Try to become the client that starts a daemon; returns whether this worked. The file
+        stays when the lock is released: without it there could be two locks."""
         descriptor = _open_private(self._lock_path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -265,15 +289,15 @@ class _Starter:
         return True
 
     def spawn(self) -> None:
+        """Start the process, with its output in the log. Raises CrushliteError if that fails."""
         log = _open_private(self._log_path)
         try:
             if os.fstat(log).st_size > LOG_LIMIT:
                 os.ftruncate(log, 0)
             self._log_start = os.fstat(log).st_size
-            # -P: the directory we stand in may hold anything, a module named like one of ours too.
             # A session of its own: Ctrl-C in this terminal is not for the daemon.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "crushlite", "serve", *self._command],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -286,7 +310,8 @@ class _Starter:
             os.close(log)
 
     def check(self, state: Probe) -> None:
-        """Raise if our daemon has given up, unless it did so because of another one."""
+        """Raise CrushliteError if the process has ended, unless another daemon is there: then it
+        ended because of that one."""
         code = self._process.poll() if self._process is not None else None
         if code is not None and state == "absent":
             error = self.failure(f"ended with exit code {code}")
@@ -294,12 +319,13 @@ class _Starter:
             raise error
 
     def failure(self, what: str) -> CrushliteError:
+        """An error that says what happened, with the end of the log."""
         lines: list[str] = []
-        with contextlib.suppress(OSError), self._log_path.open("rb") as log:
-            log.seek(self._log_start if self.spawned else 0)
-            lines = log.read(LOG_LIMIT).decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
-        told = "".join(f"\n  {line}" for line in lines) or " nothing"
-        return CrushliteError(f"the daemon at {self._address} {what}; {self._log_path} says:{told}")
+        with contextlib.suppress(OSError), self._log_path.open("rb") as file:
+            file.seek(self._log_start if self.spawned else 0)
+            lines = file.read(LOG_LIMIT).decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
+        log = "".join(f"\n  {line}" for line in lines) or " nothing"
+        return CrushliteError(f"the daemon at {self._address} {what}; {self._log_path} says:{log}")
 
 
 def _open_private(path: Path) -> int:
@@ -310,25 +336,34 @@ def _open_private(path: Path) -> int:
         raise UsageError(f"cannot open {path}: {error.strerror}") from None
 
 
+def _serve_command(address: str, agent: str) -> list[str]:
+    """The argv of `serve` of this very package. -P: the current directory may hold anything, also a
+    module named like one of ours."""
+    idle = os.environ.get("CRUSHLITE_IDLE_TIMEOUT") or f"{IDLE_SECONDS:g}"
+    options = [f"--host={address}", f"--agent={agent}", f"--idle-timeout={idle}"]
+    return [sys.executable, "-P", "-m", __package__, "serve", *options, "--log-format=text"]
+
+
 def _environment() -> dict[str, str]:
-    """Ours, and the way to the package that is running: a checkout is found through the directory
-    we stand in, which -P takes away. Not for an installed one, whose neighbours would come before
-    the standard library."""
-    home = Path(__file__).resolve().parents[1]
+    """The environment of a daemon: ours, with PYTHONPATH naming the directory, or the zip archive,
+    from which this package was imported. A checkout may have been found through the current
+    directory, which -P takes away. An installed package is found anyhow, and PYTHONPATH would put
+    its neighbours before the standard library."""
+    home = Path(__file__).resolve().parents[__package__.count(".") + 1]
     known = os.environ.get("PYTHONPATH", "")
     if home.name in ("site-packages", "dist-packages") or str(home) in known.split(os.pathsep):
         return dict(os.environ)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(home), known)))}
 
 
-# Getting in -------------------------------------------------------------------------------------
+# Opening the workspace --------------------------------------------------------------------------
 
 
 async def join(wanted: Wanted) -> RemoteWorkspace:
-    """Open the workspace, in a daemon that stays. A daemon may decide to leave between our looking
-    and our asking: then its successor is asked. The client of the workspace is the caller's to
-    close."""
-    clock, tries, told = wanted.clock, TRIES, ""
+    """Open the workspace, in a daemon that is found or started. The caller closes the client of the
+    workspace. A daemon may decide to leave after it was found and before it is asked: then its
+    successor is asked."""
+    clock, tries, said = wanted.clock, TRIES, ""
     patience = clock.time() + HANDOVER_SECONDS
     while True:
         address = await ensure_daemon(wanted)
@@ -345,8 +380,8 @@ async def join(wanted: Wanted) -> RemoteWorkspace:
         except DataDirectoryInUse as error:
             if clock.time() > patience:
                 raise
-            if error.message != told:
-                told = error.message
+            if error.message != said:
+                said = error.message
                 wanted.say(f"waiting: {error.message}")
             await clock.sleep(5 * ATTEMPT_SECONDS)
         else:
@@ -364,7 +399,7 @@ async def _create(address: str, wanted: Wanted) -> RemoteWorkspace:
 
 
 def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
-    """Say where we did not get what was asked for."""
+    """Say where the workspace is not what was asked for."""
     if workspace.info.version != WIRE_VERSION:
         wanted.say(f"the daemon is {workspace.info.version}, this is {WIRE_VERSION}")
     if wanted.yolo and not workspace.info.yolo:
@@ -372,16 +407,18 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
 
 
 async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
-    """Wait until the socket of a leaving daemon has gone, or is another one's."""
+    """Wait until the socket of a leaving daemon has gone or is another one's, at most as long as a
+    start may take."""
     deadline = clock.time() + ready_seconds()
     while socket is not None and _identity(address) == socket:
         if clock.time() > deadline:
-            break  # asked once more, it will say the same or something better
+            break  # the caller asks it again, and reports what it answers
         await clock.sleep(ATTEMPT_SECONDS)
 
 
 def _identity(address: str) -> tuple[int, int, int] | None:
-    """What tells one socket file from the next at its path; None where none is."""
+    """What distinguishes a socket file from its successor at the same path; None if there is no
+    file."""
     try:
         info = os.stat(address.removeprefix("unix://"))
     except OSError:
@@ -390,6 +427,7 @@ def _identity(address: str) -> tuple[int, int, int] | None:
 
 
 def here() -> str:
+    """The current directory. Raises UsageError if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -397,6 +435,7 @@ def here() -> str:
 
 
 def own_environment() -> list[str]:
-    """What tools will see. An entry that is not text cannot be sent, and is left out."""
+    """The environment that the tools of the agent get: that of this process, as NAME=value. An
+    entry that is not text cannot be sent, and is left out."""
     entries = (f"{name}={value}" for name, value in os.environ.items())
     return [entry for entry in entries if not any("\ud800" <= c <= "\udfff" for c in entry)]

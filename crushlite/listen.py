@@ -1,8 +1,8 @@
-"""Sockets to listen on, made safely: private from birth, never stolen from a living daemon.
+"""Sockets and tokens of a daemon: private from the start, never taken from a living daemon.
 
-asyncio's own `create_unix_server(path=...)` removes whatever socket it finds, a living one too, so
-sockets are bound here and handed over. Everything that can go wrong is a UsageError (exit 2) that
-says what to do.
+asyncio's own `create_unix_server(path=...)` removes whatever socket it finds, also that of a living
+daemon, so sockets are bound here and handed over. Everything that can go wrong is a UsageError
+(exit code 2) that says what to do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import socket
 import stat
 import time
@@ -20,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
+from .version import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 PATH_LIMIT = 104  # bytes: what sockaddr_un takes on every platform we know
-PROBE_SECONDS = 0.2  # a living daemon accepts at once; see is_stale for one that does not
-LOCK_SECONDS = 5.0
+PROBE_SECONDS = 0.2  # for a living daemon to accept a connection
+LOCK_SECONDS = 5.0  # for another process to release the lock of a directory
 BACKLOG = 1024
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "[::1]": "::1", "::1": "::1"}
 
@@ -45,7 +45,7 @@ class Address:
 
     @property
     def http_url(self) -> str:
-        """Of a port, as browsers and curl want it."""
+        """The URL of a port for browsers and curl."""
         return f"http://{self._authority}"
 
     @property
@@ -54,7 +54,8 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """Read `unix:///path` or `tcp://127.0.0.1:PORT`."""
+    """Read `unix:///path` or `tcp://127.0.0.1:PORT`. Raises UsageError for anything else, and for
+    hosts that are not this machine."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in ("unix", "tcp"):
         raise UsageError(f"host {url!r}: use unix:///path/to.sock or tcp://127.0.0.1:PORT")
@@ -63,7 +64,7 @@ def parse_address(url: str) -> Address:
             raise UsageError(f"host {url!r}: a unix socket needs an absolute path")
         return Address(path=rest)
     host, found, port = rest.rpartition(":")
-    # Spelt out, never resolved: `127.1` and a name in a hosts file mean what somebody else says.
+    # Compared as text, never resolved: what `127.1` or a name means may be decided elsewhere.
     if found and host not in LOOPBACK:
         raise UsageError(
             f"host {url!r}: only loopback is served (127.0.0.1, localhost or [::1]); "
@@ -75,28 +76,31 @@ def parse_address(url: str) -> Address:
 
 
 def default_socket(env: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
-    """Our own name, never Crush's: two daemons on one path would fight for its clients."""
+    """The socket of a user's daemon. Named after the package, so that neither a Crush server nor a
+    tool that vendors this package listens on the same path."""
     owner = os.getuid() if uid is None else uid
-    path = Path(_directory(env, "TMPDIR") or "/tmp") / f"crushlite-{owner}" / "crushlite.sock"
-    if runtime := _directory(env, "XDG_RUNTIME_DIR"):
-        path = Path(runtime) / "crushlite" / "crushlite.sock"
+    path = Path(_absolute(env, "TMPDIR") or "/tmp") / f"{NAME}-{owner}" / f"{NAME}.sock"
+    if runtime := _absolute(env, "XDG_RUNTIME_DIR"):
+        path = Path(runtime) / NAME / f"{NAME}.sock"
     if len(os.fsencode(path)) > PATH_LIMIT:
-        path = Path("/tmp") / f"crushlite-{owner}" / path.name
+        path = Path("/tmp") / f"{NAME}-{owner}" / path.name
     return path
 
 
-def _directory(env: Mapping[str, str], name: str) -> str:
-    """A relative one would be another place for every process that reads it."""
+def _absolute(env: Mapping[str, str], name: str) -> str:
+    """The directory that a variable names. Empty for a relative one, which would be another place
+    for every process that reads it."""
     value = env.get(name, "")
     return value if value.startswith("/") else ""
 
 
 def private_directory(path: Path) -> None:
-    """Make sure that nobody else can put a socket or a token where we look for ours."""
+    """Create a directory that only its owner can enter. Raises UsageError if there is one already
+    that other users own or can enter: they could put a socket or a token of theirs into it."""
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError:
-        pass  # made before, by us or by somebody else: looked at below
+        pass  # checked below
     except OSError as error:
         raise UsageError(f"cannot create {path}: {error.strerror}") from None
     info = os.lstat(path)
@@ -107,7 +111,7 @@ def private_directory(path: Path) -> None:
 
 
 class Listener:
-    """A bound socket; `release` takes its file away if it is still ours."""
+    """A bound socket, and its file if it has one."""
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
         self.sock = sock
@@ -116,8 +120,9 @@ class Listener:
         self._inode = (info.st_dev, info.st_ino) if info is not None else None
 
     def unlink(self) -> None:
-        """Take the file away, if it is still ours. To be called while the socket is open: only an
-        open socket keeps its inode number from being given to the socket of a successor."""
+        """Remove the file, unless it is another daemon's by now. To be called while the socket is
+        open: only an open socket keeps its inode number from being given to the socket of a
+        successor."""
         inode, self._inode = self._inode, None
         if inode is None:
             return
@@ -127,13 +132,14 @@ class Listener:
                 os.unlink(self.address.path)
 
     def release(self) -> None:
+        """Remove the file, then close the socket."""
         self.unlink()
         self.sock.close()
 
 
 def listen(address: Address, prepare: Callable[[int], None] | None = None) -> Listener:
-    """Bind and listen, or raise UsageError. On TCP `prepare` is called with the port when it is
-    ours and before anybody can connect."""
+    """Bind and listen; raises UsageError if that is not possible. On TCP `prepare` is called with
+    the port when it is bound and before a client can connect."""
     return _listen_unix(address) if address.path else _listen_tcp(address, prepare)
 
 
@@ -144,7 +150,7 @@ def _listen_unix(address: Address) -> Listener:
     try:
         with directory_lock(os.path.dirname(address.path)):
             _remove_stale(address.path)
-            before = os.umask(0o177)  # 0600 from birth: a chmod afterwards would leave a gap
+            before = os.umask(0o177)  # 0600 from the start: a chmod later would leave a gap
             try:
                 sock.bind(address.path)
             finally:
@@ -161,9 +167,11 @@ def _listen_unix(address: Address) -> Listener:
 
 @contextlib.contextmanager
 def directory_lock(directory: str | Path) -> Iterator[None]:
-    """Probe, unlink and bind are three steps: without a lock, of two daemons that start together
-    the second could unlink the first one's fresh socket. For a token it is the same: on Linux both
-    can bind one port as long as neither listens."""
+    """Hold the lock of a directory. Raises UsageError if another process keeps it for 5 seconds.
+
+    To probe, unlink and bind a socket are three steps: without a lock, of two daemons that start
+    together the second could unlink the first one's new socket. The same goes for a token: on Linux
+    both can bind one port as long as neither listens."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -173,7 +181,8 @@ def directory_lock(directory: str | Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise UsageError(f"{directory} stays locked by another process") from None
+                    reason = f"{directory} stays locked by another process: end it, or try again"
+                    raise UsageError(reason) from None
                 time.sleep(0.01)
         yield
     finally:
@@ -181,6 +190,8 @@ def directory_lock(directory: str | Path) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
+    """Remove the socket of a daemon that is dead. Raises UsageError if the path is anything else,
+    or if a daemon may still listen there."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -201,7 +212,8 @@ def _remove_stale(path: str) -> None:
 
 
 def is_stale(error: OSError) -> bool:
-    """Only a refusal proves that nobody listens; a slow daemon is a living one."""
+    """Whether a failed connection proves that no daemon listens. A timeout does not: a slow daemon
+    is a living one."""
     return isinstance(error, (ConnectionRefusedError, FileNotFoundError))
 
 
@@ -225,16 +237,20 @@ def _listen_tcp(address: Address, prepare: Callable[[int], None] | None) -> List
 
 
 class TokenFile:
-    """The token of one TCP port, readable by its owner only, gone when the daemon is. One that a
-    killed daemon left behind stays good: pages and scripts that hold it go on after a restart."""
+    """The token of one TCP port, in a file that only its owner can read and that is removed when
+    the daemon leaves. The token that a killed daemon left behind is used again: pages and scripts
+    that have it go on after a restart."""
 
     def __init__(self, directory: Path, port: int) -> None:
+        """Writes the file. Raises UsageError if that is not possible."""
+        import secrets  # only here: clients import this module, and it takes 2 ms
+
         self.path = directory / f"tcp-{port}.token"
         self.token = _left_behind(self.path) or secrets.token_urlsafe(32)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()  # of a daemon that was killed; the port is ours now
+                self.path.unlink()  # of a daemon that was killed: the port is ours now
             with os.fdopen(os.open(self.path, flags, 0o600), "w") as file:
                 file.write(self.token + "\n")
                 file.flush()
@@ -243,26 +259,27 @@ class TokenFile:
             raise UsageError(f"cannot write {self.path}: {error.strerror}") from None
 
     def remove(self) -> None:
-        """Only our own: a daemon that took over the port has put its token there."""
+        """Remove the file, unless another daemon that took over the port has written it."""
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path.stat()) == self._made:
                 self.path.unlink()
 
 
 def left_behind_ports(directory: Path) -> list[int]:
-    """Of daemons that had no time to clean up; the newest first."""
+    """The ports whose token files are there, the newest first: of daemons that were killed."""
     files = sorted(directory.glob("tcp-*.token"), key=lambda path: path.lstat().st_mtime_ns)
     found = (re.fullmatch(r"tcp-(\d{1,5})\.token", path.name) for path in reversed(files))
     return [int(match[1]) for match in found if match]
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
-    """Numbers of inodes are given again at once; the time tells the next one from this."""
+    """What distinguishes a file from its successor: the number of an inode may be given to the next
+    file at once, the time of its change differs."""
     return status.st_ino, status.st_ctime_ns
 
 
 def _left_behind(path: Path) -> str:
-    """The token in a file that nobody else can have read or written; empty if there is none."""
+    """The token in a file that no other user can have read or written; empty if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
 """Structured logging: text for people, or one JSON object per line for programs.
 
-Whoever logs never waits for whoever reads: a full pipe or a stopped terminal at standard error
-would otherwise stop the event loop, and with it every client. Lines wait in a bounded queue for a
-thread of their own; past the bound they are counted and dropped.
+Code that logs never waits for the reader of the log: a full pipe or a stopped terminal at standard
+error would otherwise stop the event loop, and with it every client. Lines wait in a bounded queue
+for a thread of their own; when the queue is full they are counted and dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
 WAITING = 1000  # lines: more than any burst, and a bound for the memory of a stopped reader
-PATIENCE = 1.0  # seconds that an exit waits for the last lines
+PATIENCE = 1.0  # seconds that an exit waits, first for room in the queue, then for the last lines
 
 
 class TextFormatter(logging.Formatter):
@@ -42,7 +42,7 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
-class Outlet(logging.Handler):
+class QueuedHandler(logging.Handler):
     """Writes records to a stream from a thread of its own."""
 
     def __init__(self, stream: TextIO, *, waiting: int = WAITING) -> None:
@@ -62,26 +62,26 @@ class Outlet(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Write what waits, but not for ever. Later records are lost."""
+        """Write the lines that wait, for at most 2 seconds. Later records are lost."""
         try:
             self._lines.put(None, timeout=PATIENCE)
         except queue.Full:
-            pass  # nobody reads: there is nothing to wait for
+            pass  # the stream is not read: waiting longer would not help
         else:
             self._thread.join(PATIENCE)
         super().close()
 
     def _write_all(self) -> None:
-        told = 0
+        reported = 0
         while (line := self._lines.get()) is not None:
             dropped = self.dropped  # read once: it grows meanwhile
-            if dropped > told:
-                line = f"({dropped - told} log records were dropped)\n" + line
-                told = dropped
+            if dropped > reported:
+                line = f"({dropped - reported} log records were dropped)\n" + line
+                reported = dropped
             try:
                 self._write(line)
             except (OSError, ValueError):
-                pass  # the reader is gone, or the stream closed: there is nobody to tell
+                pass  # the reader is gone, or the stream closed
 
     def _write(self, line: str) -> None:
         try:
@@ -89,17 +89,19 @@ class Outlet(logging.Handler):
         except (OSError, AttributeError):
             self._stream.write(line)  # not a file
             return
-        # Past the stream's own lock: a thread that hangs while it holds that would hang the exit.
+        # Not through the stream, which has a lock: a thread that hangs while it holds that lock
+        # would keep the interpreter from exiting.
         rest = line.encode("utf-8", "backslashreplace")
         while rest:
             rest = rest[os.write(descriptor, rest) :]
 
 
 def configure(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Send the package's records, and asyncio's, to a stream (standard error)."""
-    handler = Outlet(stream or sys.stderr)
+    """Send the records of this package and of asyncio to a stream, standard error if none is
+    given. `level` is one of LEVELS, `form` one of FORMATS."""
+    handler = QueuedHandler(stream or sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
-    for name in ("crushlite", "asyncio"):
+    for name in (__package__, "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())

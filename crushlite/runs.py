@@ -112,6 +112,7 @@ class Run:
     """One prompt's life. Only `Runs` writes these attributes."""
 
     __slots__ = (
+        "alone",
         "carrier",
         "doom",
         "durable",
@@ -123,10 +124,13 @@ class Run:
         "when_busy",
     )
 
-    def __init__(self, session_id: str, run_id: str, when_busy: WhenBusy) -> None:
+    def __init__(
+        self, session_id: str, run_id: str, when_busy: WhenBusy, alone: bool = False
+    ) -> None:
         self.session_id = session_id
         self.run_id = run_id
         self.when_busy = when_busy
+        self.alone = alone  # no other run folds into its turn
         self.state = RunState.ACCEPTED
         self.durable = False
         self.started = False  # it had a turn of its own
@@ -219,7 +223,8 @@ class Runs:
 
     def describe(self, run: Run) -> str:
         """The state's name for clients: accepted, queued, active, folded or ended. Until its ending
-        is published, a run is described as what it was before."""
+        is published, a run is described as it was before: active or folded, or accepted if it never
+        had a turn."""
         if run.state is RunState.ENDING:
             if run.carrier is not None:
                 return "folded"
@@ -230,7 +235,14 @@ class Runs:
 
     # Acceptance ----------------------------------------------------------------------------------
 
-    def accept(self, session_id: str, run_id: str, when_busy: WhenBusy = WhenBusy.QUEUE) -> Run:
+    def accept(
+        self,
+        session_id: str,
+        run_id: str,
+        when_busy: WhenBusy = WhenBusy.QUEUE,
+        *,
+        alone: bool = False,
+    ) -> Run:
         """Join the line. If the machine has a run with this id, that one is returned instead.
         Raises WorkspaceClosing, SessionNotFound, or SessionBusy for `reject` while busy."""
         known = self._by_id.get(run_id)
@@ -245,7 +257,7 @@ class Runs:
                 f"session is currently processing another request: {session_id} is busy, wait for "
                 "its run or cancel it"
             )
-        run = Run(session_id, run_id, when_busy)
+        run = Run(session_id, run_id, when_busy, alone)
         self._lines.setdefault(session_id, []).append(run)
         self._by_id[run_id] = run
         return run
@@ -300,13 +312,14 @@ class Runs:
         """At a step of the active run: take in the prompts that were typed to steer it. Returns
         them; the caller stores their prompts inside the turn."""
         self._require(run, run.state is RunState.ACTIVE, "fold")
-        if run.doom is not None:
+        if run.doom is not None or run.alone:
             return ()
         riders: list[Run] = []
         for other in self._lines[run.session_id]:
             waits = other is not run and other.outcome is None
             if waits and other.when_busy is WhenBusy.INTERRUPT:
-                break  # what was typed after an interrupt belongs to the turn after it
+                break  # what was typed after an interrupt belongs to the turn after it; once the
+                # interrupt is durable, `run` is doomed anyway
             if self._is_queued(other) and other.durable and other.when_busy is WhenBusy.STEER:
                 riders.append(other)
         for rider in riders:
@@ -381,7 +394,8 @@ class Runs:
         return next(in_line) is not run
 
     def _cancel(self, session_id: str, runs: list[Run]) -> Canceled:
-        # A run that is ending in another way is not hit any more.
+        # A run that is ending in another way is not hit any more. One that is ending because of an
+        # earlier cancel is listed again, so that this request can wait for it as well.
         hit = [run for run in runs if run.outcome in (None, Outcome.CANCELED)]
         receipt = tuple((run, self.describe(run)) for run in hit)
         effects = self._doom(hit)

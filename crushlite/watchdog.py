@@ -1,10 +1,11 @@
-"""Names whoever blocks the event loop.
+"""Logs which code blocks the event loop.
 
 An agent that computes for seconds without awaiting stops every client of the daemon. Nothing can
-prevent that inside one process, but it can be named: a thread asks the loop for a sign of life, and
-if none comes it logs where the loop's thread stands, once per stall.
+prevent that inside one process, but it can be reported: a thread schedules a call on the loop, and
+if the call is not made in time it logs the stack of the loop's thread, once per stall.
 
-A loop that waits for events is not asked: it is not late, and an idle daemon shall stay asleep.
+While the loop waits for events nothing is scheduled: it is not late, and an idle daemon should not
+be woken up.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ import traceback
 
 log = logging.getLogger(__name__)
 
-BEAT = 0.25  # seconds between two looks at a loop that is busy,
-LONGEST = 2.0  # doubled each time up to this while it is idle: a look wakes the whole process
-# Where a loop waits, and from where: an agent may wait for a selector of its own.
+BEAT = 0.25  # seconds between two checks of a loop that is busy,
+LONGEST = 2.0  # doubled each time up to this while it is idle: a check wakes the whole process
+# The two innermost functions of a loop that waits. Both: an agent may wait for a selector too.
 _WAITING = selectors.DefaultSelector.select.__code__, asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 
 
 class Watchdog:
     def __init__(self, *, limit: float = 1.0) -> None:
-        self.stalls = 0  # how often the loop was late since the start
-        self.worst = 0.0  # seconds an answer was late, at most
+        self.stalls = 0  # how often the loop was late by more than the limit
+        self.worst = 0.0  # seconds that a call was late, at most
         self._limit = limit
-        self._asked: float | None = None  # when, while there is no answer
-        self._late = 0.0  # seconds the last answer took
+        self._asked: float | None = None  # when the call was scheduled that is not made yet
+        self._late = 0.0  # seconds by which the last call was late
         self._stop = threading.Event()
         self._loop_thread = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Call on the loop to be watched."""
+        """Watch the running loop, from whose thread this is called."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._thread.start()
@@ -49,7 +50,7 @@ class Watchdog:
 
     @property
     def lag(self) -> float:
-        """Seconds by which the loop is late now, or was when it was last asked."""
+        """Seconds by which the loop is late now, or was at the last check."""
         asked = self._asked
         return self._late if asked is None else max(self._late, time.monotonic() - asked)
 
@@ -60,10 +61,11 @@ class Watchdog:
             self._asked = None
 
     def _watch(self) -> None:
+        """The thread: checks the loop until `stop` is called."""
         reported = False
         pause = BEAT
         while not self._stop.wait(pause):
-            asked = self._asked  # once: the loop may answer between two looks
+            asked = self._asked  # read once: the loop may set it to None meanwhile
             if asked is None:
                 reported = False
                 pause = min(2 * pause, LONGEST) if self._is_waiting() else BEAT
@@ -73,7 +75,7 @@ class Watchdog:
                 self.stalls += 1
 
     def _is_waiting(self) -> bool:
-        """Whether the loop has nothing to do; if it has, it is asked."""
+        """Whether the loop waits for events. If it does not, schedule a call on it."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is not None and frame.f_back and (frame.f_code, frame.f_back.f_code) == _WAITING:
             self._late = 0.0
@@ -82,7 +84,7 @@ class Watchdog:
         try:
             self._loop.call_soon_threadsafe(self._answer)
         except RuntimeError:
-            self._asked = None  # the loop is closed: nobody is left to wait for it
+            self._asked = None  # the loop is closed
         return False
 
     def _where(self) -> str:

@@ -20,7 +20,7 @@ What the core asks of a wing, and when:
 
     setup      before anything else: how workspaces are set up (config files; at most one wing)
     agent      for `serve --agent NAME`: the agent of that name, if this wing has it
-    attach     once, before the daemon starts: the daemon's ports
+    use_ports  once, before the daemon starts: the daemon's ports
     routes     once: requests it answers; a route of the core with the same place gives way to it
     open       for each workspace, when it opens: a Part, or None
 
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from .agent.base import Agent, AgentFactory
@@ -74,6 +74,9 @@ class OpenWorkspace(Protocol):
     async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
         """Keep versions of files in the session's history and publish them."""
 
+    async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something that goes on when its request is gone; a teardown waits for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Author:
@@ -87,7 +90,8 @@ class CommandWatch(Protocol):
     """Made before a command starts. Exactly one of these is called, once."""
 
     async def ended(self) -> None:
-        """The command has ended, or goes on as a job of its session. Never raises."""
+        """The command has ended, or goes on as a job of its session and is watched no longer.
+        Must not raise."""
 
     def dropped(self) -> None:
         """The command could not be started."""
@@ -161,7 +165,7 @@ class Wing:
         """The agents behind a name that is given to `serve --agent`; None if it is not ours."""
         return None
 
-    def attach(self, ports: Ports, clock: Clock) -> None:
+    def use_ports(self, ports: Ports, clock: Clock) -> None:
         """Called once, before the daemon starts."""
 
     def routes(self) -> Sequence[Entry]:

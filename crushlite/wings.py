@@ -23,7 +23,7 @@ WINGS = (
 
 
 def has_wing(name: str) -> bool:
-    """Whether a wing is there, by the name of its folder."""
+    """Whether the list above has the wing in this folder."""
     return any(module == f".{name}.wing" for module, _ in WINGS)
 
 

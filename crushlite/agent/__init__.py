@@ -1,1 +1,1 @@
-"""Agents: what answers a prompt. `base` is the whole contract; the others are users of it."""
+"""Agents, which answer prompts. `base` is the whole contract; the other modules are users of it."""

@@ -1,10 +1,10 @@
 """Turn and Agent: all that an agent may see of crushlite, and all that crushlite asks of one.
 
 An agent is one coroutine, `async def agent(turn)`. It owns nothing: records, endings, permissions
-and cancellation belong to the daemon, so an agent may raise, hang, flood or return nothing, and
-the promises made to clients hold all the same.
+and cancellation belong to the daemon. So an agent may raise, hang, flood or return nothing, and the
+promises made to clients hold all the same.
 
-Knows nothing of: tasks, the store, events, HTTP. `Turn` is implemented in turn.py.
+Knows nothing of tasks, the store, events and HTTP. `Turn` is implemented in hosting/turn.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What an agent says about itself; shown by clients as the model in use."""
+    """What an agent says about itself. Clients show it as the model in use."""
 
     model: Model = field(default_factory=lambda: Model(id="agent", name="Agent"))
     selected: SelectedModel = field(
@@ -38,8 +38,8 @@ class Info:
 
 
 class Verdict(int):
-    """Answer to a permission request: true if it was granted, and usable wherever a bool is.
-    `reason` is the denier's text, for the model."""
+    """The answer to a permission request: true if it was granted; usable wherever a bool is.
+    `reason` is what the user wrote when denying it, for the model."""
 
     reason: str
 
@@ -53,7 +53,7 @@ class Verdict(int):
         return bool(self)
 
     def __eq__(self, other: object) -> bool:
-        # Two verdicts differ by their reasons too; against a plain bool only the answer counts.
+        # Two verdicts are equal if their reasons are, too; compared to a bool, only the answer is.
         same = int(self) == other
         return same and self.reason == other.reason if isinstance(other, Verdict) else same
 
@@ -70,7 +70,7 @@ class Verdict(int):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one model call. Zero means unknown; estimated ones add no cost."""
+    """Tokens and cost of one model call. Zero means unknown; estimated tokens add no cost."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -80,26 +80,26 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """A generated title and what it cost."""
+    """A generated title, and the usage of generating it."""
 
     text: str
     usage: Usage = Usage()
 
 
 class Turn(Protocol):
-    """One turn as its agent sees it. After the turn has ended every call raises TurnOver."""
+    """One turn, as its agent sees it. After the turn has ended, every call raises TurnOver."""
 
     run_id: str
     session_id: str
     prompt: str
     attachments: Sequence[Attachment]
-    max_steps: int | None  # what the prompt allowed, if it said so
+    max_steps: int | None  # the prompt's limit, if it has one
     path: Path  # the workspace's directory
-    env: Mapping[str, str]  # the creator's environment, else the daemon's
+    env: Mapping[str, str]  # of the client that created the workspace, else the daemon's
 
     @property
     def interactive(self) -> bool:
-        """Whether somebody may be there to answer."""
+        """Whether a client is attached that may answer questions."""
         ...
 
     async def session(self) -> Session: ...
@@ -109,11 +109,11 @@ class Turn(Protocol):
         ...
 
     async def say(self, text: str) -> None:
-        """Stream a piece of the answer. The first piece of a step creates its message."""
+        """Stream a piece of the answer. The first piece of a step creates its assistant message."""
         ...
 
     async def think(self, text: str, signature: str = "") -> None:
-        """Stream a piece of reasoning; the first `say` or tool call after it closes it."""
+        """Stream a piece of reasoning, which ends at the first `say` or tool call after it."""
         ...
 
     async def tool_call(
@@ -123,9 +123,9 @@ class Turn(Protocol):
         id: str | None = None,
         finished: bool = True,
     ) -> str:
-        """Add a tool call (or, with the id of an open one, replace its input); returns its id. A
-        later step may use an id again: that call is recorded and returned under a fresh one, and
-        from then on the old id means it."""
+        """Add a tool call, or replace the input of the open one with this id; returns its id. If a
+        call of an earlier step has the id, the call gets a new one, which is returned; from then on
+        both mean this call."""
         ...
 
     async def tool_result(
@@ -137,23 +137,23 @@ class Turn(Protocol):
         data: str = "",
         mime_type: str = "",
     ) -> None:
-        """Record what a tool answered; the next say, think or tool_call begins a new step."""
+        """Record the result of a tool call. The next say, think or tool_call begins a new step."""
         ...
 
     def progress(self, id: str, output: str) -> None:
-        """Show what a running tool has put out so far; only its result is kept."""
+        """Show clients the output of a running tool so far; it is not stored."""
         ...
 
     async def step(self) -> None:
-        """Begin a new step explicitly. Raises LimitReached at max_steps."""
+        """Begin a new step. Raises LimitReached at max_steps."""
         ...
 
     async def erase(self) -> None:
-        """Drop what this step streamed: a retry must not double the text."""
+        """Drop what this step has streamed, before a retry streams it again."""
         ...
 
     async def finish(self, reason: str, message: str = "", details: str = "") -> None:
-        """Set the finish reason of the turn's last message, for example max_tokens."""
+        """Set the finish reason of the turn's last message; max_tokens, for example."""
         ...
 
     async def permission(
@@ -166,7 +166,7 @@ class Turn(Protocol):
         path: str = "",
         tool_call_id: str = "",
     ) -> Verdict:
-        """Ask the people watching; the first answer counts."""
+        """Ask the attached clients for permission and wait for the first answer."""
         ...
 
     async def ask(
@@ -176,18 +176,19 @@ class Turn(Protocol):
         tool_call_id: str = "",
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
-        """Show a form; None if the user dismissed it. Raises BadRequest for a form no client
-        could render, phrased for the model."""
+        """Ask the attached clients to show a form, and wait for its answers; None if the user
+        dismissed it. Raises BadRequest, phrased for the model, for a form that cannot be shown."""
         ...
 
     async def followups(self) -> list[Message]:
-        """The prompts typed to steer this turn since the last call, stored as user messages. None
-        while a tool call has no result, or at max_steps: they wait for the next call of this, or
-        for a turn of their own. What is said after some begins a message of its own."""
+        """Fold in the prompts that were sent to steer this turn since the last call: they are
+        stored as user messages and returned. While a tool call has no result, and at max_steps,
+        there are none: they wait for the next call, or get a turn of their own. After some, the
+        next piece of the answer begins a new message."""
         ...
 
     async def usage(self, usage: Usage) -> None:
-        """Report a model call's tokens and cost. Raises LimitReached at max_cost."""
+        """Report tokens and cost of a model call. Raises LimitReached at max_cost."""
         ...
 
     async def command(
@@ -199,42 +200,57 @@ class Turn(Protocol):
         on_output: Callable[[bytes], None] | None = None,
         read_only: bool = False,
     ) -> Command:
-        """Start a command (a text for the shell, or a list of words for none). Whatever it started
-        is dead before this run is reported ended, unless it was kept. What it changes in the
-        workspace goes into the file history, unless `read_only` says that it cannot."""
+        """Start a command: a text for the shell, or a list of arguments to run without one. All its
+        processes are dead before this run is reported ended, unless it was kept. What it changes in
+        the workspace is recorded in the file history, unless `read_only` says that it changes
+        nothing."""
         ...
 
     def keep(self, command: Command) -> str:
-        """Let a command outlive the run, as a job of the session; returns the job's id."""
+        """Let a command go on after the run, as a job of the session; returns the job's id. Raises
+        Conflict if there are too many jobs."""
         ...
 
-    def job_output(self, job_id: str) -> JobOutput: ...
+    def job_output(self, job_id: str) -> JobOutput:
+        """The output of a job of this session so far. Raises NotFound."""
+        ...
 
-    async def kill_job(self, job_id: str) -> Exit | None: ...
+    async def kill_job(self, job_id: str) -> Exit | None:
+        """Kill a job of this session and wait until it is dead. Raises NotFound."""
+        ...
 
     async def summarize(self) -> None:
-        """Replace the conversation so far by a summary, in the middle of this turn."""
+        """Summarize the conversation so far, within this turn. The summary replaces it for the
+        model; the messages stay."""
         ...
 
-    async def file_read(self, path: str) -> None: ...
+    async def file_read(self, path: str) -> None:
+        """Record that the session has read a file."""
+        ...
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
-        """Keep both versions in the session's file history; None means that there is no file. The
-        run can be undone from there. Call it after the change; `path` is absolute."""
+        """Record a change that was made to a file: both versions are kept in the session's history,
+        so that the run can be undone. None means that the file does not exist; `path` is absolute.
+        """
         ...
 
-    async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None: ...
+    async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
+        """Replace the session's to-do list."""
+        ...
 
 
 @runtime_checkable
 class RunsTurns(Protocol):
-    """The object form of an agent. The other methods of Agent are optional."""
+    """An agent that is an object. The other methods of Agent are optional."""
 
     def run(self, turn: Any) -> Any: ...
 
 
 class Agent:
-    """Any accepted form of agent behind one face: optional methods become harmless defaults."""
+    """An agent of any accepted form. Methods that it does not have do nothing.
+
+    Raises UsageError for what is no agent.
+    """
 
     def __init__(self, target: Callable[[Any], Any] | RunsTurns) -> None:
         run = target.run if isinstance(target, RunsTurns) else target
@@ -245,7 +261,7 @@ class Agent:
             )
         self._target = target
         self.run: Callable[[Any], Any] = run
-        # A plain function would block the event loop, so it gets a thread and a blocking Turn.
+        # A plain function would block the event loop: it is run in a thread, with a blocking Turn.
         self.is_async = inspect.iscoroutinefunction(run) or inspect.iscoroutinefunction(
             getattr(run, "__call__", None)  # noqa: B004 - asked for the method, not for callability
         )
@@ -256,45 +272,51 @@ class Agent:
 
     @property
     def summarizes(self) -> bool:
+        """Whether the agent can summarize a conversation."""
         return self._optional("summarize") is not None
 
     def info(self) -> Info:
+        """What the agent says about itself; the default if that fails."""
         method = getattr(self._target, "info", None)
         try:
             info = method() if callable(method) else None
-        except Exception:  # noqa: BLE001 - only for show: a run must end without it, too
+        except Exception:  # noqa: BLE001 - only shown to users: no run must fail for it
             info = None
         return info if isinstance(info, Info) else Info()
 
     async def ready(self) -> None:
+        """Let the agent prepare itself; awaited once per workspace, in its first run."""
         method = self._optional("ready")
         if method is not None:
             await _contained(method())
 
     @property
     def titles(self) -> bool:
+        """Whether the agent can write titles."""
         return self._optional("title") is not None
 
     async def title(self, text: str) -> Title:
-        """A short title for a session that begins with `text`; empty for "none"."""
+        """A short title for a session that begins with `text`; empty if the agent gives none."""
         method = self._optional("title")
         title = await _contained(method(text)) if method is not None else ""
         return title if isinstance(title, Title) else Title(str(title))
 
     async def summarize(self, turn: Turn) -> None:
+        """Let the agent stream a summary of the conversation into a turn that was made for it."""
         method = self._optional("summarize")
         if method is not None:
             await _contained(method(turn))
 
     async def aclose(self) -> None:
+        """Let the agent release what it holds; awaited when the workspace closes."""
         method = self._optional("aclose")
         if method is not None:
             await _contained(method())
 
 
 async def _contained(work: Awaitable[Any]) -> Any:
-    """These two would end the event loop, and with it the daemon, from whichever task they leave;
-    an agent may fail what it was asked to do, and nothing else."""
+    """Await a method of an agent. SystemExit and KeyboardInterrupt, which would end the event loop
+    and with it the daemon, become a RuntimeError."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:
@@ -304,31 +326,33 @@ async def _contained(work: Awaitable[Any]) -> Any:
 AgentFactory = Callable[["Path", Mapping[str, str], Any], Agent | None]
 
 
-async def _as_it_is(env: Mapping[str, str], config: Any, again: bool) -> Any:
+async def _unchanged(env: Mapping[str, str], config: Any, again: bool) -> Any:
     return config
 
 
 @dataclass(frozen=True, slots=True)
 class FollowsConfig:
-    """A factory that is asked again, for later runs, whenever the configuration has changed.
+    """A factory that is called again whenever the configuration has changed; the new agent answers
+    later runs.
 
-    `complete` is awaited before that, with the client's environment: it may add to a configuration
-    what is not in the files, such as the models that a server offers, and must neither fail nor
-    take long. Its last argument says whether somebody asked to look again.
+    `complete` is awaited before each call, with the client's environment and the configuration, and
+    returns a configuration. It may add what is not in the files, such as the models that a server
+    offers; it must not raise and not take long. Its last argument is true if a client asked for
+    it, so that nothing remembered should be used.
     """
 
     make: AgentFactory
-    complete: Callable[[Mapping[str, str], Any, bool], Awaitable[Any]] = _as_it_is
+    complete: Callable[[Mapping[str, str], Any, bool], Awaitable[Any]] = _unchanged
 
     def __call__(self, path: Path, env: Mapping[str, str], config: Any) -> Agent | None:
         return self.make(path, env, config)
 
 
 def agent_factory(target: Any) -> AgentFactory:
-    """Turn what the user gave into a factory, called once per workspace.
+    """The factory for what the user gave as an agent; it is called once per workspace.
 
-    A class, or a callable whose parameters are named path, env and config, is a factory; anything
-    else is the agent itself, shared by all workspaces.
+    A class, or a callable whose parameters are named path, env and config, is a factory itself.
+    Anything else is the agent, shared by all workspaces. Raises UsageError for what is no agent.
     """
     if isinstance(target, FollowsConfig):
         return target
@@ -339,11 +363,12 @@ def agent_factory(target: Any) -> AgentFactory:
 
 
 def _made(agent: Any) -> Agent | None:
-    """What a factory has made; None: this workspace has no agent, and its prompts are refused."""
+    """What a factory has returned, as an Agent. None stays None: the workspace refuses prompts."""
     return agent if agent is None or isinstance(agent, Agent) else Agent(agent)
 
 
 def _takes_workspace(target: Any) -> bool:
+    """Whether a callable has the parameters of a factory."""
     if isinstance(target, RunsTurns) or not callable(target):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The agent behind `serve --agent NAME`."""
+"""Finding the agent that `serve --agent NAME` names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
-    """The agents of a name: one that a wing has, `offline`, or `module:attr`. `auto` without a wing
-    that has it is offline. Raises UsageError for any other."""
+    """The factory of the agents of this name: that of a wing, `offline`, or `module:attr`. `auto`
+    is offline if no wing has it. Raises UsageError for any other name."""
     for wing in wings:
         found = wing.agent(name, clock)
         if found is not None:
@@ -30,10 +30,10 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
         return agent_factory(OfflineAgent(why="this installation has no agent that uses a model"))
     if name == "offline":
         return agent_factory(OfflineAgent())
-    module, found_colon, attribute = name.partition(":")
-    if not found_colon or not module or not attribute:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
         raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
-    sys.path.insert(0, os.getcwd())  # `serve` is typed where the agent is being written
+    sys.path.insert(0, os.getcwd())  # the agent's module is mostly where `serve` is run
     try:
         target = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:

@@ -1,8 +1,8 @@
-"""The offline agent: no network, no key, every feature.
+"""The offline agent, which needs no network, no key and no model.
 
 It answers by quoting the prompt, streamed in pieces. A line that begins with a slash is a directive
-and makes it do something worth watching: `/help` lists them. So a newcomer can try the daemon, and
-the author of a user interface can exercise all of it, without a model.
+that makes it use one feature of the daemon; `/help` lists them. So a newcomer can try the daemon,
+and the author of a user interface can try all of its features.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.config import Model, SelectedModel
 from ..protocol.questions import Choice, Question
@@ -22,28 +22,14 @@ if TYPE_CHECKING:
 
     from .base import Turn, Verdict
 
-    Directive = Callable[[Turn, str], Awaitable[None]]
-
-HELP = """I am the offline agent: I need no network and no key. I quote what you write, and obey:
-
-/help             this text
-/slow SECONDS     count the seconds, one by one; cancel me in the middle
-/think TEXT       show some reasoning, then answer
-/tool TEXT        ask permission for a tool call, then pretend to run it
-/run COMMAND      ask permission, then really run the command here
-/todo A, B, C     work through a to-do list
-/ask QUESTION     ask you a yes-or-no question
-/steps N          take N steps; prompts sent meanwhile are folded in at each
-/long N           answer with N words
-/fail TEXT        fail with this message
-
-Any number of directives may follow each other, one to a line."""
-
 
 class OfflineAgent:
+    """`pace` are the seconds between two pieces of an answer, so that streaming can be seen. `why`
+    says why this agent answers if the user did not choose it."""
+
     def __init__(self, *, pace: float = 0.02, why: str = "") -> None:
-        self._pace = pace  # seconds between two pieces, so that streaming can be seen
-        self._why = why  # it answers, if nobody asked for it
+        self._pace = pace
+        self._why = why
 
     def info(self) -> Info:
         return Info(
@@ -60,32 +46,18 @@ class OfflineAgent:
         quoted: list[str] = []
         for line in turn.prompt.split("\n"):
             name, _, rest = line.partition(" ")
-            directive = self._directives().get(name)
+            directive = DIRECTIVES.get(name)
             if directive is None:
                 quoted.append(line)
                 continue
             await self._quote(turn, quoted)
             quoted = []
-            await directive(turn, rest.strip())
+            await directive.perform(self, turn, rest.strip())
         await self._quote(turn, quoted)
 
     async def summarize(self, turn: Turn) -> None:
         said = [message.text for message in await turn.history() if message.role == "user"]
         await self._stream(turn, f"You wrote {len(said)} prompts so far.\n")
-
-    def _directives(self) -> dict[str, Directive]:
-        return {
-            "/help": self._help,
-            "/slow": self._slow,
-            "/think": self._think,
-            "/tool": self._tool,
-            "/run": self._run,
-            "/todo": self._todo,
-            "/long": self._long,
-            "/ask": self._ask,
-            "/steps": self._steps,
-            "/fail": self._fail,
-        }
 
     async def _quote(self, turn: Turn, lines: list[str]) -> None:
         text = "\n".join(lines).strip()
@@ -116,37 +88,36 @@ class OfflineAgent:
         await self._stream(turn, "I have thought about it.\n")
 
     async def _tool(self, turn: Turn, rest: str) -> None:
-        parameters = {"command": rest or "true", "description": "offline demonstration"}
+        command = rest or "true"
+        call = await self._allowed(turn, command, "offline demonstration", "Pretend to run")
+        if call is not None:
+            await turn.tool_result(call, f"(nothing was run) {command}")
+            await self._stream(turn, "You allowed it.\n")
+
+    async def _allowed(self, turn: Turn, command: str, reason: str, verb: str) -> str | None:
+        """Make a tool call for a command and ask for permission. Return the id of the call, or None
+        if the permission was denied: then the call has its result."""
+        parameters = {"command": command, "description": reason}
         call = await turn.tool_call("bash", json.dumps(parameters))
         verdict = await turn.permission(
             "bash",
             "execute",
-            description=f"Pretend to run: {parameters['command']}",
+            description=f"{verb}: {command}",
             params={**parameters, **_NO_OPTIONS},
             tool_call_id=call,
         )
         if verdict:
-            await turn.tool_result(call, f"(nothing was run) {parameters['command']}")
-            await self._stream(turn, "You allowed it.\n")
-        else:
-            await turn.tool_result(call, _refusal(verdict), is_error=True)
-            await self._stream(turn, "You did not allow it.\n")
+            return call
+        await turn.tool_result(call, _refusal(verdict), is_error=True)
+        await self._stream(turn, "You did not allow it.\n")
+        return None
 
     async def _run(self, turn: Turn, rest: str) -> None:
-        parameters = {"command": rest or "pwd", "description": "asked for with /run"}
-        call = await turn.tool_call("bash", json.dumps(parameters))
-        verdict = await turn.permission(
-            "bash",
-            "execute",
-            description=f"Execute command: {parameters['command']}",
-            params={**parameters, **_NO_OPTIONS},
-            tool_call_id=call,
-        )
-        if not verdict:
-            await turn.tool_result(call, _refusal(verdict), is_error=True)
-            await self._stream(turn, "You did not allow it.\n")
+        text = rest or "pwd"
+        call = await self._allowed(turn, text, "asked for with /run", "Execute command")
+        if call is None:
             return
-        command = await turn.command(parameters["command"])
+        command = await turn.command(text)
         end = await command.wait(timeout=60)
         code = f"\nExit code {end.code}" if end.code else ""
         await turn.tool_result(call, command.output.text() + code, is_error=bool(end.code))
@@ -199,6 +170,42 @@ class OfflineAgent:
         raise RuntimeError(rest or "you asked me to fail")
 
 
+class Directive(NamedTuple):
+    """What a line that begins with its name does, with the rest of the line."""
+
+    argument: str  # as the help shows it
+    help: str
+    perform: Callable[[OfflineAgent, Turn, str], Awaitable[None]]
+
+
+DIRECTIVES = {
+    "/help": Directive("", "this text", OfflineAgent._help),
+    "/slow": Directive(
+        "SECONDS", "count the seconds, one by one; cancel me in the middle", OfflineAgent._slow
+    ),
+    "/think": Directive("TEXT", "show some reasoning, then answer", OfflineAgent._think),
+    "/tool": Directive(
+        "TEXT", "ask permission for a tool call, then pretend to run it", OfflineAgent._tool
+    ),
+    "/run": Directive(
+        "COMMAND", "ask permission, then really run the command here", OfflineAgent._run
+    ),
+    "/todo": Directive("A, B, C", "work through a to-do list", OfflineAgent._todo),
+    "/ask": Directive("QUESTION", "ask you a yes-or-no question", OfflineAgent._ask),
+    "/steps": Directive(
+        "N", "take N steps; prompts sent meanwhile are folded in at each", OfflineAgent._steps
+    ),
+    "/long": Directive("N", "answer with N words", OfflineAgent._long),
+    "/fail": Directive("TEXT", "fail with this message", OfflineAgent._fail),
+}
+_LINES = "\n".join(f"{f'{name} {d.argument}':17} {d.help}" for name, d in DIRECTIVES.items())
+HELP = f"""I am the offline agent: I need no network and no key. I quote what you write, and obey:
+
+{_LINES}
+
+Any number of directives may follow each other, one to a line."""
+
+# What a permission for bash holds besides the command, as the coder's tool sends it.
 _NO_OPTIONS = {"working_dir": "", "run_in_background": False, "auto_background_after": 0}
 
 

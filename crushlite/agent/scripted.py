@@ -1,12 +1,11 @@
-"""An agent whose every move a test decides: the scripted coordinator.
+"""An agent that a test controls, step by step.
 
-Each run announces itself with a number, says what the test tells it to say, blocks until it is
-released, and ends on release or on cancel. When both have happened, cancel wins: that is what the
-daemon promises, so a script must not hide it.
+Each run performs the steps that the test gives it and ends when it is released or canceled. If both
+have happened, the run is canceled: the daemon promises that, and a scripted run must not hide it.
 
     agent = ScriptedAgent()
     ...                                   # post a prompt
-    run = await agent.entered(1)          # the first run is inside
+    run = await agent.entered(1)          # the first run has begun
     await run.say("hello")                # streamed to every client
     run.release()                         # end_turn
 """
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ScriptedRun:
-    """One run under the test's control. Its calls are made on the test's behalf, inside the run."""
+    """One run, controlled by the test. What the test calls here is performed inside the run."""
 
     def __init__(self, number: int, turn: Turn) -> None:
         self.number = number
@@ -41,11 +40,11 @@ class ScriptedRun:
         return self.turn.prompt
 
     async def do(self, step: Callable[[Turn], Awaitable[Any]]) -> Any:
-        """Run `step(turn)` inside the run and return its result."""
+        """Perform `step(turn)` inside the run; return its result or raise its exception."""
         return await self.begin(step)
 
     def begin(self, step: Callable[[Turn], Awaitable[Any]]) -> asyncio.Future[Any]:
-        """The same without waiting, for steps that block, such as a permission request."""
+        """Like `do`, but returns a future at once: for steps that wait, such as a permission."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._steps.put_nowait((step, done))
         return done
@@ -54,11 +53,11 @@ class ScriptedRun:
         await self.do(lambda turn: turn.say(text))
 
     def release(self) -> None:
-        """Let the run end normally, after the steps asked for before."""
+        """Let the run end normally, after the steps before this call."""
         self._steps.put_nowait(None)
 
     def fail(self, message: str = "scripted failure") -> None:
-        """Let the run end with an exception."""
+        """Let the run end with an exception, after the steps before this call."""
 
         async def explode(turn: Turn) -> None:
             raise ScriptedFailure(message)
@@ -66,7 +65,7 @@ class ScriptedRun:
         self.begin(explode)
 
     async def play(self) -> None:
-        """The run itself."""
+        """Perform the steps until the run is released; called by the agent."""
         while (item := await self._steps.get()) is not None:
             step, done = item
             try:
@@ -80,7 +79,7 @@ class ScriptedRun:
             except Exception as error:  # noqa: BLE001 - the test asked for this step
                 if not done.cancelled():
                     # Without this frame: assertRaises clears the frames of what it catches, and
-                    # to clear a frame that is suspended means to end its coroutine.
+                    # clearing the frame of a suspended coroutine ends it.
                     frames = error.__traceback__.tb_next if error.__traceback__ else None
                     done.set_exception(error.with_traceback(frames))
             else:
@@ -89,17 +88,17 @@ class ScriptedRun:
 
 
 class ScriptedFailure(Exception):
-    """What `fail` raises inside the run."""
+    """Raised inside the run by `fail`."""
 
 
 class ScriptedAgent:
-    """`auto` makes every run end at once by itself, echoing its prompt."""
+    """With `auto`, every run echoes its prompt and ends at once."""
 
     def __init__(self, *, auto: bool = False) -> None:
         self.auto = auto
         self.runs: list[ScriptedRun] = []
-        self.concurrent: dict[str, int] = {}  # active runs by session, now
-        self.most_concurrent = 0  # the most there ever were in one session
+        self.concurrent: dict[str, int] = {}  # how many runs each session has now
+        self.most_concurrent = 0  # the largest number of runs that one session had at a time
         self._waiters: list[tuple[int, asyncio.Future[ScriptedRun]]] = []
 
     def info(self) -> Info:
@@ -128,7 +127,7 @@ class ScriptedAgent:
             self.concurrent[turn.session_id] -= 1
 
     async def entered(self, number: int = 1) -> ScriptedRun:
-        """Wait until the run with this number (from 1) is inside; return its handle."""
+        """Wait until the run with this number (from 1) has begun; return it."""
         if number <= len(self.runs):
             return self.runs[number - 1]
         waiter: asyncio.Future[ScriptedRun] = asyncio.get_running_loop().create_future()
@@ -136,6 +135,7 @@ class ScriptedAgent:
         return await waiter
 
     def _announce(self) -> None:
+        """A run has begun: wake those who wait for it."""
         for number, waiter in self._waiters:
             if number <= len(self.runs) and not waiter.done():
                 waiter.set_result(self.runs[number - 1])

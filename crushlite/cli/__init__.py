@@ -1,17 +1,16 @@
 """The command line: a table of commands, each a module of its own, exit codes from the error tree.
 
-To add a command: a row in COMMANDS, and a module here with `add_parser(commands)`, which makes the
-parser (see `common.command`) and sets `run` to a function from options to an exit code. Only the
-module of the command that was asked for is imported: a client must not pay for the server.
+To add a command: a row in COMMANDS, and a module of that name here with `add_parser(commands)`,
+which makes the parser (see `common.command`). Only the module of the command that was asked for is
+imported: a client must not pay for the server.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
-import os
+import io
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,19 +19,21 @@ from ..errors import CrushliteError, UsageError
 from ..version import __version__
 from ..wings import has_wing
 from .helptext import columns, fill, row
+from .text import discard_stdout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["COMMANDS", "CommandRow", "main"]
 
-BROKEN_PIPE = 141  # what a shell reports for a program that died of SIGPIPE
+CANCELED = 130  # what a shell reports for a program that was interrupted
+BROKEN_PIPE = 141  # and for one that died of SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """A row of the table. The module is named like the command. `wing` is the one whose features
-    the command is about, if it is about one."""
+    """A row of the table. The module is named like the command. A command with a `wing` is offered
+    only if that wing is there."""
 
     group: str
     name: str
@@ -47,7 +48,7 @@ COMMANDS = (
     CommandRow("Ask", "attach", "follow a run from any terminal, from its beginning"),
     CommandRow("Ask", "runs", "list runs and how they ended"),
     CommandRow("Look", "ps", "what the daemon is doing"),
-    CommandRow("Look", "watch", "tell what happens in a workspace, live"),
+    CommandRow("Look", "watch", "print what happens in a workspace, live"),
     CommandRow("Look", "sessions", "list, show, export, rename, delete sessions"),
     CommandRow("Act", "cancel", "end what runs"),
     CommandRow("Act", "grant", "answer permission requests"),
@@ -72,7 +73,7 @@ Begin in the directory of a project:
   crushlite run "what is this project about?"
   git diff | crushlite run "review this"
 
-`crushlite COMMAND --help` explains a command and shows examples; --version tells the version.
+`crushlite COMMAND --help` explains a command and shows examples; --version prints the version.
 
 Exit codes: 0 ok, 1 failure, 2 usage or refused bind, 3 wrong peer, 4 corrupt database,
 5 newer schema, 6 data directory in use, 130 interrupted.
@@ -80,6 +81,10 @@ Exit codes: 0 ok, 1 failure, 2 usage or refused bind, 3 wrong peer, 4 corrupt da
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line (that of the process if none is given); returns the exit code.
+
+    Errors are reported on standard error. Raises SystemExit where argparse does: for --help, and
+    for arguments that it refuses."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         return _main(given)
@@ -87,17 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"crushlite: {error.message}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Else the interpreter would try again when it exits, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         return BROKEN_PIPE
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         print(f"crushlite: cannot write the answer: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return CANCELED
 
 
 def _main(given: list[str]) -> int:
@@ -111,10 +115,19 @@ def _main(given: list[str]) -> int:
         return 0
     command = _find(given)
     parser = argparse.ArgumentParser(prog="crushlite", allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(prog="crushlite", metavar="COMMAND", required=True)
     importlib.import_module(f".{command.name}", __name__).add_parser(commands)
     options = parser.parse_args(given)
-    return int(options.run(options))
+    # Whatever characters a command writes, none is refused by the encoding of the stream.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None if we were started with it closed
+            stream.reconfigure(errors="replace")
+    outcome = options.run(options)
+    if isinstance(outcome, int):
+        return outcome
+    import asyncio  # only here: not every command needs it
+
+    return int(asyncio.run(outcome))
 
 
 def _find(given: list[str]) -> CommandRow:
@@ -123,13 +136,15 @@ def _find(given: list[str]) -> CommandRow:
     known = {command.name: command for command in _commands()}
     if given[0] in known:
         return known[given[0]]
+    import difflib  # only here: every command would wait for it
+
     near = difflib.get_close_matches(given[0], known, 1)
     guess = f" did you mean {near[0]}?" if near else ""
     raise UsageError(f"{given[0]!r} is no command;{guess} `crushlite --help` lists them")
 
 
 def _commands() -> list[CommandRow]:
-    """Those whose wing is there."""
+    """The commands that this installation has: not those whose wing was taken off."""
     return [command for command in COMMANDS if not command.wing or has_wing(command.wing)]
 
 

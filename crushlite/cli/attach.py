@@ -1,12 +1,13 @@
-"""`crushlite attach`: follow a run from any terminal, from its beginning, also if it is over."""
+"""`crushlite attach`: follow a run from any terminal, from its beginning, also if it has ended."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from .common import add_connection, add_json, command, perform
-from .follow import BROKEN_PIPE, CANCELED, Viewer, exit_code, signals
+from . import BROKEN_PIPE, CANCELED
+from .common import add_connection, add_json, command
+from .follow import RunPrinter, exit_code, signals
 from .progress import Progress
 from .runs import workspace_of
 
@@ -36,12 +37,9 @@ def add_parser(commands: Any) -> None:
     add_connection(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_attach(options, Progress(quiet=options.quiet)))
-
-
-async def _attach(options: argparse.Namespace, progress: Progress) -> int:
-    viewer: Viewer | None = None
+async def run(options: argparse.Namespace) -> int:
+    progress = Progress(quiet=options.quiet)
+    printer: RunPrinter | None = None
     with signals() as interrupt:
         try:
             async with (
@@ -49,15 +47,15 @@ async def _attach(options: argparse.Namespace, progress: Progress) -> int:
                 workspace.follow(run_id) as following,
             ):
                 progress.doing("waiting")
-                viewer = Viewer(following, progress, as_json=options.json)
-                viewer.stop = interrupt.act
-                ending = await viewer.until_end()
+                printer = RunPrinter(following, progress, as_json=options.json)
+                printer.stop = interrupt.act
+                ending = await printer.until_end()
         except asyncio.CancelledError:
             progress.stop()
-            if viewer is not None and viewer.broken is not None:
+            if printer is not None and printer.broken is not None:
                 return BROKEN_PIPE
             if not interrupt.received:
                 raise
             progress.say("left; the run goes on")
             return CANCELED
-    return exit_code(viewer, ending, progress)
+    return exit_code(printer, ending, progress)

@@ -1,9 +1,8 @@
-"""Files that go along with a prompt, and whether all of it can be sent: known before it is."""
+"""Files that are sent with a prompt, and a check of the size before anything is sent."""
 
 from __future__ import annotations
 
 import base64
-import mimetypes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,13 @@ from ..protocol.messages import Attachment, Prompt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PROMPT_BYTES = 32 << 20  # of a request with a prompt: what a daemon takes
+PROMPT_BYTES = 32 << 20  # that a daemon accepts in a request with a prompt
 IDS = 1024  # bytes: room for the other fields of the request
 MIB = 1 << 20
 
 
 def read_attachments(names: Sequence[str]) -> list[Attachment]:
+    """Read files. Raises UsageError for one that cannot be read or is too large."""
     return [_read(Path(name)) for name in names]
 
 
@@ -31,17 +31,24 @@ def _read(path: Path) -> Attachment:
         raise UsageError(f"cannot attach {path}: {error.strerror}") from None
     if len(data) > PROMPT_BYTES:
         raise UsageError(f"cannot attach {path}: it has more than {PROMPT_BYTES // MIB} MiB")
+    content = base64.b64encode(data).decode("ascii")
+    return Attachment(content, str(path.absolute()), path.name, _type_of(path, data))
+
+
+def _type_of(path: Path, data: bytes) -> str:
+    """The MIME type: text/plain for everything that is UTF-8, whatever the file is called."""
     try:
         data.decode("utf-8")
-        kind = "text/plain"  # whatever it is called, it can be read
+        return "text/plain"
     except UnicodeDecodeError:
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    content = base64.b64encode(data).decode("ascii")
-    return Attachment(content, str(path.absolute()), path.name, kind)
+        import mimetypes  # only here: most prompts come without files
+
+        return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 
 def check_size(prompt: str, attachments: list[Attachment]) -> None:
-    """Attachments grow by a third on their way."""
+    """Raises UsageError if the request would be larger than a daemon accepts. Attachments grow by a
+    third in it."""
     size = len(dumps(encode(Prompt("", prompt, attachments=attachments)))) + IDS
     if size > PROMPT_BYTES:
         what = "the prompt with what is attached" if attachments else "the prompt"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ..client import ConnectionFailed
 from ..errors import UsageError
 from ..store.backup import backup
-from .common import add_connection, add_json, command, perform, reached, show, show_json
-from .gc import size
-from .locations import data_directory
-from .lookup import is_here
-from .render import count
+from .common import add_connection, add_json, command, show, show_json
+from .locations import DATABASE, data_directory
+from .lookup import open_here
+from .text import count, size
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Coroutine
 
 DESCRIPTION = """\
 Write a copy of the database to FILE: all sessions, messages, runs and file versions, as they are at
@@ -45,17 +45,17 @@ def add_parser(commands: Any) -> None:
     add_connection(parser, start=False)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     target = Path(os.path.abspath(options.file))
     if target.is_dir() or not target.parent.is_dir():
         raise UsageError(f"{options.file} is not the name of a file in a directory that exists")
-    return perform(_backup(options, target))
+    named = Path(os.path.realpath(options.data_dir)) if options.data_dir else None
+    return _backup(options, named, target)
 
 
-async def _backup(options: argparse.Namespace, target: Path) -> int:
-    folder = _named(options) or await _served(options) or data_directory(options)
-    database = folder / "crushlite.db"
-    copied = await asyncio.to_thread(backup, database, target, force=options.force)
+async def _backup(options: argparse.Namespace, named: Path | None, target: Path) -> int:
+    folder = named or await _served(options) or data_directory(options)
+    copied = await asyncio.to_thread(backup, folder / DATABASE, target, force=options.force)
     if options.json:
         show_json(
             {
@@ -72,20 +72,10 @@ async def _backup(options: argparse.Namespace, target: Path) -> int:
     return 0
 
 
-# Where the database is ---------------------------------------------------------------------------
-
-
-def _named(options: argparse.Namespace) -> Path | None:
-    return Path(os.path.realpath(options.data_dir)) if options.data_dir else None
-
-
 async def _served(options: argparse.Namespace) -> Path | None:
-    """Where a daemon has the data of this directory, if one has it open."""
+    """The data directory that a daemon uses for the current directory, if it has it open."""
     try:
-        async with reached(options) as client:
-            for info in await client.workspaces():
-                if is_here(client.attach(info), options):
-                    return Path(info.data_dir)
+        async with open_here(options) as workspace:
+            return Path(workspace.info.data_dir) if workspace is not None else None
     except ConnectionFailed:
-        pass  # nobody serves
-    return None
+        return None

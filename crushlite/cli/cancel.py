@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, RunNotFound, UsageError
-from .common import add_connection, add_json, command, perform, say, seconds, show, show_json
+from .common import add_connection, add_json, command, say, seconds, show, show_json
 from .lookup import SHORT, choose, is_here, running
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..client import RemoteWorkspace
     from ..protocol.runs import CanceledRun
 
-WAIT = 30.0  # seconds that --wait waits if it is not told otherwise
-MOST = 600.0
+WAIT = 30.0  # seconds that --wait without a number waits
+MOST = 600.0  # seconds that a daemon waits for
 
 DESCRIPTION = """\
 Cancel a session: all of its prompts that were accepted so far, running and queued. Given a run,
@@ -33,6 +33,8 @@ EXAMPLES = """\
 
 @dataclass(slots=True)
 class _Receipt:
+    """The runs of one session that a cancel has hit."""
+
     path: str
     session_id: str
     canceled: list[CanceledRun] = field(default_factory=list)
@@ -55,16 +57,12 @@ def add_parser(commands: Any) -> None:
     add_connection(parser, start=False)
 
 
-def run(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     if options.all and options.target:
         raise UsageError("give a session or a run, or --all, not both")
     if options.wait is not None and options.wait > MOST:
         raise UsageError(f"--wait {options.wait:g}: at most {MOST:g} seconds")
-    return perform(_cancel(options))
-
-
-async def _cancel(options: argparse.Namespace) -> int:
-    async with running(options, "nothing is running") as (_, workspaces):
+    async with running(options, "nothing is running") as workspaces:
         if options.target:
             receipts = [await _cancel_one(workspaces, options.target, options.wait)]
         else:
@@ -83,36 +81,34 @@ async def _cancel(options: argparse.Namespace) -> int:
 async def _cancel_one(
     workspaces: list[RemoteWorkspace], target: str, wait: float | None
 ) -> _Receipt:
-    """A session is looked for first: a run belongs to one."""
+    """Cancel the session, else the run, whose id begins so. Raises RunNotFound if there is none."""
     for workspace in workspaces:
         ids = [session.id for session in await workspace.sessions()]
         if session_id := choose(target, ids, "sessions"):
-            return await _session(workspace, session_id, wait)
+            return await _cancel_session(workspace, session_id, wait)
     for workspace in workspaces:
         runs = {info.run_id: info for info in await workspace.runs()}
         if run_id := choose(target, runs, "runs"):
-            return await _run(workspace, runs[run_id].session_id, run_id, wait)
+            receipt = await workspace.cancel_run(run_id, wait)
+            return _Receipt(workspace.info.path, runs[run_id].session_id, receipt.canceled)
     raise RunNotFound(
         f"no session or run {target} in an open workspace: "
         "`crushlite ps` shows what goes on, `crushlite runs` lists the runs of this directory"
     )
 
 
-async def _session(workspace: RemoteWorkspace, session_id: str, wait: float | None) -> _Receipt:
-    receipt = await workspace.cancel(session_id, wait)
-    return _Receipt(workspace.info.path, session_id, receipt.canceled)
-
-
-async def _run(
-    workspace: RemoteWorkspace, session_id: str, run_id: str, wait: float | None
+async def _cancel_session(
+    workspace: RemoteWorkspace, session_id: str, wait: float | None
 ) -> _Receipt:
-    receipt = await workspace.cancel_run(run_id, wait)
+    receipt = await workspace.cancel(session_id, wait)
     return _Receipt(workspace.info.path, session_id, receipt.canceled)
 
 
 async def _cancel_busy(
     workspaces: list[RemoteWorkspace], options: argparse.Namespace
 ) -> list[_Receipt]:
+    """Cancel every session that is at work: with --all, else the one of the current directory.
+    Raises CrushliteError if that has several."""
     busy: list[tuple[RemoteWorkspace, str]] = []
     for workspace in workspaces:
         if options.all or is_here(workspace, options):
@@ -121,4 +117,4 @@ async def _cancel_busy(
     if len(busy) > 1 and not options.all:
         names = ", ".join(session_id[:SHORT] for _, session_id in busy)
         raise CrushliteError(f"{len(busy)} sessions are at work here: name one ({names}) or --all")
-    return [await _session(workspace, ident, options.wait) for workspace, ident in busy]
+    return [await _cancel_session(workspace, ident, options.wait) for workspace, ident in busy]

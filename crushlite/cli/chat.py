@@ -13,33 +13,25 @@ import signal
 import sys
 import termios
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import CrushliteError
+from . import CANCELED
 from .chat_commands import Commands
 from .chat_history import HistoryFile, history_path
 from .chat_lines import LineEditor
-from .chat_screen import Screen, put_out
+from .chat_screen import Screen
 from .chat_session import Chat
-from .common import (
-    Style,
-    add_connection,
-    command,
-    one_line,
-    opened,
-    perform,
-    say,
-    say_nothing,
-    wanted,
-)
-from .follow import CANCELED, Viewer, exit_code, signals
+from .common import add_connection, command, opened, say, say_nothing, wanted
+from .follow import RunPrinter, exit_code, signals
 from .lookup import find_session
-from .person import warn_if_unasked
+from .person import warn_of_yolo
 from .progress import Progress
+from .text import Style, one_line
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from ..client import RemoteWorkspace, RunStream
     from .chat_lines import Pressed
@@ -48,8 +40,8 @@ READ = 4096
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 
 DESCRIPTION = """\
-Talk with the agent of this directory. Whatever other clients do in the same session is shown too,
-and whoever answers a request first, in any client, decides.
+Talk with the agent of this directory. What other clients do in the same session is shown too, and
+the first answer to a request counts, from whatever client.
 
 While it works you can go on typing: a prompt joins the work at its next step. Ctrl-C cancels the
 work, a second one leaves; Ctrl-D leaves. /help lists commands, !COMMAND runs one in a shell. What
@@ -82,17 +74,18 @@ def add_parser(commands: Any) -> None:
     add_connection(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     terminal = sys.stdin is not None and sys.stdin.isatty() and Style(sys.stdout).moves
-    return perform(_talk(options) if terminal else _serve_lines(options))
+    return _talk(options) if terminal else _answer_lines(options)
 
 
 async def _session_id(workspace: RemoteWorkspace, options: argparse.Namespace) -> str:
+    """The session that the options name; empty if they name none."""
     given = "last" if options.last else options.session
     return await find_session(workspace, given) if given else ""
 
 
-# A person -----------------------------------------------------------------------------------------
+# In a terminal ------------------------------------------------------------------------------------
 
 
 async def _talk(options: argparse.Namespace) -> int:
@@ -100,109 +93,126 @@ async def _talk(options: argparse.Namespace) -> int:
         try:
             async with opened(options) as workspace:
                 session_id = await _session_id(workspace, options)
-                return await _Terminal(workspace, options).run(session_id)
+                window = ChatWindow(workspace, options)
+                with _terminal(window):
+                    return await window.run(session_id)
         except asyncio.CancelledError:
             if not interrupt.received:
                 raise
             return CANCELED
 
 
-class _Terminal:
-    """Keys to the editor, lines to the chat, and the modes of the terminal."""
+class ChatWindow:
+    """A chat in a window: takes the bytes of keys, writes to standard output or what a caller gives
+    instead. Knows nothing of the modes of the terminal."""
 
-    def __init__(self, workspace: RemoteWorkspace, options: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        workspace: RemoteWorkspace,
+        options: argparse.Namespace,
+        output: TextIO | None = None,
+        columns: Callable[[], int] | None = None,
+    ) -> None:
         self._workspace = workspace
         self._history = HistoryFile(history_path())
         self._editor = LineEditor(lambda text: self._commands.complete(text))
-        self._screen = Screen(self._editor)
-        again = wanted(options, lambda text: self._chat.note(text))
-        self._chat = Chat(workspace, again, self._screen, self._editor)
-        self._commands = Commands(self._chat)
+        self.screen = Screen(self._editor, columns, output)
+        again = wanted(options, lambda text: self.chat.note(text))
+        self.chat = Chat(workspace, again, self.screen, self._editor)
+        self._commands = Commands(self.chat)
         self._lines: asyncio.Queue[str] = asyncio.Queue()
 
     async def run(self, session_id: str) -> int:
+        """Chat in a session, or in a new one if the id is empty; returns the exit code."""
         for text in self._history.load():
             self._editor.remember(text)
-        with _keys() as modes, self._signals(modes):
-            asyncio.get_running_loop().add_reader(0, self._read)
-            try:
-                return await self._chat.run(lambda: self._begin(session_id))
-            finally:
-                asyncio.get_running_loop().remove_reader(0)
+        return await self.chat.run(lambda: self._begin(session_id))
+
+    def typed(self, data: bytes) -> None:
+        """Take what was typed."""
+        keys = self._editor.feed(data)
+        if not keys or keys[0].what != "end":
+            self.chat.forget_warning()
+        for pressed in keys:
+            self._press(pressed)
+        if not self.chat.left.done():
+            self.screen.draw()
+
+    def _press(self, pressed: Pressed) -> None:
+        if pressed.what == "end":
+            self.chat.end_of_input()
+        elif pressed.what == "clear":
+            self.screen.clear()
+        else:
+            if self.chat.dialog is None:
+                self._editor.remember(pressed.text)
+                self._history.append(pressed.text)
+            self._lines.put_nowait(pressed.text)
 
     async def _begin(self, session_id: str) -> None:
         model = (await self._workspace.agent()).model.name
-        chat, info = self._chat, self._workspace.info
+        chat, info = self.chat, self._workspace.info
         chat.note(f"{one_line(info.path)}, {one_line(model)}. /help lists commands, Ctrl-D leaves.")
         if info.warning:
             chat.complain(info.warning)
         if session_id:
             await chat.open_session(await self._workspace.session(session_id))
-        chat.spawn(self._obey())
+        chat.spawn(self._carry_out())
 
-    async def _obey(self) -> None:
+    async def _carry_out(self) -> None:
         while True:
-            await self._commands.obey(await self._lines.get())
+            await self._commands.carry_out(await self._lines.get())
 
-    def _read(self) -> None:
+
+@contextlib.contextmanager
+def _terminal(window: ChatWindow) -> Iterator[None]:
+    """Connect a window to the terminal at standard input: its modes, its signals, its keys."""
+    loop, chat, modes = asyncio.get_running_loop(), window.chat, _Modes(window.screen)
+
+    def read() -> None:
         try:
             data = os.read(0, READ)
         except OSError:
             data = b""
-        if not data:  # the terminal is gone
-            asyncio.get_running_loop().remove_reader(0)
-            return self._chat.leave(CANCELED)
-        keys = self._editor.feed(data)
-        if not keys or keys[0].what != "end":
-            self._chat.calm()
-        for pressed in keys:
-            self._press(pressed)
-        if not self._chat.left.done():
-            self._screen.draw()
+        if data:
+            return window.typed(data)
+        loop.remove_reader(0)  # the terminal is gone
+        chat.leave(CANCELED)
 
-    def _press(self, pressed: Pressed) -> None:
-        if pressed.what == "end":
-            self._chat.end_of_input()
-        elif pressed.what == "clear":
-            self._screen.clear()
-        else:
-            if self._chat.dialog is None:
-                self._editor.remember(pressed.text)
-                self._history.append(pressed.text)
-            self._lines.put_nowait(pressed.text)
+    def suspend() -> None:
+        """Ctrl-Z: the shell gets its terminal back as it was."""
+        window.screen.leave()
+        modes.restore()
+        signal.raise_signal(signal.SIGSTOP)
+        modes.set()
+        window.screen.draw()
 
-    @contextlib.contextmanager
-    def _signals(self, modes: _Modes) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def stop() -> None:
-            """Ctrl-Z: the shell gets its terminal back as it was."""
-            self._screen.leave()
-            modes.restore()
-            signal.raise_signal(signal.SIGSTOP)
-            modes.set()
-            self._screen.draw()
-
-        handlers = {
-            signal.SIGINT: self._chat.interrupt,
-            signal.SIGTERM: lambda: self._chat.leave(CANCELED),
-            signal.SIGHUP: lambda: self._chat.leave(CANCELED),
-            signal.SIGWINCH: self._screen.draw,
-            signal.SIGTSTP: stop,
-        }
+    handlers = {
+        signal.SIGINT: chat.interrupt,
+        signal.SIGTERM: lambda: chat.leave(CANCELED),
+        signal.SIGHUP: lambda: chat.leave(CANCELED),
+        signal.SIGWINCH: window.screen.draw,
+        signal.SIGTSTP: suspend,
+    }
+    modes.set()
+    try:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
+        loop.add_reader(0, read)
+        yield
+    finally:
+        loop.remove_reader(0)
+        for number in handlers:
+            loop.remove_signal_handler(number)
+        modes.restore()
 
 
 class _Modes:
-    """Single keys, unseen, with signals as usual; and back."""
+    """The modes of the terminal: `set` gives single keys without echo, `restore` the modes as they
+    were when this was made."""
 
-    def __init__(self) -> None:
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
         self._before = termios.tcgetattr(0)
 
     def set(self) -> None:
@@ -211,35 +221,25 @@ class _Modes:
         modes[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         termios.tcsetattr(0, termios.TCSADRAIN, modes)
-        put_out(PASTE_ON)
+        self._screen.write(PASTE_ON)
 
     def restore(self) -> None:
-        put_out(PASTE_OFF)
+        self._screen.write(PASTE_OFF)
         with contextlib.suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(0, termios.TCSADRAIN, self._before)
 
 
-@contextlib.contextmanager
-def _keys() -> Iterator[_Modes]:
-    modes = _Modes()
-    modes.set()
-    try:
-        yield modes
-    finally:
-        modes.restore()
+# Without a terminal -------------------------------------------------------------------------------
 
 
-# A pipe -------------------------------------------------------------------------------------------
-
-
-async def _serve_lines(options: argparse.Namespace) -> int:
+async def _answer_lines(options: argparse.Namespace) -> int:
     with signals() as interrupt:
         try:
             tell = say_nothing if options.quiet else say
             async with opened(options, tell) as workspace:
                 session_id = await _session_id(workspace, options)
                 await workspace.init(interactive=False)
-                await warn_if_unasked(workspace, options)
+                await warn_of_yolo(workspace, options)
                 if sys.stdin is not None and sys.stdin.isatty():
                     tell("one prompt per line; Ctrl-D ends it")
                 code, lines = 0, _lines()
@@ -256,9 +256,11 @@ async def _serve_lines(options: argparse.Namespace) -> int:
 
 
 def _lines() -> asyncio.Queue[str]:
-    """Standard input, line by line, an empty one at its end. A thread of its own reads it, which
-    nobody waits for: input that does not come must not keep us from leaving. Not through
-    sys.stdin: the interpreter could not end while a thread holds its lock."""
+    """The lines of standard input; an empty text is its end.
+
+    They are read by a thread of their own that is not waited for: input that does not come must not
+    keep the command from ending. Not through sys.stdin: the interpreter could not exit while a
+    thread holds its lock."""
     lines: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -287,15 +289,16 @@ def _stdin() -> bytes:
 
 
 async def _ask(start: RunStream, progress: Progress) -> int:
-    """One prompt to its end. A failure is said, and the next line is asked."""
+    """Print the run of one prompt to its end; returns the exit code. A failure is reported, not
+    raised, so that the next line can be asked."""
     try:
         async with start as run:
             progress.doing("waiting")
-            viewer = Viewer(run, progress, as_json=False)
-            return exit_code(viewer, await viewer.until_end(), progress)
+            printer = RunPrinter(run, progress, as_json=False)
+            return exit_code(printer, await printer.until_end(), progress)
     except asyncio.CancelledError:
         if start.accepted is not None:
-            with contextlib.suppress(CrushliteError):  # then it ends with the workspace
+            with contextlib.suppress(CrushliteError):  # then the run ends with the workspace
                 await start.cancel()
         raise
     except CrushliteError as error:

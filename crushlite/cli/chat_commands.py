@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ..errors import CrushliteError, NotFound, UsageError
 from ..protocol.config import SelectedModel
 from .chat_dialogs import QuestionDialog
-from .common import ago, one_line
 from .lookup import SHORT, choose
 from .tables import table
+from .text import ago, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ HELP = (
 
 
 class Commands:
-    """Carries out one line after the other."""
+    """Carries out the lines that were typed in a chat."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -68,12 +68,14 @@ class Commands:
         }
 
     def complete(self, text: str) -> str:
-        """For the Tab key: the one command that begins so."""
+        """For the Tab key: the command that begins with this text, if there is exactly one; else
+        the text."""
         found = [name for name in self._table if name.startswith(text)] if text[:1] == "/" else []
         return f"{found[0]} " if len(found) == 1 else text
 
-    async def obey(self, line: str) -> None:
-        """Whatever was typed. What the daemon refuses is said; nothing of it ends the chat."""
+    async def carry_out(self, line: str) -> None:
+        """Carry out a line: a command, an answer to the open dialog, a shell command or a prompt.
+        Errors that the daemon answers are shown."""
         chat, text = self._chat, line.strip()
         if match := _COMMAND.match(text):
             chat.screen.lines([f"> {one_line(text)}"], "command", chat.screen.style.dim)
@@ -106,13 +108,13 @@ class Commands:
         self._chat.screen.lines([*lines, "", keys], "help")
 
     async def _show(self, rest: str) -> None:
-        number = int(rest) if rest.isdecimal() else self._chat.transcript.newest
-        found = self._chat.transcript.item(number)
-        if found is None:
+        items = self._chat.view.items
+        number = int(rest) if rest.isdecimal() else len(items)
+        if not 1 <= number <= len(items):
             raise UsageError("there is nothing to show yet" if not rest else f"no item {rest}")
-        title, body = found
-        self._chat.screen.lines([f"[{number}] {title}"], "item", self._chat.screen.style.bold)
-        self._chat.screen.lines(body, "item")
+        item = items[number - 1]
+        self._chat.screen.lines([f"[{number}] {item.title}"], "item", self._chat.screen.style.bold)
+        self._chat.screen.lines(item.body, "item")
 
     async def _skip(self, rest: str) -> None:
         dialog = self._chat.dialog
@@ -153,10 +155,11 @@ class Commands:
             await self._chat.post(rest)
 
     async def _switch(self, rest: str) -> None:
-        await self._chat.open_session(await self.find(rest))
+        await self._chat.open_session(await self._find(rest))
 
-    async def find(self, given: str) -> Session:
-        """A session by its number in the last list, its id, or the beginning of that."""
+    async def _find(self, given: str) -> Session:
+        """A session by its number in the last /sessions, its id, or the beginning of that. Raises
+        CrushliteError if there is none."""
         sessions = {session.id: session for session in await self._chat.workspace.sessions()}
         if not given:
             raise UsageError("which session? /sessions lists them")
@@ -173,6 +176,7 @@ class Commands:
         self._chat.note(f"this session is now called {one_line(session.title)}")
 
     def _here(self) -> str:
+        """The id of the session. Raises UsageError if there is none yet."""
         if not self._chat.session.id:
             raise UsageError("there is no session yet: it begins with the first prompt")
         return self._chat.session.id
@@ -238,6 +242,8 @@ class Commands:
         self._chat.note(f"later prompts go to {provider}/{model}, in all your directories")
 
     def _pick(self, given: str, models: list[tuple[str, str]]) -> tuple[str, str]:
+        """A model by its number in the last /model, or its name. Raises CrushliteError if there is
+        none, or several."""
         if given.isdecimal() and 1 <= int(given) <= len(self._models):
             return self._models[int(given) - 1]
         found = [each for each in models if given in (each[1], f"{each[0]}/{each[1]}")]

@@ -1,7 +1,7 @@
 """What a chat asks its user on the agent's behalf: permissions and questions.
 
 A dialog says what is asked, reads the lines that are typed as an answer, and holds the answer. It
-sends nothing. An answer is a line with Enter, never a single key: somebody who is typing when the
+sends nothing. An answer is a line with Enter, never a single key: a user who is typing when the
 request appears must not allow anything by accident.
 """
 
@@ -10,29 +10,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..protocol.questions import QuestionResponse
-from .render import count, request_lines, visible
+from .person import ANSWERS
+from .render import request_lines
+from .text import count, visible
 
 if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRequest
     from ..protocol.questions import Question, QuestionBatch
 
 FIRST_LINES = 24  # of a long request; `d` shows the rest
-
-ANSWERS = {
-    **dict.fromkeys(("y", "yes"), "allow"),
-    **dict.fromkeys(("n", "no"), "deny"),
-    **dict.fromkeys(("a", "always"), "allow_session"),
-}
 YES_NO = {"y": True, "yes": True, "n": False, "no": False}
 
 
 def looks_like_answer(line: str) -> bool:
+    """Whether a line is a usual answer to a dialog: a word of ANSWERS, or numbers."""
     word = line.strip().lower()
     return word in ANSWERS or word.replace(",", " ").replace(" ", "").isdecimal()
 
 
 class Dialog:
-    """`key` is what its notification names: the tool call, or the batch."""
+    """What the user is asked. `id` is that of the request; `key` is what the notification of its
+    answer names: the tool call, or the batch of questions."""
 
     prompt = "? "
 
@@ -40,19 +38,19 @@ class Dialog:
         self.id = ident
         self.key = key
         self.session_id = session_id
-        self.sent = False  # our answer is on its way: who won, the daemon will tell
+        self.sent = False  # an answer was sent; the daemon will say whether it counts
 
     def lines(self) -> list[str]:
-        """What is asked now."""
+        """What is asked now, and how to answer."""
         raise NotImplementedError
 
     def answer(self, line: str) -> list[str]:
-        """Read a line; returns what is to be said about it. `done` tells whether it was the last
-        that was needed."""
+        """Read a line that was typed; returns what is to be shown then."""
         raise NotImplementedError
 
     @property
     def done(self) -> bool:
+        """Whether the answer is complete."""
         raise NotImplementedError
 
 
@@ -111,8 +109,8 @@ class QuestionDialog(Dialog):
         if question.description:
             lines.append(f"  {visible(question.description)}")
         for index, choice in enumerate(question.choices, 1):
-            told = f": {choice.description}" if choice.description else ""
-            lines.append(f"  {index}  {visible(choice.label or choice.id)}{visible(told)}")
+            more = f": {choice.description}" if choice.description else ""
+            lines.append(f"  {index}  {visible(choice.label or choice.id)}{visible(more)}")
         return [*lines, f"  {self._how(question)}; /skip: no answer"]
 
     def answer(self, line: str) -> list[str]:
@@ -133,6 +131,7 @@ class QuestionDialog(Dialog):
         return [] if self.done else self.lines()
 
     def dismiss(self) -> None:
+        """Leave all questions without an answer."""
         self.responses = None
 
     @property
@@ -140,7 +139,7 @@ class QuestionDialog(Dialog):
         return self._questions[min(len(self.responses or ()), len(self._questions) - 1)]
 
     def _picked(self, question: Question, text: str) -> list[str]:
-        """The chosen ids; empty if the text is no choice."""
+        """The ids of the choices that a text names; empty if it names none."""
         words = text.replace(",", " ").split()
         if not words or not all(word.isdecimal() for word in words):
             labels = {choice.label.lower(): choice.id for choice in question.choices}

@@ -1,7 +1,7 @@
 """What was typed in earlier chats: a file that only its owner can read.
 
-One JSON text per line, as prompts may have several lines. A convenience: where it cannot be read
-or written, the chat goes on without it.
+One JSON text per line, because prompts may have several lines. Where it cannot be read or written,
+the chat goes on without it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..version import NAME
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KEPT = 1000  # lines; twice as many are cut back to these
+KEPT = 1000  # lines; a file with twice as many is cut back to these
 LONGEST = 10_000  # characters of a line: a pasted file is no history
 
 
 def history_path(env: Mapping[str, str] = os.environ) -> Path:
     named = env.get("XDG_STATE_HOME", "")
     home = Path(named) if named.startswith("/") else Path.home() / ".local/state"
-    return home / "crushlite" / "chat_history"
+    return home / NAME / "chat_history"
 
 
 class HistoryFile:
@@ -29,6 +31,7 @@ class HistoryFile:
         self._path = path
 
     def load(self) -> list[str]:
+        """The texts, the oldest first. Lines that are damaged are left out."""
         try:
             lines = self._path.read_text("utf-8", "replace").splitlines()
         except OSError:
@@ -39,7 +42,7 @@ class HistoryFile:
         return [text for text in found if text]
 
     def append(self, text: str) -> None:
-        """A text that begins with a blank is not kept, as in shells."""
+        """Add a text, unless it begins with a blank (as in shells) or is very long."""
         if text.startswith(" ") or len(text) > LONGEST:
             return
         try:
@@ -48,7 +51,7 @@ class HistoryFile:
             with open(os.open(self._path, flags, 0o600), "a", encoding="ascii") as file:
                 file.write(json.dumps(text) + "\n")
         except OSError:
-            pass  # a read-only home: not worth a word
+            pass  # as in a read-only home
 
     def _rewrite(self, lines: list[str]) -> None:
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")

@@ -1,7 +1,7 @@
-"""The input line of `chat`: keys in, a text and a cursor out. Knows nothing of terminals or time.
+"""The input line of `chat`: bytes of keys in, a text and a cursor out. No terminal, no time.
 
 Why not readline: it wants the terminal for itself while it waits, and in a chat the answer comes
-while somebody types. This editor is fed by the event loop and drawn by the screen, on one row that
+while the user types. This editor is fed by the event loop and drawn by the screen, on one row that
 scrolls sideways, so that output above it and a change of size never tear it apart.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import codecs
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from .common import width
+from .text import width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,34 +21,38 @@ _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|\x1b\[[0-?]*[@-~]|[^\[O])
 _PASTE, _PASTED = "\x1b[200~", "\x1b[201~"
 _WORD_BACK = re.compile(r"\S*\s*$")
 _WORD_ON = re.compile(r"\s*\S+|\s+$")
-LIMIT = 1 << 20  # characters: what a paste may bring
+LIMIT = 1 << 20  # characters of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """What the keys asked for, beyond editing: `submit` a text, `end` (^D), `clear` (^L)."""
+    """What keys asked for, beyond editing: `submit` a text, `end` (^D), `clear` (^L)."""
 
-    what: str
+    what: Literal["submit", "end", "clear"]
     text: str = ""
 
 
 class LineEditor:
+    """A text that is being typed. `complete` is called for the Tab key: it gets the beginning of a
+    text and returns a longer one, or the same."""
+
     def __init__(self, complete: Callable[[str], str] = str) -> None:
         self.text = ""
         self.cursor = 0
-        self._complete = complete  # a beginning in, a longer one out
+        self._complete = complete
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._pending = ""  # the beginning of an escape sequence
+        self._pending = ""  # the beginning of an escape sequence whose rest has not come
         self._pasting = False
-        self._killed = ""
+        self._killed = ""  # what ^Y brings back
         self._history: list[str] = []
-        self._position = 0  # in the history; its length is the text that is being typed
-        self._draft = ""
+        self._position = 0  # in the history; its length means: the text that is being typed
+        self._draft = ""  # that text, while another one of the history is shown
         self._stash: list[tuple[str, int]] = []
 
     # Keys ---------------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[Pressed]:
+        """Take what was typed or pasted; returns what is to be done beyond editing."""
         text = self._decoder.decode(data)
         if self._pending == "\x1b" and not self._pasting and text[:1] not in ("[", "O"):
             self._pending = ""  # the Escape key: it must not swallow what is typed or pasted next
@@ -69,10 +73,10 @@ class LineEditor:
         return pressed
 
     def _paste(self, text: str) -> str:
-        """Everything up to the end of the paste is text, line breaks too."""
+        """Insert everything up to the end of the paste, line breaks too; returns what follows."""
         inside, ended, rest = text.partition(_PASTED)
         if not ended:
-            # The end mark may have come in part.
+            # A part of the end mark may have come.
             keep = next((n for n in range(5, 0, -1) if text.endswith(_PASTED[:n])), 0)
             inside, self._pending = text[: len(text) - keep], text[len(text) - keep :]
         self._pasting = not ended
@@ -114,10 +118,11 @@ class LineEditor:
     # Editing ------------------------------------------------------------------------------------
 
     def set(self, text: str) -> None:
+        """Replace the text; the cursor is at its end."""
         self.text, self.cursor = text, len(text)
 
     def drop(self) -> None:
-        """Forget what is being typed, and where in the history that was."""
+        """Empty the line, and go to the end of the history."""
         self.set("")
         self._position = len(self._history)
 
@@ -153,6 +158,7 @@ class LineEditor:
     # History ------------------------------------------------------------------------------------
 
     def remember(self, text: str) -> None:
+        """Add a text to the history."""
         if text.strip() and self._history[-1:] != [text]:
             self._history.append(text)
         self._position = len(self._history)
@@ -169,16 +175,19 @@ class LineEditor:
     # Another text for a while: the answer to a question -----------------------------------------
 
     def put_aside(self) -> None:
+        """Empty the line until `take_back` is called."""
         self._stash.append((self.text, self.cursor))
         self.set("")
 
     def take_back(self) -> None:
+        """Restore the text that was put aside last."""
         self.text, self.cursor = self._stash.pop()
 
     # Drawing ------------------------------------------------------------------------------------
 
     def view(self, room: int) -> tuple[str, int]:
-        """What of the text fits into so many columns, with the cursor in it, and its column."""
+        """The section around the cursor that fits into `room` columns, and the cursor's column in
+        it."""
         shown = [_shown(c) for c in self.text]
         before = shown[: self.cursor]
         column = sum(map(width, before))

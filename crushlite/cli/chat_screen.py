@@ -1,22 +1,20 @@
-"""The terminal of `chat`: output that stays above, and below it what is live.
+"""The screen of `chat`: output that stays, and below it a live part.
 
 The live part is a few rows: the last, incomplete line of a streaming answer, a blank one, a status,
-and the input line. It is erased and drawn again around everything that is written. Its rows
-are known by their widths, not by where they are: a terminal that was made narrower has wrapped
-them, and the way back to the first one is counted with the columns of now.
+and the input line. It is erased before anything is written and drawn again after it. Its rows are
+remembered by their widths, not by their places: a terminal that was made narrower has wrapped them,
+so the way back to the first one is counted with the present number of columns.
 
 Prose is wrapped at words. Lines of code are written whole, so that they can be copied, and appear
-when they are complete. Text must be clean before it comes here (see `render.clean`).
+when they are complete. Text must be harmless before it comes here (see `text.clean`).
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from .common import Style, width
-from .render import cut
+from .text import Style, cut, discard_stdout, shows_unicode, width, window_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,79 +22,97 @@ if TYPE_CHECKING:
     from .chat_lines import LineEditor
 
 LONGEST = 4000  # characters of an incomplete line of code
-NARROW = 10
+NARROW = 10  # columns that are filled even if the window is narrower and wraps the rows
 TAB = 4
 FIRST_ODD = "\u0300"  # every character before it takes one column
 
 
 class Screen:
-    def __init__(self, editor: LineEditor, columns: Callable[[], int] | None = None) -> None:
-        self.style = Style(sys.stdout)
-        self.unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    """Writes to a terminal: standard output, or what a caller gives instead."""
+
+    def __init__(
+        self,
+        editor: LineEditor,
+        columns: Callable[[], int] | None = None,
+        output: TextIO | None = None,
+    ) -> None:
+        self._output = output or sys.stdout
+        self.style = Style(self._output)
+        self.unicode = shows_unicode(self._output)
         self.status = ""
         self.prompt = "> "
         self._editor = editor
-        self._columns = columns or _columns
-        self._partial = ""  # of the streaming answer: not yet complete
-        self._code = False  # the stream is inside a fence
-        self._blanks = 0  # lines of the stream that wait for one with something in it
-        self._kind = ""  # of what was written last: kinds are set apart by a blank line
+        self._columns = columns or (lambda: window_columns(self._output))
+        self._partial = ""  # the incomplete line of the streaming answer
+        self._code = False  # the stream is inside a fenced block of code
+        self._blanks = 0  # blank lines of the stream, written when a line with text follows
+        self._kind = ""  # of what was written last
         self._drawn: list[int] = []  # widths of the live rows
         self._column = 0  # of the cursor, in the last of them
 
     # Output that stays --------------------------------------------------------------------------
 
     def lines(self, lines: list[str], kind: str, paint: Callable[[str], str] = str) -> None:
-        """Complete lines, wrapped and painted. Those of one kind stand together."""
-        room = self._columns() - 1
-        self._put(
-            self._ended()
-            + self._apart(kind)
-            + [paint(row) for line in lines for row in wrapped(line.expandtabs(TAB), room)]
-        )
+        """Write complete lines, wrapped and painted. A blank line separates them from what was
+        written before, unless that was of the same kind."""
+        self._put(self._ended() + self._apart(kind) + self._painted(lines, paint))
 
     def aside(self, lines: list[str], paint: Callable[[str], str] = str) -> None:
-        """Lines that are not part of the conversation. They do not end an answer that streams."""
+        """Write lines that are not part of the conversation. They do not end an answer that
+        streams."""
         if not self.streaming:
             return self.lines(lines, "aside", paint)
-        room = self._columns() - 1
-        self._put([paint(row) for line in lines for row in wrapped(line.expandtabs(TAB), room)])
+        self._put(self._painted(lines, paint))
 
     def stream(self, text: str) -> None:
-        """More of the answer."""
+        """Write more of an answer. Line breaks in front of it are left out."""
+        text = text if self.streaming else text.lstrip("\n")
+        if not text:
+            return
         out = self._apart("answer")
         *complete, self._partial = (self._partial + text).split("\n")
         for line in complete:
             out += self._complete(line)
-        room = self._columns() - 1
         if self._is_code(self._partial):
             if len(self._partial) > LONGEST:
                 out += self._complete(self._partial)
                 self._partial = ""
-        elif width(self._partial) + self._partial.count("\t") * TAB > room:
+        elif width(self._partial) + self._partial.count("\t") * TAB > self._room:
             self._partial = self._partial.expandtabs(TAB)
-            *rows, self._partial = wrapped(self._partial, room)
+            *rows, self._partial = wrapped(self._partial, self._room)
             out += [""] * self._blanks + rows
             self._blanks = 0
         self._put(out)
 
     def end(self) -> None:
-        """The streaming text is complete; what is streamed next is another one."""
+        """The answer is complete; what is streamed next is another one."""
         if self.streaming:
             self._put(self._ended())
             self._kind = "answered"
 
     @property
     def streaming(self) -> bool:
+        """Whether an answer has begun and is not complete."""
         return self._kind == "answer"
 
+    @property
+    def _room(self) -> int:
+        """How many columns of a row are used. The last one stays free."""
+        return max(NARROW, self._columns()) - 1
+
+    def _painted(self, lines: list[str], paint: Callable[[str], str]) -> list[str]:
+        rows = [row for line in lines for row in wrapped(line.expandtabs(TAB), self._room)]
+        return [paint(row) for row in rows]
+
     def _ended(self) -> list[str]:
+        """The rows of the incomplete line, which is complete now."""
         rest, self._partial = self._partial, ""
         rows = self._complete(rest) if rest else []
         self._code, self._blanks = False, 0
         return rows
 
     def _complete(self, line: str) -> list[str]:
+        """The rows of a complete line of the stream, with the blank ones before it."""
         if not line.strip():
             self._blanks += 1
             return []
@@ -110,9 +126,7 @@ class Screen:
             return [self.style.dim(line)]
         if code:
             return [line]
-        bold = line.startswith("#")
-        rows = wrapped(line.expandtabs(TAB), self._columns() - 1)
-        return [self.style.bold(row) for row in rows] if bold else list(rows)
+        return self._painted([line], self.style.bold if line.startswith("#") else str)
 
     def _is_code(self, line: str) -> bool:
         return self._code or line.startswith(("    ", "\t"))
@@ -123,24 +137,35 @@ class Screen:
 
     def _put(self, rows: list[str]) -> None:
         text = "".join(f"{row}\r\n" for row in rows)
-        put_out(self._erased() + text + self._live())
+        self.write(self._erased() + text + self._live())
 
     # The live part ------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        put_out(self._erased() + self._live())
+        """Draw the live part again, as it is now."""
+        self.write(self._erased() + self._live())
 
     def clear(self) -> None:
+        """Empty the window."""
         self._drawn = []
-        put_out("\x1b[H\x1b[2J" + self._live())
+        self.write("\x1b[H\x1b[2J" + self._live())
 
     def leave(self) -> None:
-        """Take the live part away; what was said stays."""
+        """Remove the live part; what was written above it stays."""
         text = self._erased()
         rest = "".join(f"{row}\r\n" for row in self._ended())
-        put_out(text + rest)
+        self.write(text + rest)
+
+    def write(self, text: str) -> None:
+        """Write to the terminal. If it is gone, the signal that says so is on its way."""
+        try:
+            self._output.write(text)
+            self._output.flush()
+        except OSError:
+            discard_stdout()
 
     def _erased(self) -> str:
+        """What removes the live part from the window and puts the cursor at its beginning."""
         if not self._drawn:
             return ""
         columns = self._columns()
@@ -151,7 +176,8 @@ class Screen:
         return f"\r\x1b[{up}A\x1b[J" if up else "\r\x1b[J"
 
     def _live(self) -> str:
-        room = self._columns() - 1
+        """What draws the live part."""
+        room = self._room
         rows = [""] * self._blanks + [self._tail(room)] if self._partial else []
         if self._kind:
             rows.append("")
@@ -167,31 +193,14 @@ class Screen:
         return f"{shown}{self.style.cyan(prompt)}{text}\r{right}"
 
     def _tail(self, room: int) -> str:
-        """Of an incomplete line that is too long for its row, the end."""
+        """The end of the incomplete line, as much of it as fits into a row."""
         text = self._partial.expandtabs(TAB)
         return text if width(text) <= room else "…" + cut(text[::-1], room)[-2::-1]
 
 
-def put_out(text: str) -> None:
-    """Write to the terminal. If that is gone, the signal that says so is on its way."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError:
-        # Else the interpreter would try again when it exits, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _columns() -> int:
-    try:
-        columns = os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
-    return max(NARROW, columns or 80)
-
-
 def wrapped(line: str, room: int) -> Iterator[str]:
-    """The rows of a line: broken between words where that is possible. At least one row."""
+    """Break a line into rows of at most `room` columns, between words where that is possible. At
+    least one row."""
     start = used = 0
     space = -1
     for index, c in enumerate(line):

@@ -1,13 +1,13 @@
-"""One chat: a workspace on one side, a person at a terminal on the other.
+"""One chat: a workspace on one side, a user at a terminal on the other.
 
 Three things happen at once: events come, keys come, and what was typed is carried out. Events are
 taken one at a time under a lock, which `open_session` holds too: nothing of a session is shown
-before what came earlier in it. What was typed is carried out in order, by one task; whatever takes
-long gets a task of its own.
+before what came earlier in it. What was typed is carried out in order, by one task; what takes long
+gets a task of its own.
 
 The daemon decides, this shows: a prompt appears when the daemon has it as a message, a request
-closes when the daemon says so, whoever answered. What the state is (busy, queue, open requests) is
-asked for after each event that may change it, never counted.
+closes when the daemon says so, from whatever client the answer came. The state (busy, queue, open
+requests) is asked for after each event that may change it, never counted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import Session
+from . import CANCELED
 from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
-from .chat_view import ChatTranscript
-from .common import elapsed, one_line
-from .render import clean
+from .chat_view import ChatView
+from .common import title_of
+from .progress import FRAME_SECONDS, FRAMES, PLAIN_FRAMES
+from .text import clean, elapsed, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -39,54 +41,55 @@ if TYPE_CHECKING:
     from ..client import EventStream, RemoteWorkspace
     from ..launch import Wanted
     from ..protocol.events import Envelope
+    from ..protocol.runs import Accepted
     from .chat_dialogs import Dialog
     from .chat_lines import LineEditor
     from .chat_screen import Screen
 
-FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-PLAIN_FRAMES = "|/-\\"
-FRAME_SECONDS = 0.1
 POSTS = 3  # attempts to post a prompt: under one run_id it is the same prompt each time
-TITLE_CHARS = 60
 RECENT = 12  # messages that are shown of a session that is opened
-LATE = 3.0  # seconds after which a `y` is no answer to a request that was closed elsewhere
-STARTLED = 1.0  # seconds: who was typing when a request appeared may not have seen it yet
+LATE_SECONDS = 3.0  # in which a `y` is no prompt, after a request was answered elsewhere
+UNSEEN_SECONDS = 1.0  # in which a user who was typing may not have seen a request that appeared
 
 PROMPT = "> "
 
 
 class Chat:
+    """One chat. `left` is its exit code, when there is one."""
+
     def __init__(
         self, workspace: RemoteWorkspace, wanted: Wanted, screen: Screen, editor: LineEditor
     ) -> None:
         self.workspace = workspace
         self.screen = screen
         self.editor = editor
-        self.session = Session()  # without an id: it is made with the first prompt
-        self.transcript = ChatTranscript(screen)
+        self.session = Session()  # without an id until the first prompt creates it
+        self.view = ChatView(screen)
         self.busy = False
         self.queued = 0
-        self.command = ""  # of the user's own, that runs beside the agent
+        self.command = ""  # a shell command of the user that runs
         self.dialog: Dialog | None = None
         self.left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._wanted = wanted
-        self._family: set[str] = set()  # our session, and those of agents that work for it
+        self._family: set[str] = set()  # the session, and those of agents that work for it
         self._events: EventStream | None = None
         self._showing = asyncio.Lock()
         self._connected = asyncio.Event()
-        self._changed = asyncio.Event()  # the state is to be asked for
+        self._changed = asyncio.Event()  # set when the state is to be asked for
         self._tasks: set[asyncio.Task[Any]] = set()
         self._since = 0.0  # when it became busy
-        self._canceling = self._warned = False
-        self._asked_at = 0.0
-        self._closed_at = -LATE
+        self._canceling = False
+        self._warned = False  # the next Ctrl-C or Ctrl-D leaves
+        self._asked_at = 0.0  # when a dialog appeared while the user was typing
+        self._closed_at = -LATE_SECONDS  # when a dialog was closed by an answer from elsewhere
         self._frame = 0
         self._frames = FRAMES if screen.unicode else PLAIN_FRAMES
 
     # Life ---------------------------------------------------------------------------------------
 
     async def run(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> int:
-        """Until somebody leaves; returns the exit code."""
+        """Run the chat until the user leaves; returns the exit code. `begin` is called when events
+        are subscribed to and before any is shown."""
         async with self.workspace.events() as events:
             self._events = events
             self._connected.set()
@@ -104,11 +107,12 @@ class Chat:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def leave(self, code: int = 0) -> None:
+        """End the chat with an exit code."""
         if not self.left.done():
             self.left.set_result(code)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task that lives as long as the chat; one that fails ends it."""
+        """Start a task that is canceled at the end of the chat. If it fails, `run` raises."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._over)
@@ -120,17 +124,18 @@ class Chat:
             self.left.set_exception(error)
 
     async def attempt(self, work: Awaitable[None]) -> None:
-        """What the daemon refuses is said, and the chat goes on."""
+        """Await something; an error that the daemon answers is shown, and the chat goes on."""
         try:
             await work
         except CrushliteError as error:
             self.complain(error.message)
 
-    def note(self, *lines: str) -> None:
-        shown = [f"· {line}" if index == 0 else f"  {line}" for index, line in enumerate(lines)]
-        self.screen.aside(shown, self.screen.style.dim)
+    def note(self, line: str) -> None:
+        """Show a line about the chat itself."""
+        self.screen.aside([f"· {line}"], self.screen.style.dim)
 
     def complain(self, text: str) -> None:
+        """Show an error."""
         self.screen.aside(f"✗ {clean(text)}".split("\n"), self.screen.style.red)
 
     # Events -------------------------------------------------------------------------------------
@@ -145,11 +150,11 @@ class Chat:
         payload = event.payload
         if isinstance(payload, Message):
             if payload.session_id == self.session.id:
-                self.transcript.take(payload)
+                self.view.take(payload)
                 if payload.role == "user":
                     self.changed()
         elif isinstance(payload, ToolOutput):
-            self.transcript.output(payload)
+            self.view.output(payload)
         elif isinstance(payload, Session):
             self._session(event.action, payload)
         elif isinstance(payload, RunComplete):
@@ -177,8 +182,8 @@ class Chat:
         if ending.session_id != self.session.id:
             return
         self.changed()
-        if ending.error.startswith("not saved"):
-            self.complain(ending.error)
+        if ending.error and not self.view.error_shown(ending.message_id, ending.error):
+            self.complain(ending.error)  # as for an ending that could not be saved
         elif ending.cancelled and not ending.message_id:
             self.note("a queued prompt was dropped")
 
@@ -196,11 +201,11 @@ class Chat:
         self._draw()
 
     async def _catch_up(self) -> None:
-        """Something may be missing: what is new in the records is shown."""
+        """Events may be missing: read the messages of the session and show what is new."""
         try:
             if self.session.id:
                 for message in await self.workspace.messages(self.session.id):
-                    self.transcript.take(message)
+                    self.view.take(message)
         except NotFound:
             self.note("this session is gone; the next prompt begins another")
             self.forget()
@@ -213,9 +218,11 @@ class Chat:
     # The state ----------------------------------------------------------------------------------
 
     def changed(self) -> None:
+        """Have the state asked for: it may have changed."""
         self._changed.set()
 
     async def _keep_informed(self) -> None:
+        """Ask for the state each time that `changed` was called."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -223,8 +230,8 @@ class Chat:
                 await self._ask_state()
                 await self._ask_dialogs()
             except CrushliteError:
-                # The connection is lost or the session gone: the stream will say so, and after
-                # that this is asked again.
+                # The connection is lost or the session gone: events will say so, and have it asked
+                # for again.
                 continue
 
     async def _ask_state(self) -> None:
@@ -245,6 +252,7 @@ class Chat:
         self._draw()
 
     async def _ask_dialogs(self) -> None:
+        """Open a dialog for a request that is open, close one for a request that is not."""
         requests = [r for r in await self.workspace.permissions() if r.session_id in self._family]
         batches = [b for b in await self.workspace.questions() if b.session_id in self._family]
         open_ids = {request.id for request in requests} | {batch.id for batch in batches}
@@ -266,7 +274,7 @@ class Chat:
         if self.dialog is not None or not (self.busy or self.command):
             return ""
         spent = elapsed(int(time.monotonic() - self._since) or 1)
-        doing = self.transcript.activity if self.busy else f"$ {self.command}"
+        doing = self.view.activity if self.busy else f"$ {self.command}"
         doing = "canceling" if self._canceling else doing
         waiting = f", {self.queued} queued" if self.queued else ""
         return f"{self._frames[self._frame]} {spent}{waiting}: {doing}"
@@ -287,10 +295,11 @@ class Chat:
         self.screen.lines(dialog.lines(), f"dialog {dialog.id}", self.screen.style.yellow)
         self._draw()
 
-    def close_dialog(self, told: str = "") -> None:
-        """What was typed meanwhile and is no answer goes on what was typed before."""
-        if told:
-            self.note(told)
+    def close_dialog(self, why: str = "") -> None:
+        """Close the dialog; `why` is shown if it was not the user who answered. What was typed
+        meanwhile and is no answer is added to what was typed before it."""
+        if why:
+            self.note(why)
             self._closed_at = time.monotonic()
         typed = "" if looks_like_answer(self.editor.text) else self.editor.text
         self.dialog = None
@@ -299,60 +308,61 @@ class Chat:
         self._draw()
 
     def is_late(self, line: str) -> bool:
-        """Whether this was meant as an answer to what somebody else has just answered: as a prompt
-        it would make no sense."""
-        return time.monotonic() - self._closed_at < LATE and looks_like_answer(line)
+        """Whether a line was probably meant as an answer to what was just answered elsewhere: as a
+        prompt it would make no sense."""
+        return time.monotonic() - self._closed_at < LATE_SECONDS and looks_like_answer(line)
 
     def _answered(self, payload: PermissionNotification | QuestionNotification) -> None:
         dialog = self.dialog
         if dialog is None or dialog.sent:
-            return  # who answered, the daemon tells with its answer to ours
-        told = ""
+            return  # the reply to our answer says whether it counted
+        why = ""
         if isinstance(payload, QuestionNotification):
             if payload.batch_id == dialog.key:
-                told = "answered elsewhere"
+                why = "answered elsewhere"
         elif payload.tool_call_id == dialog.key and (payload.granted or payload.denied):
-            told = f"answered elsewhere: {'allowed' if payload.granted else 'denied'}"
-        if told:
-            self.close_dialog("no longer asked" if self._canceling else told)
+            why = f"answered elsewhere: {'allowed' if payload.granted else 'denied'}"
+        if why:
+            self.close_dialog("no longer asked" if self._canceling else why)
 
     async def answer(self, line: str) -> None:
-        """A line that was typed while a dialog is open."""
+        """Take a line that was typed while a dialog is open."""
         dialog = self.dialog
         assert dialog is not None
-        if time.monotonic() - self._asked_at < STARTLED:
+        if time.monotonic() - self._asked_at < UNSEEN_SECONDS:
             self.editor.take_back()
             self.editor.set(self.editor.text + line)
             self.editor.put_aside()
             self.note("that came while you typed: please answer it first; your text is kept")
             return
         self.screen.lines([f"{dialog.prompt}{line.strip()}"], f"dialog {dialog.id}")
-        if told := dialog.answer(line):
-            self.screen.lines(told, f"dialog {dialog.id}", self.screen.style.yellow)
+        if shown := dialog.answer(line):
+            self.screen.lines(shown, f"dialog {dialog.id}", self.screen.style.yellow)
         if dialog.done:
             await self.send(dialog)
 
     async def send(self, dialog: Dialog) -> None:
-        dialog.sent, told = True, ""
+        """Send the answer of a dialog, and close it."""
+        dialog.sent, why = True, ""
         try:
             if isinstance(dialog, PermissionDialog):
                 result = await self.workspace.grant(dialog.id, dialog.action, dialog.reason)
             else:
                 assert isinstance(dialog, QuestionDialog)
                 result = await self.workspace.answer(dialog.id, dialog.responses)
-            told = "" if result.resolved else "too late: answered elsewhere"
+            why = "" if result.resolved else "too late: answered elsewhere"
         except CrushliteError as error:
-            told = f"not sent: {clean(error.message)}"
+            why = f"not sent: {clean(error.message)}"
         if self.dialog is dialog:
-            self.close_dialog(told)
+            self.close_dialog(why)
         self.changed()
 
     # Prompts ------------------------------------------------------------------------------------
 
     async def post(self, text: str, when_busy: str = "steer") -> None:
-        """Send a prompt. If that is not possible it goes back into the input line."""
+        """Send a prompt. If that is not possible, put it back into the input line."""
         try:
-            accepted = await self._promise(text, when_busy)
+            accepted = await self._accepted(text, when_busy)
         except CrushliteError as error:
             self.complain(f"not sent: {error.message}")
             if not self.editor.text and self.dialog is None:
@@ -365,7 +375,7 @@ class Chat:
         self.set_busy(True, self.queued)
         self.changed()
 
-    async def _promise(self, text: str, when_busy: str) -> Any:
+    async def _accepted(self, text: str, when_busy: str) -> Accepted:
         run_id, attempts = str(uuid.uuid4()), POSTS
         while True:
             attempts -= 1
@@ -380,8 +390,8 @@ class Chat:
                     raise
 
     async def shell(self, command: str) -> None:
-        """Run a command of the user's own. What it puts out is shown when it is on record, as for
-        everybody else."""
+        """Run a shell command of the user. Its output is shown when its message comes, as in every
+        other client."""
         await self.reach()
         session_id = await self.ensure_session(f"!{command}")
         self.command, self._since = one_line(command), time.monotonic()
@@ -392,7 +402,8 @@ class Chat:
             self.changed()
 
     async def reach(self) -> None:
-        """Returns when there is a connection; a daemon that is gone is started again."""
+        """Wait for a connection; a daemon that is gone is started again. Raises ConnectionFailed if
+        it cannot be reached in time."""
         if self._connected.is_set():
             return
         await ensure_daemon(self._wanted)
@@ -403,26 +414,26 @@ class Chat:
             raise ConnectionFailed("the daemon cannot be reached", reached=False) from None
 
     async def ensure_session(self, text: str) -> str:
+        """The id of the session. If there is none, create one that begins with this text."""
         if not self.session.id:
-            title = one_line(text)[:TITLE_CHARS]
-            await self.adopt(await self.workspace.create_session(title))
+            await self.adopt(await self.workspace.create_session(title_of(text)))
         return self.session.id
 
     # Sessions -----------------------------------------------------------------------------------
 
     async def adopt(self, session: Session) -> None:
-        """What happens in this session is shown from now on."""
+        """Show what happens in this session from now on."""
         self.session = session
         self._family = {session.id}
-        self.transcript = ChatTranscript(self.screen)
-        with contextlib.suppress(CrushliteError):  # it only tells others where we are
+        self.view = ChatView(self.screen)
+        with contextlib.suppress(CrushliteError):  # it only shows other clients where this one is
             await self.workspace.look(session.id)
 
     def forget(self) -> None:
-        """There is no session until the next prompt."""
+        """Have no session until the next prompt creates one."""
         self.session = Session()
         self._family = set()
-        self.transcript = ChatTranscript(self.screen)
+        self.view = ChatView(self.screen)
         self.set_busy(False)
 
     async def open_session(self, session: Session) -> None:
@@ -431,13 +442,13 @@ class Chat:
             await self.adopt(session)
             messages = await self.workspace.messages(session.id)
             for message in messages[:-RECENT]:
-                self.transcript.skip(message)
+                self.view.skip(message)
             title = one_line(session.title) or "untitled"
             earlier = len(messages) - RECENT
             more = f", {earlier} earlier messages not shown" if earlier > 0 else ""
             self.note(f"session {title} ({session.id[:8]}){more}")
             for message in messages[-RECENT:]:
-                self.transcript.take(message)
+                self.view.take(message)
         self.changed()
 
     # Stopping -----------------------------------------------------------------------------------
@@ -450,17 +461,18 @@ class Chat:
         elif self.editor.text and not self._canceling:
             self.editor.drop()
         elif self._canceling or self._warned:
-            return self.leave(130)
+            return self.leave(CANCELED)
         else:
             self._warned = True
             self.note("Ctrl-C again leaves; so does Ctrl-D")
         self._draw()
 
-    def calm(self) -> None:
-        """Somebody types: what was said about leaving is forgotten."""
+    def forget_warning(self) -> None:
+        """The user types: the next Ctrl-C or Ctrl-D warns again."""
         self._warned = False
 
     async def cancel(self) -> None:
+        """Cancel what runs and what is queued in the session, and show what was hit."""
         receipt = await self.workspace.cancel(self.session.id)
         hit = [f"{each.run_id[:8]} ({each.was})" for each in receipt.canceled]
         if hit or not self.command:
@@ -471,7 +483,6 @@ class Chat:
         """Ctrl-D: leave, but not by accident while something runs that would be lost."""
         if self.busy and not self._warned:
             self._warned = True
-            told = "it is at work, and is canceled if nobody else watches; Ctrl-D again leaves"
-            self.note(told)
+            self.note("it is at work, and is canceled if nobody else watches; Ctrl-D again leaves")
         else:
             self.leave()

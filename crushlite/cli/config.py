@@ -1,8 +1,8 @@
-"""`crushlite config`: what is configured here and which file says so; and changing it.
+"""`crushlite config`: show what is configured here and which file says so; change it.
 
 Files are read by this command itself, so it works without a daemon, and also when a daemon refuses
-the files. A change goes through the daemon if it has the workspace open: then every client learns
-of it at once.
+the files. A change is made by the daemon if it has the workspace open: then every client learns of
+it at once.
 """
 
 from __future__ import annotations
@@ -12,36 +12,25 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..client import ConnectionFailed
 from ..config import redact, remove_value, set_value
 from ..config.merge import spell
 from ..config.secrets import is_secret_name, looks_like_token, mask
-from .common import (
-    Style,
-    add_connection,
-    add_json,
-    command,
-    one_line,
-    perform,
-    reached,
-    say,
-    show,
-    show_json,
-)
+from .common import add_connection, add_json, command, inherit, say, show, show_json
 from .locations import config_files
-from .lookup import inherit, is_here
+from .lookup import open_here
 from .tables import table
+from .text import Style, one_line
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
     from ..client import RemoteWorkspace
     from ..config import Config
 
 PREFIX = "CRUSHLITE_"
-# Below these every text may be a credential, whatever it is called.
+# Below these keys every text may be a credential, whatever it is called.
 _PRIVATE = {"env", "headers", "extra_headers", "oauth"}
 
 DESCRIPTION = """\
@@ -62,8 +51,8 @@ Write one value: to the file of this directory, or with --global to yours. VALUE
 text. A dot inside a name is written \. as in providers.local.extra_headers.x\.y
 """
 UNSET = """\
-Remove one value: from the file of this directory, or with --global from yours. What other files
-say about it counts then, and is told. Nothing to remove is no error.
+Remove one value: from the file of this directory, or with --global from yours. If another file sets
+it too, that value counts then, and the file is named. It is no error if there is nothing to remove.
 """
 
 
@@ -93,22 +82,17 @@ def add_parser(commands: Any) -> None:
         inherit(parser, each)
 
 
-def run(options: argparse.Namespace) -> int:
-    return _show(options, options.key)
-
-
-def _set(options: argparse.Namespace) -> int:
-    return perform(_write(options, options.key, _value(options.value)))
-
-
-def _unset(options: argparse.Namespace) -> int:
-    return perform(_remove(options, options.key))
+def _set(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    """Read standard input, which may block, before there is an event loop: so Ctrl-C ends it.
+    Returns what is to be run in a loop."""
+    return _write(options, _value(options.value))
 
 
 # Showing ----------------------------------------------------------------------------------------
 
 
-def _show(options: argparse.Namespace, key: str) -> int:
+def run(options: argparse.Namespace) -> int:
+    key = options.key
     found = config_files(options).load()
     rows = [row for row in entries(found) if f"{row[0]}.".startswith(f"{key}." if key else "")]
     if options.json:
@@ -118,7 +102,7 @@ def _show(options: argparse.Namespace, key: str) -> int:
         say(str(warning))
     if rows:
         plain = [[at, _text(value), file] for at, value, file in rows]
-        # Whoever asks for one key wants all of its value, however narrow the terminal.
+        # A user who asks for one key wants all of its value, however narrow the terminal.
         show(table(plain, ["KEY", "VALUE", "FROM"], Style(None if key else sys.stdout)))
     elif key:
         say(f"nothing is configured at {key}")
@@ -131,7 +115,7 @@ def _show(options: argparse.Namespace, key: str) -> int:
 
 
 def entries(found: Config) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and origin of everything that is configured, without secrets."""
+    """The key, the value and the origin of everything that is configured; secrets are masked."""
     for path, value, file in found.entries():
         yield spell(path), _hidden(path, value, found), str(file)
     for name, value in sorted(os.environ.items()):
@@ -140,7 +124,7 @@ def entries(found: Config) -> Iterator[tuple[str, Any, str]]:
 
 
 def _hidden(path: tuple[str, ...], value: Any, found: Config) -> Any:
-    """A reference to a variable is no secret, and worth seeing."""
+    """A value with its secrets masked. A reference to a variable is no secret."""
     if isinstance(value, list):
         return [_hidden(path, item, found) for item in value]
     if not isinstance(value, str) or value.startswith("$"):
@@ -158,6 +142,7 @@ def _text(value: Any) -> str:
 
 
 def _value(given: str) -> Any:
+    """The value that was given: JSON, else a text; `-` stands for standard input."""
     if given == "-":
         given = sys.stdin.read().strip()
     try:
@@ -166,8 +151,8 @@ def _value(given: str) -> Any:
         return given
 
 
-async def _write(options: argparse.Namespace, key: str, value: Any) -> int:
-    scope = 0 if options.everywhere else 1
+async def _write(options: argparse.Namespace, value: Any) -> int:
+    key, scope = options.key, 0 if options.everywhere else 1
     file = config_files(options).file(scope)
     changed = await _through_daemon(
         options, lambda workspace: workspace.set_config(key, value, scope)
@@ -179,8 +164,8 @@ async def _write(options: argparse.Namespace, key: str, value: Any) -> int:
     return 0
 
 
-async def _remove(options: argparse.Namespace, key: str) -> int:
-    scope = 0 if options.everywhere else 1
+async def _unset(options: argparse.Namespace) -> int:
+    key, scope = options.key, 0 if options.everywhere else 1
     file = config_files(options).file(scope)
     before = _content(file)
     changed = await _through_daemon(options, lambda workspace: workspace.remove_config(key, scope))
@@ -198,11 +183,11 @@ def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError:
-        return b""  # whoever changes it says what is wrong
+        return b""  # changing it will say what is wrong
 
 
 def _origins(options: argparse.Namespace, key: str) -> list[str]:
-    """Who says something about a key."""
+    """The files, or the environment, in which a key has a value."""
     found = config_files(options).load()
     below = [row for row in entries(found) if f"{row[0]}.".startswith(f"{key}.")]
     return list(dict.fromkeys(origin for _, _, origin in below))
@@ -211,18 +196,11 @@ def _origins(options: argparse.Namespace, key: str) -> list[str]:
 async def _through_daemon(
     options: argparse.Namespace, change: Callable[[RemoteWorkspace], Any]
 ) -> bool:
-    """Whether a daemon did it: one that has the workspace open, where it is."""
-    try:
-        async with reached(options) as client:
-            for info in await client.workspaces():
-                workspace = client.attach(info)
-                if is_here(workspace, options):
-                    await change(workspace)
-                    return True
-    except ConnectionFailed as error:
-        if error.reached:
-            raise
-    return False
+    """Have a daemon make a change, if it has the workspace open; returns whether it did."""
+    async with open_here(options) as workspace:
+        if workspace is not None:
+            await change(workspace)
+        return workspace is not None
 
 
 def _warn(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
-"""Show one run in a terminal or a pipe, from its beginning to its end: for `run` and `attach`.
+"""Print one run from its beginning to its end: for `run`, `attach`, and `chat` without a terminal.
 
-Only the end of the run ends it: not the finish of a message, not the end of another run, not a
+Only the end of the run ends this: not the finish of a message, not the end of another run, not a
 stream that breaks off. Standard output gets what the run says and nothing else; what is being
 waited for goes to standard error.
 """
@@ -12,91 +12,186 @@ import contextlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..client import Lost, Recovered
 from ..errors import CrushliteError
 from ..launch import ready_seconds
-from ..protocol.messages import Message
-from ..protocol.permissions import PermissionNotification, PermissionRequest
-from ..protocol.questions import QuestionBatch, QuestionNotification
-from .output import AnswerOutput, JSONOutput, TextOutput, call_words, is_answer, words
+from ..protocol.codec import dumps, encode
+from ..protocol.events import KINDS, to_json
+from ..protocol.messages import Message, TextPart, ToolCallPart, ToolOutput
+from ..protocol.permissions import PermissionRequest
+from ..protocol.runs import RunComplete
+from . import BROKEN_PIPE, CANCELED
+from .render import Requests, ShownMessages, request_words
+from .text import clean, cut, discard_stdout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..client import RunStream
     from ..protocol.events import Envelope
-    from ..protocol.runs import RunComplete
+    from ..protocol.runs import Accepted
     from .progress import Progress
 
-CANCELED = 130
-BROKEN_PIPE = 141  # what a shell reports for a program that died of SIGPIPE
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-THINKING = "thinking"
+REQUEST_COLUMNS = 140  # of what is asked for: the words around it must fit into the note as well
 
 
-class Narrator:
-    """Tells about a run: what it does, and whom it waits for. Pure, but for its `progress`."""
+# Standard output ----------------------------------------------------------------------------------
+
+
+class AnswerOutput:
+    """Turns the events of a run into text for standard output; `take` returns it."""
+
+    midline = False  # whether the last line is not complete
+
+    def __init__(self) -> None:
+        self._pending: list[str] = []
+
+    def take(self) -> str:
+        """What was added since the last call."""
+        text = "".join(self._pending)
+        self._pending.clear()
+        return text
+
+    def accepted(self, accepted: Accepted) -> None:
+        """Called when the daemon has accepted the prompt."""
+
+    def event(self, event: Envelope) -> None:
+        """Called with each event of the run."""
+
+    def end(self) -> None:
+        """Called when no more events come."""
+
+
+class TextOutput(AnswerOutput):
+    """The text of the answers as it grows: each message begins a line, the first one without the
+    white space in front of it."""
+
+    def __init__(self, session_id: str, *, terminal: bool = False) -> None:
+        super().__init__()
+        self._session_id = session_id
+        self._terminal = terminal
+        self._messages = ShownMessages()
+        self._latest = ""  # the message printed last
+        self._began = False
+
+    def event(self, event: Envelope) -> None:
+        payload = event.payload
+        if isinstance(payload, Message) and payload.session_id == self._session_id:
+            self._message(payload)
+        elif isinstance(payload, RunComplete):
+            # The end of the text, if its event has not come.
+            parts = [TextPart(payload.text)]
+            self._message(Message(payload.message_id, "assistant", self._session_id, [*parts]))
+            self.end()
+
+    def _message(self, message: Message) -> None:
+        for new in self._messages.take(message):
+            if new.is_answer and isinstance(new.part, TextPart):
+                # What was printed cannot be taken back: a text that was rewritten is printed again.
+                self._print(message.id, new.part.text, anew=new.anew)
+            elif isinstance(new.part, ToolCallPart):
+                self.end()  # the next text is another message's: leave the line to progress
+
+    def _print(self, message_id: str, piece: str, *, anew: bool) -> None:
+        if not self._began:
+            piece = piece.lstrip()
+        if self._terminal:
+            piece = clean(piece)
+        if not piece:
+            return
+        if anew or message_id != self._latest:
+            self.end()
+        self._pending.append(piece)
+        self._latest, self._began, self.midline = message_id, True, not piece.endswith("\n")
+
+    def end(self) -> None:
+        if self.midline:
+            self._pending.append("\n")
+            self.midline = False
+
+
+class JSONOutput(AnswerOutput):
+    """One JSON object per line: the acceptance, then the events of the run, `run_complete` last."""
+
+    def accepted(self, accepted: Accepted) -> None:
+        self._add({"type": "accepted", "payload": encode(accepted)})
+
+    def event(self, event: Envelope) -> None:
+        if type(event.payload) in KINDS.values():
+            self._add(to_json(event.action, event.payload))
+
+    def _add(self, value: Any) -> None:
+        self._pending.append(dumps(value).decode("ascii") + "\n")
+
+
+# Standard error -----------------------------------------------------------------------------------
+
+
+class RunNotes:
+    """Keeps a Progress up to date: what the run does, and whose answer it waits for."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._working: dict[str, str] = {}  # tool calls without a result, in words
-        self._asked: dict[str, str] = {}  # what somebody must answer, by tool call or batch
+        self._messages = ShownMessages()
+        self._requests = Requests()
 
     def take(self, payload: object) -> None:
+        """To be called with the payload of each event."""
         if isinstance(payload, Message):
-            self._message(payload)
-        elif isinstance(payload, PermissionRequest):
-            asked = words(payload.tool_name, payload.params)
-            self._ask(payload.tool_call_id, "permission", asked, "crushlite grant answers")
-        elif isinstance(payload, QuestionBatch):
-            asked = " / ".join(question.question for question in payload.questions)
-            self._ask(payload.id, "an answer", asked, "answer in another client")
-        elif isinstance(payload, PermissionNotification) and (payload.granted or payload.denied):
-            if asked := self._asked.pop(payload.tool_call_id, ""):
-                answer = "granted" if payload.granted else "denied"
-                self._progress.say(f"permission {answer}: {asked}")
-        elif isinstance(payload, QuestionNotification):
-            self._progress.say(f"no longer asked: {self._asked.pop(payload.batch_id, '')}")
-        self._progress.doing(self._present())
+            self._messages.take(payload)
+        elif isinstance(payload, ToolOutput):
+            self._messages.output(payload)
+        else:
+            self._request(payload)
+        self._progress.doing(self._activity())
 
-    def _message(self, message: Message) -> None:
-        for result in message.tool_results:
-            self._working.pop(result.tool_call_id, None)
-        if is_answer(message) and message.finish is None:
-            self._working |= {call.id: call_words(call) for call in message.tool_calls}
-        elif message.finish is not None and message.finish.reason != "tool_use":
-            self._working.clear()
+    def _request(self, payload: object) -> None:
+        request, verdict = self._requests.take(payload) or (None, "")
+        if request is None:
+            return
+        words = cut(request_words(request), REQUEST_COLUMNS)
+        if not isinstance(request, PermissionRequest):
+            asked = f"waiting for an answer: {words} (answer in another client)"
+            self._progress.say(asked if verdict == "asked" else f"no longer asked: {words}")
+        elif verdict == "asked":
+            self._progress.say(f"waiting for permission: {words} (crushlite grant answers)")
+        else:
+            given = "granted" if verdict == "allowed" else "denied"
+            self._progress.say(f"permission {given}: {words}")
 
-    def _present(self) -> str:
-        for asked in self._asked.values():
-            return f"waiting for an answer: {asked}"
-        return next(reversed(self._working.values()), THINKING)
-
-    def _ask(self, key: str, what: str, asked: str, how: str) -> None:
-        if key not in self._asked:  # an open request is shown again after a return
-            self._asked[key] = asked
-            self._progress.say(f"waiting for {what}: {asked} ({how})")
+    def _activity(self) -> str:
+        if (request := self._requests.first) is not None:
+            return f"waiting for an answer: {cut(request_words(request), REQUEST_COLUMNS)}"
+        return self._messages.activity or "thinking"
 
 
-class Viewer:
-    """Prints a run. A reader of standard output that goes away stops it through `stop`."""
+# The run ------------------------------------------------------------------------------------------
+
+
+class RunPrinter:
+    """Prints a run to its end.
+
+    `listeners` are called with the payload of each event. `stop` is called when standard output
+    cannot be written to any more; `broken` is the reason then."""
 
     def __init__(self, run: RunStream, progress: Progress, *, as_json: bool) -> None:
         self.run = run
-        self.broken: OSError | None = None  # why standard output takes no more
+        self.broken: OSError | None = None
         self.listeners: Sequence[Callable[[object], None]] = ()
-        self.stop: Callable[[], object] = _nothing
+        self.stop: Callable[[], object] = do_nothing
         self._progress = progress
-        self._narrator = Narrator(progress)
+        self._notes = RunNotes(progress)
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
         self._output: AnswerOutput = (
             JSONOutput() if as_json else TextOutput(run.session_id, terminal=self._terminal)
         )
 
     async def until_end(self) -> RunComplete:
-        """Raises if the daemon is lost and does not come back."""
+        """Print until the run has ended; returns how. Raises CrushliteError if the daemon is lost
+        and cannot be reached again in time."""
         if self.run.accepted is not None:
             self._output.accepted(self.run.accepted)
         reason = "the stream was closed"
@@ -111,7 +206,7 @@ class Viewer:
                         self._progress.say("the daemon is back")
                     await self._show(event)
         except TimeoutError:
-            pass
+            pass  # the daemon did not come back
         finally:
             self._output.end()
             await self._flush()
@@ -131,7 +226,7 @@ class Viewer:
 
     async def _show(self, event: Envelope) -> None:
         self._output.event(event)
-        self._narrator.take(event.payload)
+        self._notes.take(event.payload)
         for listener in self.listeners:
             listener(event.payload)
         await self._flush()
@@ -142,12 +237,11 @@ class Viewer:
             return
         self._progress.hide()
         try:
-            # In a thread: a reader that stops must not keep us from hearing Ctrl-C.
+            # In a thread: a reader that stops reading must not keep us from handling Ctrl-C.
             await asyncio.to_thread(_write, text)
         except OSError as error:
             self.broken = error
-            # Else the interpreter would try again when it exits, and complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_stdout()
             self.stop()
         if not (self._terminal and self._output.midline):
             self._progress.show()
@@ -158,16 +252,17 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _nothing() -> None:
-    """There is nothing to stop."""
+def do_nothing() -> None:
+    """For an `act` or `stop` when there is nothing to stop."""
 
 
-def exit_code(viewer: Viewer, ending: RunComplete, progress: Progress) -> int:
-    """What the end of a run is to a shell; a failure is raised, with its own words."""
-    if isinstance(viewer.broken, BrokenPipeError):
+def exit_code(printer: RunPrinter, ending: RunComplete, progress: Progress) -> int:
+    """The exit code of a command whose run has ended like this. Raises CrushliteError for a run
+    that failed, and for an answer that could not be written."""
+    if isinstance(printer.broken, BrokenPipeError):
         return BROKEN_PIPE
-    if viewer.broken is not None:
-        raise CrushliteError(f"cannot write the answer: {viewer.broken.strerror}")
+    if printer.broken is not None:
+        raise CrushliteError(f"cannot write the answer: {printer.broken.strerror}")
     if ending.cancelled:
         progress.say("canceled")
         return CANCELED
@@ -180,7 +275,8 @@ def exit_code(viewer: Viewer, ending: RunComplete, progress: Progress) -> int:
 
 
 class Interrupt:
-    """The first signal is an order to stop, the second to leave."""
+    """What a signal does: the first one calls `act`, which cancels the task that made this unless
+    it was replaced; the second one ends the process."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -190,20 +286,21 @@ class Interrupt:
 
     def __call__(self) -> None:
         if self.received:
-            os._exit(CANCELED)  # whatever we wait for, a stopped reader of our output included
+            os._exit(CANCELED)  # whatever is waited for, also a reader that stopped reading
         self.received = True
         self.act()
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[Interrupt]:
+    """Handle the signals that end a command, except those that the process was started with as
+    ignored, as in the background of a script or under nohup."""
     loop, interrupt = asyncio.get_running_loop(), Interrupt()
-    # Whoever started us in the background, or with nohup, wants some of them ignored.
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in heard:
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
         loop.add_signal_handler(number, interrupt)
     try:
         yield interrupt
     finally:
-        for number in heard:
+        for number in handled:
             loop.remove_signal_handler(number)

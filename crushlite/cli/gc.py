@@ -1,4 +1,4 @@
-"""`crushlite gc`: delete the sessions of this directory that nobody has used for long."""
+"""`crushlite gc`: delete the sessions of this directory that were not used for long."""
 
 from __future__ import annotations
 
@@ -13,22 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFound, SessionBusy
 from ..store.sizes import session_sizes
-from .common import (
-    Style,
-    add_connection,
-    add_json,
-    ago,
-    command,
-    opened,
-    perform,
-    say,
-    show,
-    show_json,
-)
+from .common import add_connection, add_json, command, opened, say, show, show_json
+from .locations import DATABASE
 from .lookup import SHORT
 from .person import agreed, is_there
-from .render import clean, count
 from .tables import table
+from .text import Style, ago, clean, count, size
 
 if TYPE_CHECKING:
     from ..client import RemoteWorkspace
@@ -41,7 +31,7 @@ Delete the sessions of this directory that were not used for some time, with the
 versions, and give the room back to the system. What is running, or shown by some client, is left
 alone. What is gone is gone: look with --dry-run first, and keep a copy with `crushlite backup`.
 
-On a terminal it shows what would go, and asks. Elsewhere nobody can be asked, and nobody is.
+On a terminal it shows what would go, and asks first. Elsewhere it does not ask.
 """
 EXAMPLES = """\
   crushlite gc --older 30d --dry-run
@@ -67,18 +57,14 @@ def add_parser(commands: Any) -> None:
 
 
 def age(text: str) -> float:
-    """For `type=`: seconds."""
+    """Read an age, for `type=` of an option; returns seconds."""
     found = re.fullmatch(r"(\d{1,6})([wdhms])", text.strip())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no age: use for example 30d, 12w or 6h")
     return float(int(found[1]) * _UNITS[found[2]])
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_collect(options))
-
-
-async def _collect(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     async with opened(options) as workspace:
         before = time.time() - options.older
         old = [session for session in await workspace.sessions() if _is_old(session, before)]
@@ -97,7 +83,7 @@ async def _collect(options: argparse.Namespace) -> int:
         else:
             if gone and not asked:
                 show(_listed(gone, sizes, Style(sys.stdout)))
-            show(_told(gone, sizes, freed, dry_run=options.dry_run))
+            show(_summary(gone, sizes, freed, dry_run=options.dry_run))
         return 0
 
 
@@ -107,11 +93,12 @@ def _is_old(session: Session, before: float) -> bool:
 
 
 def _sizes(workspace: RemoteWorkspace) -> dict[str, int]:
-    """About how many bytes each session takes: read from the file, beside the daemon."""
+    """About how many bytes each session takes. Read from the database, which the daemon has open
+    too."""
     folder, path = Path(workspace.info.data_dir), os.path.realpath(workspace.info.path)
-    # In a data directory of its own a workspace's rows carry no name.
+    # The rows of a workspace with a data directory of its own do not name the workspace.
     scope = "" if str(folder.parent) == path else path
-    return session_sizes(folder / "crushlite.db", scope)
+    return session_sizes(folder / DATABASE, scope)
 
 
 async def _delete(workspace: RemoteWorkspace, old: list[Session], before: float) -> list[Session]:
@@ -123,12 +110,12 @@ async def _delete(workspace: RemoteWorkspace, old: list[Session], before: float)
                 await workspace.delete(session.id)
                 gone.append(session)
         except NotFound:
-            pass  # somebody was faster
+            pass  # another client has deleted it
     return gone
 
 
 async def _compact(workspace: RemoteWorkspace) -> int:
-    """How many bytes the system got back."""
+    """Make the database file smaller; returns by how many bytes."""
     try:
         space = await workspace.compact()
     except SessionBusy:
@@ -152,7 +139,7 @@ def _listed(sessions: list[Session], sizes: dict[str, int], style: Style) -> str
     return table(rows, ["SESSION", "LAST USED", "SIZE", "TITLE"], style, spare=("SIZE",))
 
 
-def _told(gone: list[Session], sizes: dict[str, int], freed: int, *, dry_run: bool) -> str:
+def _summary(gone: list[Session], sizes: dict[str, int], freed: int, *, dry_run: bool) -> str:
     if not gone:
         return "nothing is that old"
     total = size(sum(sizes.get(session.id, 0) for session in gone))
@@ -160,12 +147,3 @@ def _told(gone: list[Session], sizes: dict[str, int], freed: int, *, dry_run: bo
     if dry_run:
         return f"{number} would go, about {total}; nothing was deleted"
     return f"{number} deleted, about {total}; the file is {size(freed)} smaller"
-
-
-def size(number: int) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}"
-        number //= 1024
-    return f"{number} GiB"

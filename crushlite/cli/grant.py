@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestNotFound, UsageError
 from ..protocol.codec import encode
-from .common import (
-    Style,
-    add_connection,
-    add_json,
-    command,
-    one_line,
-    perform,
-    say,
-    show,
-    show_json,
-)
+from .common import add_connection, add_json, command, say, show, show_json
 from .lookup import SHORT, choose, running
-from .render import call_line, request_lines
+from .render import request_lines, request_words
 from .tables import table
+from .text import Style, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +21,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Answer what a tool asks for. Without an id: list what waits for an answer, in all workspaces that
-are open. The first answer wins, whoever gives it; exit code 1 if somebody was faster.
+are open. The first answer counts, from whatever client; exit code 1 if another one came first.
 """
 EXAMPLES = """\
   crushlite grant                  # what is asked
@@ -56,16 +47,12 @@ def add_parser(commands: Any) -> None:
     add_connection(parser, start=False)
 
 
-def run(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     if not options.request and (options.deny or options.session or options.reason):
         raise UsageError("which request? `crushlite grant` lists them")
     if options.reason and not options.deny:
         raise UsageError("--reason goes with --deny: an allowed tool is not told why")
-    return perform(_grant(options))
-
-
-async def _grant(options: argparse.Namespace) -> int:
-    async with running(options, "nobody asks for anything") as (_, workspaces):
+    async with running(options, "nobody asks for anything") as workspaces:
         asked: list[Asked] = []
         for workspace in workspaces:
             asked += [(workspace, request) for request in await workspace.permissions()]
@@ -90,7 +77,7 @@ async def _answer(
         show_json(answer)
     elif answer.resolved:
         words = {"deny": "denied", "allow": "allowed", "allow_session": "allowed for the session"}
-        show(f"{words[action]}: {call_line(request.tool_name, request.params)}")
+        show(f"{words[action]}: {request_words(request)}")
     if not answer.resolved:
         say(f"too late: it was answered already{f' by client {answer.by}' if answer.by else ''}")
     return 0 if answer.resolved else 1
@@ -98,21 +85,19 @@ async def _answer(
 
 def _list(asked: list[Asked], *, as_json: bool) -> int:
     if as_json:
-        show_json([{"path": place.info.path, **encode(request)} for place, request in asked])
+        paths = [{"path": workspace.info.path, **encode(request)} for workspace, request in asked]
+        show_json(paths)
     elif not asked:
         say("nobody asks for anything")
     elif len(asked) == 1:
         workspace, request = asked[0]
-        show("\n".join([f"{request.id}  in {one_line(workspace.info.path)}", *_all(request)]))
+        show(f"{request.id}  in {one_line(workspace.info.path)}")
+        show("\n".join(f"  {line}" for line in request_lines(request)))
         say(f"allow it with: crushlite grant {request.id[:SHORT]}")
     else:
         rows = [
-            [request.id[:SHORT], place.info.path, call_line(request.tool_name, request.params)]
-            for place, request in asked
+            [request.id[:SHORT], workspace.info.path, request_words(request)]
+            for workspace, request in asked
         ]
         show(table(rows, ["ID", "DIRECTORY", "WANTS"], Style(sys.stdout)))
     return 0
-
-
-def _all(request: PermissionRequest) -> list[str]:
-    return [f"  {line}" for line in request_lines(request)]

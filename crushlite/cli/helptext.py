@@ -1,33 +1,34 @@
-"""How help looks: as wide as the terminal, but not wider than is pleasant to read.
+"""The layout of help: as wide as the terminal, but not wider than is pleasant to read.
 
 Texts are written in paragraphs and broken here. Lines that are indented are examples, to be copied:
-a command is broken only behind a pipe, where a shell reads on, and a comment that has no room goes
-above its command.
+a command is broken only after a pipe, where a shell reads on, and a comment that has no room beside
+its command goes above it.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
+
+from .text import output_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WIDEST = 100
-NARROW = 50  # below that there is no room for explanations beside the options
+NARROW = 50  # columns: below that there is no room for explanations beside the options
 _COMMENTED = re.compile(r"( +)(.*?) +# (.*)")
 
 
 def columns() -> int:
-    """How wide help may be: COLUMNS, else the terminal, else 80. The last column stays free."""
-    return max(20, min(WIDEST, shutil.get_terminal_size().columns - 1))
+    """How wide help may be. The last column of the terminal stays free."""
+    return max(20, min(WIDEST, output_columns() - 1))
 
 
 def fill(text: str, room: int) -> str:
-    """Paragraphs broken anew, examples kept."""
+    """Break paragraphs into lines of at most `room` columns; examples are kept."""
     done: list[str] = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         lines = block.splitlines()
@@ -38,7 +39,7 @@ def fill(text: str, room: int) -> str:
 
 
 def row(name: str, text: str, room: int) -> str:
-    """A line of a list, the second and later ones below the first."""
+    """An entry of a list: a name, and beside it a text that may take several lines."""
     return "\n".join(_wrap(text, room, f"  {name:<10} ", " " * 13))
 
 
@@ -54,7 +55,7 @@ def _wrap(text: str, room: int, first: str = "", later: str = "") -> list[str]:
 
 
 def _examples(lines: list[str], room: int) -> Iterator[str]:
-    """All comments are beside their commands, or all above them."""
+    """All comments are beside their commands or, if one has no room there, all above them."""
     narrow = any(len(line) > room and _COMMENTED.fullmatch(line) for line in lines)
     for line in lines:
         if match := _COMMENTED.fullmatch(line) if narrow else None:
@@ -76,13 +77,13 @@ class Formatter(argparse.HelpFormatter):
         return textwrap.indent(fill(text, width), indent)
 
     def _format_action(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse._SubParsersAction):  # their heading says what they are
+        if isinstance(action, argparse._SubParsersAction):  # the heading says what they are
             return "".join(self._format_action(each) for each in action._get_subactions())
         return super()._format_action(action)
 
 
 class DefaultsFormatter(Formatter):
-    """And the default of each option that has one."""
+    """Adds the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         known = action.option_strings and action.default not in (None, False, "", argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Where the files of a directory are, as a daemon would find them for us."""
+"""Where the configuration and the data of a directory are: found as a daemon finds them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ if TYPE_CHECKING:
 
     from ..config import ConfigFiles
 
+DATABASE = "crushlite.db"  # in a data directory
+
 
 def config_files(options: argparse.Namespace) -> ConfigFiles:
-    """Only where the wing `config` is there."""
+    """The configuration files of the current directory. Only for callers that know that the wing
+    `config` is there."""
     from ..config import ConfigFiles, Roots
 
-    workspace, data_dir = _named(options)
+    workspace, data_dir = _places(options)
     return ConfigFiles.find(workspace, os.environ, Roots(), data_dir=data_dir)
 
 
 def data_directory(options: argparse.Namespace) -> Path:
-    """The data directory of this workspace. Raises ConfigError if a file that names it is bad."""
+    """The data directory of the current directory. Raises ConfigError if a configuration file that
+    names it is wrong."""
     if has_wing("config"):
         return config_files(options).data_dir
-    workspace, data_dir = _named(options)
+    workspace, data_dir = _places(options)
     return data_dir or own_data_dir(workspace)
 
 
-def _named(options: argparse.Namespace) -> tuple[Path, Path | None]:
+def _places(options: argparse.Namespace) -> tuple[Path, Path | None]:
+    """The directory of the workspace, and the data directory that the environment names."""
     workspace = Path(os.path.realpath(wanted(options, say_nothing).directory))
     data_dir = os.environ.get("CRUSHLITE_DATA_DIR", "")
     return workspace, Path(data_dir) if data_dir else None

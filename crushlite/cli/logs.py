@@ -1,4 +1,4 @@
-"""`crushlite logs`: where the log of a daemon is, and its end."""
+"""`crushlite logs`: print the end of a daemon's log, or where it is."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..errors import CrushliteError, UsageError
 from ..launch import log_path
 from .common import add_connection, add_json, address_of, command, say, show, show_json
-from .render import clean
+from .text import clean
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
     from pathlib import Path
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.25  # between two checks whether the log has grown
 BLOCK = 64 * 1024
 _RECORD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +([\w.]+): (.*)")
 
@@ -52,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.lines < 0:
         raise UsageError(f"--lines {options.lines}: not less than 0")
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         log = path.open("rb")
     except FileNotFoundError:
@@ -73,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tail(log: BinaryIO, lines: int) -> list[bytes]:
-    """The last lines, without reading all of a long file for a few."""
+    """The last lines (all if `lines` is 0), without reading more of a long file than is needed."""
     size = log.seek(0, os.SEEK_END)
     start = 0 if not lines else max(0, size - BLOCK)
     while True:
@@ -86,7 +85,8 @@ def _tail(log: BinaryIO, lines: int) -> list[bytes]:
 
 
 def _grown(log: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The next daemon begins a file that grew too long anew: then it is read from its start."""
+    """The lines that are added to a log, for ever. If the next daemon has emptied a log that was
+    too long, it is read from its start."""
     line = b""
     while True:
         if os.fstat(log.fileno()).st_size < log.tell():
@@ -108,8 +108,8 @@ def _write(line: bytes) -> None:
 
 
 def _write_json(line: bytes) -> None:
-    """In the shape of `serve --log-format json`. A line that is no record, as those of a traceback
-    are, has only a message."""
+    """Print a line in the shape of `serve --log-format json`. A line that is no record, as in a
+    traceback, has only a message."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     found = _RECORD.fullmatch(text)
     if found is None:

@@ -1,8 +1,7 @@
-"""Finding things by what people type: a running daemon's workspaces, and ids by their beginning."""
+"""Find things by what users type: open workspaces by their directory, ids by their beginning."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from typing import TYPE_CHECKING
@@ -12,28 +11,20 @@ from ..errors import CrushliteError, NotFound
 from .common import address_of, reached, say_nothing, wanted
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import AsyncIterator, Iterable
 
-    from ..client import Client, RemoteWorkspace
+    from ..client import RemoteWorkspace
 
-SHORT = 8  # characters of an id: enough to tell things apart, and to name one by
-
-
-def inherit(parser: argparse.ArgumentParser, action: argparse.ArgumentParser) -> None:
-    """For the parser of an action: what is not given after the action was perhaps given before it,
-    and must not be replaced by a default."""
-    known = {option.dest for option in parser._actions}
-    for option in action._actions:
-        if option.option_strings and option.dest in known:
-            option.default = argparse.SUPPRESS
+SHORT = 8  # characters of an id that are shown: enough to name one by
 
 
 @contextlib.asynccontextmanager
 async def running(
     options: argparse.Namespace, nothing: str
-) -> AsyncIterator[tuple[Client, list[RemoteWorkspace]]]:
-    """A daemon that runs already, and what it has open, the workspace of this directory first.
-    None is started: `nothing` says what that means for the caller."""
+) -> AsyncIterator[list[RemoteWorkspace]]:
+    """The open workspaces of a daemon that runs already, that of the current directory first.
+    Raises CrushliteError if there is no daemon; `nothing` is what the message says about that."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(reached(options))
@@ -43,17 +34,33 @@ async def running(
                 raise
             raise CrushliteError(f"no daemon at {address_of(options)}: {nothing}") from None
         workspaces = [client.attach(info) for info in infos]
-        yield client, sorted(workspaces, key=lambda each: not is_here(each, options))
+        yield sorted(workspaces, key=lambda each: not is_here(each, options))
+
+
+@contextlib.asynccontextmanager
+async def open_here(options: argparse.Namespace) -> AsyncIterator[RemoteWorkspace | None]:
+    """The workspace of the current directory, if a daemon runs and has it open; else None."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = None
+        try:
+            client = await stack.enter_async_context(reached(options))
+            workspaces = [client.attach(info) for info in await client.workspaces()]
+            found = next((each for each in workspaces if is_here(each, options)), None)
+        except ConnectionFailed as error:
+            if error.reached:
+                raise
+        yield found
 
 
 def is_here(workspace: RemoteWorkspace, options: argparse.Namespace) -> bool:
-    """Whether it is the workspace of the directory that the command is about."""
+    """Whether it is the workspace of the current directory, or that of --cwd."""
     here = wanted(options, say_nothing).directory
     return os.path.realpath(here) == os.path.realpath(workspace.info.path)
 
 
 async def find_session(workspace: RemoteWorkspace, given: str) -> str:
-    """The whole id of a session: of its beginning, or of `last`, the one used last."""
+    """The id of a session, given that id, the beginning of it, or `last` for the one used last.
+    Raises CrushliteError if there is none, or if several begin so."""
     ids = [session.id for session in await workspace.sessions()]
     if given == "last":
         if not ids:
@@ -68,7 +75,8 @@ async def find_session(workspace: RemoteWorkspace, given: str) -> str:
 
 
 def choose(given: str, ids: Iterable[str], what: str) -> str:
-    """The one id that is this, or begins so; empty if there is none. Several are an error."""
+    """The one of the ids that is `given`, or else begins with it; empty if none does. Raises
+    CrushliteError if several do; `what` is what the message calls them."""
     found = []
     for ident in ids:
         if ident == given:

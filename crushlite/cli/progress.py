@@ -1,20 +1,20 @@
-"""What is said on standard error while a run is watched: notes, and on a terminal what goes on.
+"""Standard error while a run is printed: notes, and on a terminal a status line.
 
 A note is a line that stays. The status (a spinner, what is being done, for how long) is one line
-that is drawn again and again, and only where a line can be: never into a file, and never behind
-half a line of the answer. Nothing is remembered about the terminal but what it shows: its size is
-asked for each time, so a change of size does no harm.
+that is drawn again and again, and only on a terminal line that is free: never into a file, and
+never behind half a line of the answer. The size of the terminal is asked for each time, so a change
+of size does no harm.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
 
-from .common import Style, elapsed, one_line, say, width
+from .common import say
+from .text import Style, elapsed, one_line, shows_unicode, width, window_columns
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PLAIN_FRAMES = "|/-\\"
@@ -23,14 +23,13 @@ CLEAR = "\r\x1b[K"
 
 
 class Progress:
-    """Notes and the status line. `quiet` says nothing and shows nothing."""
+    """Notes and the status line. With `quiet` neither is written."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._style = Style(sys.stderr)
         self._draws = self._style.moves and not quiet
-        encoding = getattr(sys.stderr, "encoding", None) or ""
-        self._frames = FRAMES if encoding.lower().startswith("utf") else PLAIN_FRAMES
+        self._frames = FRAMES if shows_unicode(sys.stderr) else PLAIN_FRAMES
         self._doing = ""
         self._begun = time.monotonic()
         self._frame = 0
@@ -39,7 +38,7 @@ class Progress:
         self._timer: asyncio.TimerHandle | None = None
 
     def say(self, text: str) -> None:
-        """A note that stays."""
+        """Write a note."""
         if not self._quiet:
             self._clear()
             if self._hidden and self._style.terminal:
@@ -48,30 +47,32 @@ class Progress:
             say(text)
 
     def doing(self, what: str) -> None:
-        """What is being done now; starts the status line."""
+        """Set what the status line says is being done; the first call begins to draw it."""
         self._doing = what
         if self._draws and self._timer is None:
             self._begun = time.monotonic()
             self._tick()
 
     def hide(self) -> None:
-        """The answer is about to be written."""
+        """Draw no status: the answer is about to be written."""
         self._hidden = True
         self._clear()
 
     def show(self) -> None:
-        """The cursor is at the beginning of a line again."""
+        """Draw the status again: the cursor is at the beginning of a line."""
         self._hidden = False
 
     def pause(self) -> None:
-        """Draw nothing for a while: somebody types at that line."""
+        """Draw no status: the user is typing on that line."""
         self._clear()
         self._paused = True
 
     def resume(self) -> None:
+        """The opposite of `pause`."""
         self._paused = False
 
     def stop(self) -> None:
+        """Remove the status for good."""
         if self._timer is not None:
             self._timer.cancel()
         self._clear()
@@ -86,7 +87,8 @@ class Progress:
         self._frame = (self._frame + 1) % len(self._frames)
         spent = elapsed(int(time.monotonic() - self._begun) or 1)
         line = one_line(f"{self._doing} ({spent})")
-        room = self._columns() - 3  # the frame, a blank, and the last column, which would wrap
+        # The frame, a blank, and the last column, which would wrap.
+        room = window_columns(sys.stderr) - 3
         while line and width(line) > room:
             line = line[:-1]
         self._write(f"{CLEAR}{self._style.cyan(self._frames[self._frame])} {self._style.dim(line)}")
@@ -97,14 +99,8 @@ class Progress:
             self._write(CLEAR)
             self._drawn = False
 
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-        except (OSError, ValueError):
-            return 80
-
     def _write(self, text: str) -> None:
-        # A terminal that is gone, or stopped: what is lost is only how far we were.
+        # If the terminal is gone or stopped, only the status is lost.
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -9,23 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
 from ..errors import NotFound
-from .common import (
-    Style,
-    add_connection,
-    add_json,
-    address_of,
-    ago,
-    command,
-    elapsed,
-    one_line,
-    perform,
-    reached,
-    show,
-    show_json,
-)
+from .common import add_connection, add_json, address_of, command, reached, show, show_json
 from .lookup import SHORT
-from .render import count, cut
 from .tables import clip, shorten
+from .text import Style, ago, count, cut, elapsed, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -47,8 +34,8 @@ EXAMPLES = """\
 
 
 @dataclass(slots=True)
-class _Place:
-    """One workspace, as far as it is worth a look."""
+class _WorkspaceState:
+    """What goes on in one workspace."""
 
     path: str
     id: str
@@ -60,10 +47,12 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Picture:
+class _DaemonState:
+    """What goes on in the daemon; `daemon` is None if none runs at the address."""
+
     address: str
     daemon: Health | None = None
-    workspaces: list[_Place] = field(default_factory=list)
+    workspaces: list[_WorkspaceState] = field(default_factory=list)
 
 
 def add_parser(commands: Any) -> None:
@@ -72,54 +61,52 @@ def add_parser(commands: Any) -> None:
     add_connection(parser, start=False)
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_ps(options))
-
-
-async def _ps(options: argparse.Namespace) -> int:
-    picture = _Picture(address_of(options))
+async def run(options: argparse.Namespace) -> int:
+    state = _DaemonState(address_of(options))
     try:
         async with reached(options) as client:
-            picture.daemon = await client.vitals()
+            state.daemon = await client.vitals()
             for info in await client.workspaces():
                 try:
-                    picture.workspaces.append(await _look(client.attach(info)))
+                    state.workspaces.append(await _look(client.attach(info)))
                 except NotFound:
                     pass  # closed since it was listed
     except ConnectionFailed as error:
         if error.reached:
             raise
     if options.json:
-        show_json(picture)
+        show_json(state)
     else:
         style = Style(sys.stdout)
-        lines = _lines(picture, style, time.time())
+        lines = _lines(state, style, time.time())
         show("\n".join(clip(line, style.columns) for line in lines))
-    return 0 if picture.daemon is not None else 1
+    return 0 if state.daemon is not None else 1
 
 
-async def _look(workspace: RemoteWorkspace) -> _Place:
-    place = _Place(workspace.info.path, workspace.id)
-    place.model = (await workspace.agent()).model.name
-    place.sessions = await workspace.sessions()
-    place.runs = [info for info in await workspace.runs() if info.state != "ended"]
-    place.permissions = len(await workspace.permissions())
-    place.questions = len(await workspace.questions())
-    return place
+async def _look(workspace: RemoteWorkspace) -> _WorkspaceState:
+    return _WorkspaceState(
+        workspace.info.path,
+        workspace.id,
+        model=(await workspace.agent()).model.name,
+        sessions=await workspace.sessions(),
+        runs=[info for info in await workspace.runs() if info.state != "ended"],
+        permissions=len(await workspace.permissions()),
+        questions=len(await workspace.questions()),
+    )
 
 
-def _lines(picture: _Picture, style: Style, now: float) -> list[str]:
-    daemon = picture.daemon
+def _lines(state: _DaemonState, style: Style, now: float) -> list[str]:
+    daemon = state.daemon
     if daemon is None:
-        return [f"no daemon at {picture.address}: `crushlite run` or `chat` starts one"]
-    lines = _daemon_lines(daemon, picture.address, style)
+        return [f"no daemon at {state.address}: `crushlite run` or `chat` starts one"]
+    lines = _daemon_lines(daemon, state.address, style)
     lines += [
         style.red(f"  trouble: {check.name}: {one_line(check.detail)}")
         for check in daemon.checks
         if not check.ok
     ]
-    for place in picture.workspaces:
-        lines += ["", *_place_lines(place, style, now)]
+    for workspace in state.workspaces:
+        lines += ["", *_workspace_lines(workspace, style, now)]
     return lines
 
 
@@ -132,39 +119,36 @@ def _daemon_lines(daemon: Health, address: str, style: Style) -> list[str]:
     return [f"{style.bold(who)} {where}, {since}: {busy}"]
 
 
-def _place_lines(place: _Place, style: Style, now: float) -> list[str]:
-    path = one_line(place.path)
+def _workspace_lines(workspace: _WorkspaceState, style: Style, now: float) -> list[str]:
+    path = one_line(workspace.path)
     if style.columns is not None:
         path = shorten(path, style.columns)
-    lines = [f"{style.bold(path)}  {style.dim(one_line(place.model))}"]
+    lines = [f"{style.bold(path)}  {style.dim(one_line(workspace.model))}"]
     waiting = []
-    if place.permissions:
-        waiting.append(f"{count(place.permissions, 'permission request')}: crushlite grant")
-    if place.questions:
-        waiting.append(f"{count(place.questions, 'question')}: crushlite chat --continue")
+    if workspace.permissions:
+        waiting.append(f"{count(workspace.permissions, 'permission request')}: crushlite grant")
+    if workspace.questions:
+        waiting.append(f"{count(workspace.questions, 'question')}: crushlite chat --continue")
     lines += [style.yellow(f"  {each}") for each in waiting]
-    busy = {info.session_id for info in place.runs}
-    for session in place.sessions:
-        if session.id in busy or session.attached_clients:
-            lines += _session_lines(session, place, style, now)
-    idle = len(place.sessions) - len(
-        [each for each in place.sessions if each.id in busy or each.attached_clients]
-    )
-    if idle:
+    busy = {info.session_id for info in workspace.runs}
+    used = [each for each in workspace.sessions if each.id in busy or each.attached_clients]
+    for session in used:
+        runs = [info for info in workspace.runs if info.session_id == session.id]
+        lines += _session_lines(session, runs, style, now)
+    if idle := len(workspace.sessions) - len(used):
         lines.append(style.dim(f"  {count(idle, 'session')} at rest"))
     return lines
 
 
-def _session_lines(session: Session, place: _Place, style: Style, now: float) -> list[str]:
+def _session_lines(session: Session, runs: list[RunInfo], style: Style, now: float) -> list[str]:
     viewers = f", {count(session.attached_clients, 'viewer')}" if session.attached_clients else ""
     state = "at work" if session.is_busy else "at rest"
     title = one_line(session.title) or "untitled"
-    if style.columns is not None:  # what it does is worth more than all of its title
+    if style.columns is not None:  # its state must be seen, not all of its title
         title = cut(title, max(SHORT, style.columns - len(f"{state}{viewers}") - SHORT - 8))
     painted = style.green(state) if session.is_busy else state
     lines = [f"  {session.id[:SHORT]}  {title}  ({painted}{viewers})"]
-    for info in place.runs:
-        if info.session_id == session.id:
-            since = info.started_at or info.accepted_at
-            lines.append(f"    run {info.run_id[:SHORT]}  {info.state}, {ago(since, now)}")
+    for info in runs:
+        since = info.started_at or info.accepted_at
+        lines.append(f"    run {info.run_id[:SHORT]}  {info.state}, {ago(since, now)}")
     return lines

@@ -1,69 +1,213 @@
-"""How things of the daemon look in a terminal: harmless, short, and honest where it matters.
+"""What is shown of messages, tool calls and requests in a terminal: each thing once, in what words.
 
-Two ways with characters that a terminal would obey. Text that is only read goes through `clean`,
-which takes them away. What somebody is asked to allow goes through `visible`, which shows them:
-there nothing may be hidden.
+ShownMessages is given messages as they are now: from events while they grow, and from the daemon's
+records after a gap or when all is over. It returns the parts that were not shown before, so a
+message may be given to it as often as it comes. All commands show such new parts:
+
+    run, attach       the text of the answers as it grows (follow.py)
+    chat              everything, on a screen (chat_view.py)
+    watch             `brief_line`: at most a line for each
+    sessions show     `reading_lines`: everything, for reading
+    sessions export   everything, as Markdown (markdown.py)
 """
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from .common import one_line, printable, width
+from ..protocol.messages import (
+    BinaryPart,
+    FinishPart,
+    ReasoningPart,
+    ShellCommandPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from ..protocol.permissions import PermissionNotification, PermissionRequest
+from ..protocol.questions import QuestionBatch, QuestionNotification
+from .text import clean, count, cut, one_line, visible
 
 if TYPE_CHECKING:
-    from ..protocol.messages import FinishPart, ToolCallPart, ToolResultPart
-    from ..protocol.permissions import PermissionRequest
+    from ..protocol.messages import Message, Part, ToolOutput
+    from .text import Style
 
-# Whole sequences, so that nothing of them is left: CSI, OSC and other strings, two-byte ones.
-_ANSI = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)"
-    r"|\x1b[ -/]*[0-~]"
-)
+CALL_COLUMNS = 40  # of a running call, beside the last line that it has put out
+# The inputs of a tool call that say best what it does; the first that is there is shown first.
 _FIRST = ("command", "file_path", "path", "pattern", "url", "query", "question", "description")
 _DIFFED = ("old_content", "new_content")
 _TRIVIAL: tuple[Any, ...] = (None, "", False, 0, [], {})
 
-
-def clean(text: str) -> str:
-    """Text of several lines, for reading: colours, cursor movements and the like are gone."""
-    return printable(_ANSI.sub("", text))
+Request = PermissionRequest | QuestionBatch
+Verdict = Literal["asked", "allowed", "denied", "closed"]
 
 
-def visible(text: str) -> str:
-    """Text of several lines with everything that does not show itself spelt out, but for tabs."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii")
-        for c in text.expandtabs(4)
-    )
+# Each thing once --------------------------------------------------------------------------------
 
 
-def cut(text: str, room: int) -> str:
-    """What fits into so many columns; the end shows that something is missing."""
-    if width(text) <= room:
-        return text
-    kept, used = [], 0
-    for c in text:
-        used += width(c)
-        if used > room - 1:
-            break
-        kept.append(c)
-    return "".join(kept) + "…" if room > 0 else ""
+@dataclass(slots=True)
+class NewPart:
+    """A part of a message that was not shown before."""
+
+    message: Message
+    part: Part  # of a text that has grown: only what is new of it
+    call: ToolCallPart | None = None  # of a tool result: the call that it belongs to
+    anew: bool = False  # of a text: what was shown of it before is void
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is text that the agent said to the user."""
+        return (
+            isinstance(self.part, TextPart)
+            and self.message.role == "assistant"
+            and not self.message.is_summary_message
+        )
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+@dataclass(slots=True)
+class _Shown:
+    """What was shown of one message."""
+
+    texts: dict[str, str] = field(default_factory=dict)  # of text parts, by key
+    parts: set[str] = field(default_factory=set)  # keys of other parts
+    finish: FinishPart | None = None  # once this is set, nothing more is shown
 
 
-# Tool calls -------------------------------------------------------------------------------------
+class ShownMessages:
+    """The messages that were shown so far, and the tool calls that are running."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, _Shown] = {}  # by message
+        self._calls: dict[str, ToolCallPart] = {}  # without a result
+        self._running: dict[str, str] = {}  # of those that run: the last line they have put out
+        self._answered: set[str] = set()  # calls with a result
+
+    def take(self, message: Message, *, final: bool = False) -> list[NewPart]:
+        """What is new in a message: its parts that were not returned before, in their order.
+
+        Reasoning, summaries and the inputs of tool calls are returned when they are complete. With
+        `final`, what is there now counts as complete. Older states of a message give nothing."""
+        shown = self._shown.setdefault(message.id, _Shown())
+        if shown.finish is not None:
+            return []
+        over = final or message.finish is not None
+        found = []
+        tags: list[str] = []  # a part is known by its tag and its number among those of its tag
+        for part in message.parts:
+            key = f"{part.tag} {tags.count(part.tag)}"
+            tags.append(part.tag)
+            if isinstance(part, TextPart):
+                new = self._text(message, key, part, shown, over=over)
+            else:
+                new = self._part(message, key, part, shown, over=over)
+            if new is not None:
+                found.append(new)
+        shown.finish = message.finish
+        if shown.finish is not None and shown.finish.reason != "tool_use":
+            for call in message.tool_calls:  # it is not run any more
+                self._running.pop(call.id, None)
+        return found
+
+    def output(self, payload: ToolOutput) -> None:
+        """Remember the last line that a running call has put out, for `activity`."""
+        lines = clean(payload.output).split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        if payload.tool_call_id in self._running and last:
+            self._running[payload.tool_call_id] = one_line(last)
+
+    @property
+    def activity(self) -> str:
+        """The tool call that was begun last and still runs; empty if none does."""
+        for ident, output in reversed(self._running.items()):
+            words = call_line(self._calls[ident].name, arguments(self._calls[ident]))
+            return f"{cut(words, CALL_COLUMNS)} → {output}" if output else words
+        return ""
+
+    def error_shown(self, message_id: str, error: str) -> bool:
+        """Whether the end of a message has shown this error."""
+        finish = self._shown.get(message_id, _Shown()).finish
+        return finish is not None and error in (finish.message, finish.details)
+
+    def _text(
+        self, message: Message, key: str, part: TextPart, shown: _Shown, *, over: bool
+    ) -> NewPart | None:
+        before = shown.texts.get(key, "")
+        if before.startswith(part.text) or (message.is_summary_message and not over):
+            return None  # nothing new, or an older state
+        shown.texts[key] = part.text
+        anew = not part.text.startswith(before)
+        piece = part.text if anew else part.text[len(before) :]
+        return NewPart(message, TextPart(piece), anew=anew)
+
+    def _part(
+        self, message: Message, key: str, part: Part, shown: _Shown, *, over: bool
+    ) -> NewPart | None:
+        call = None
+        if isinstance(part, ToolCallPart):
+            self._begin(part)
+            complete = part.finished or over
+        elif isinstance(part, ToolResultPart):
+            complete = part.tool_call_id not in self._answered
+            call = self._end(part.tool_call_id)
+        elif isinstance(part, ReasoningPart):
+            later = part.finished_at or message.text or message.tool_calls
+            complete = bool(part.thinking.strip()) and bool(later or over)
+        else:
+            complete = True
+        if not complete or key in shown.parts:
+            return None
+        shown.parts.add(key)
+        return NewPart(message, part, call)
+
+    def _begin(self, call: ToolCallPart) -> None:
+        if call.id not in self._answered:
+            self._calls[call.id] = call
+            self._running.setdefault(call.id, "")
+
+    def _end(self, call_id: str) -> ToolCallPart | None:
+        self._answered.add(call_id)
+        self._running.pop(call_id, None)
+        return self._calls.pop(call_id, None)
+
+
+class Requests:
+    """The permission requests and questions that wait for an answer."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Request] = {}  # by what a notification names: tool call or batch
+
+    def take(self, payload: object) -> tuple[Request, Verdict] | None:
+        """A request that is new, or the one that was answered with this; else None. An open one
+        comes again when a stream was reopened: it is not new then."""
+        if isinstance(payload, PermissionRequest | QuestionBatch):
+            key = payload.tool_call_id if isinstance(payload, PermissionRequest) else payload.id
+            if key in self._open:
+                return None
+            self._open[key] = payload
+            return payload, "asked"
+        verdict: Verdict
+        if isinstance(payload, PermissionNotification) and (payload.granted or payload.denied):
+            key, verdict = payload.tool_call_id, "allowed" if payload.granted else "denied"
+        elif isinstance(payload, QuestionNotification):
+            key, verdict = payload.batch_id, "closed"
+        else:
+            return None
+        request = self._open.pop(key, None)
+        return (request, verdict) if request is not None else None
+
+    @property
+    def first(self) -> Request | None:
+        """The one that has been open for longest."""
+        return next(iter(self._open.values()), None)
+
+
+# Words ------------------------------------------------------------------------------------------
 
 
 def arguments(call: ToolCallPart) -> dict[str, Any]:
-    """The input of a call; empty if it is no object (yet)."""
+    """The input of a call; empty as long as it is no complete JSON object."""
     try:
         value = json.loads(call.input)
     except ValueError:
@@ -75,33 +219,30 @@ def call_line(name: str, params: dict[str, Any]) -> str:
     """A tool call in one line: its name, what says best what it does, then the other inputs."""
     telling = next((key for key in _FIRST if isinstance(params.get(key), str)), "")
     words = [name, str(params.get(telling, ""))]
-    if asked := _questions(params):
+    if asked := _asked_in(params):
         return one_line(f"{name} {asked}")
     words += [
-        f"{key}={_short(value)}"
+        f"{key}={cut(one_line(_plain(value)), 40)}"
         for key, value in params.items()
         if key != telling and key not in (*_DIFFED, "description") and value not in _TRIVIAL
     ]
     return one_line(" ".join(word for word in words if word))
 
 
-def _questions(params: dict[str, Any]) -> str:
+def _asked_in(params: dict[str, Any]) -> str:
+    """The questions in the input of a call that asks some."""
     asked = params.get("questions")
-    texts = (
-        [item.get("question") for item in asked if isinstance(item, dict)]
-        if isinstance(asked, list)
-        else []
-    )
+    found = asked if isinstance(asked, list) else []
+    texts = [item.get("question") for item in found if isinstance(item, dict)]
     return " / ".join(text for text in texts if isinstance(text, str))
 
 
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return cut(one_line(text), 40)
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def result_words(result: ToolResultPart) -> str:
-    """What came of a call, in a few words: how much, and of a failure or a short one, what."""
+    """What a call resulted in: a line or an error as it is, of anything longer how long it is."""
     lines = [line for line in clean(result.content).splitlines() if line.strip()]
     if not lines:
         return "failed" if result.is_error else "no output"
@@ -112,14 +253,14 @@ def result_words(result: ToolResultPart) -> str:
 
 
 def ending_words(finish: FinishPart) -> str:
-    """What must be said about how a message ended; empty for a usual end."""
+    """Why a message ended; empty for a usual end."""
     if finish.reason == "canceled":
         return "canceled"
     if finish.reason == "error":
-        told = [part for part in (finish.message, finish.details) if part]
-        if len(told) == 2 and told[1].lower().startswith(told[0].lower()):
-            del told[0]  # which the other says again
-        return clean(": ".join(told)) or "failed"
+        words = [part for part in (finish.message, finish.details) if part]
+        if len(words) == 2 and words[1].lower().startswith(words[0].lower()):
+            del words[0]  # the details begin with it
+        return clean(": ".join(words)) or "failed"
     if finish.reason == "max_tokens":
         return "cut off: the answer reached the length limit of the model"
     if finish.reason == "content_filter":
@@ -127,19 +268,98 @@ def ending_words(finish: FinishPart) -> str:
     return ""
 
 
-# Permission requests ------------------------------------------------------------------------------
+def request_words(request: Request) -> str:
+    """What a request asks for, in one line."""
+    if isinstance(request, PermissionRequest):
+        return call_line(request.tool_name, request.params)
+    return one_line(" / ".join(question.question for question in request.questions))
+
+
+# Lines ------------------------------------------------------------------------------------------
+
+
+def prompt_lines(text: str) -> list[str]:
+    """What a user typed, marked in front."""
+    first, *rest = clean(text).strip("\n").split("\n")
+    return [f"> {first}", *(f"  {line}" for line in rest)]
+
+
+def shell_lines(part: ShellCommandPart) -> list[str]:
+    """What a command of the user's own has put out."""
+    return clean(part.output).rstrip("\n").split("\n") if part.output else []
+
+
+def item_lines(new: NewPart) -> list[str]:
+    """All of a tool result: the inputs of its call, and its content."""
+    assert isinstance(new.part, ToolResultPart)
+    params = arguments(new.call) if new.call is not None else {}
+    body = "\n".join(f"{key}: {_plain(value)}" for key, value in params.items())
+    content = clean(new.part.content).rstrip("\n").split("\n")
+    return [*(clean(body).split("\n") if params else []), "", *content]
+
+
+def result_line(new: NewPart) -> str:
+    """A call with what it resulted in, in one line."""
+    assert isinstance(new.part, ToolResultPart)
+    call, result = new.call, new.part
+    words = call_line(call.name, arguments(call)) if call is not None else one_line(result.name)
+    mark = "✗" if result.is_error else "✓"
+    return f"{mark} {cut(words, 100)} → {result_words(result)}"
+
+
+def reading_lines(new: NewPart, style: Style) -> list[str]:
+    """A part for reading: texts whole, each tool call and each result in a line."""
+    part = new.part
+    if isinstance(part, TextPart) and part.text.strip():
+        if new.message.role == "user":
+            return ["", *map(style.cyan, prompt_lines(part.text))]
+        return ["", clean(part.text).strip("\n")]
+    if isinstance(part, ShellCommandPart):
+        code = [style.dim(f"exit code {part.exit_code}")] if part.exit_code else []
+        return ["", style.cyan(f"$ {clean(part.command)}"), *shell_lines(part), *code]
+    if isinstance(part, BinaryPart):
+        return [style.dim(f"(attached: {clean(part.path)})")]
+    if isinstance(part, ToolCallPart):
+        return [style.dim(f"  * {call_line(part.name, arguments(part))}")]
+    if isinstance(part, ToolResultPart):
+        return [style.dim(f"    {_marked(part)}")]
+    if isinstance(part, FinishPart) and (words := ending_words(part)):
+        return [style.red(f"  ! {one_line(words)}")]
+    return []
+
+
+def brief_line(new: NewPart, style: Style) -> str:
+    """A part in one line, empty if it needs none. An answer has its line when it is complete."""
+    part, message = new.part, new.message
+    if message.role == "user":
+        if isinstance(part, TextPart) and part.text:
+            return style.cyan(one_line(f"> {part.text}"))
+        if isinstance(part, ShellCommandPart):
+            return style.cyan(one_line(f"$ {part.command} (exit code {part.exit_code})"))
+        return ""
+    if isinstance(part, ToolCallPart):
+        return f"tool {call_line(part.name, arguments(part))}"
+    if isinstance(part, ToolResultPart):
+        return f"  {_marked(part)}"
+    if isinstance(part, FinishPart) and message.role == "assistant":
+        return one_line(message.text) or one_line(ending_words(part))
+    return ""
+
+
+def _marked(result: ToolResultPart) -> str:
+    return f"failed: {result_words(result)}" if result.is_error else result_words(result)
 
 
 def request_lines(request: PermissionRequest) -> list[str]:
-    """All that somebody needs to see who is asked to allow something. Nothing is hidden: not what
-    a terminal would obey, and not the end of a long command."""
+    """All that a user who is asked to allow something needs to see. Nothing is left out: neither
+    characters that a terminal would obey nor the end of a long command."""
     params = request.params
     lines = [f"{request.tool_name} ({request.action})" if request.action else request.tool_name]
     texts = [value for value in params.values() if isinstance(value, str) and value]
     if request.description and not any(text in request.description for text in texts):
-        lines.append(request.description)  # else it says again what the parameters say
+        lines.append(request.description)  # else it only repeats a parameter
     lines += [
-        f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        f"{key}: {_plain(value)}"
         for key, value in params.items()
         if key not in (*_DIFFED, "description") and value not in _TRIVIAL
     ]
@@ -150,6 +370,8 @@ def request_lines(request: PermissionRequest) -> list[str]:
 
 
 def _diff(params: dict[str, Any]) -> list[str]:
+    import difflib  # only here: `run` must start fast
+
     old, new = (str(params.get(key, "")).splitlines() for key in _DIFFED)
     changes = difflib.unified_diff(old, new, "before", "after", lineterm="", n=2)
     return [visible(line) for line in changes]

@@ -1,8 +1,9 @@
-"""`crushlite run`: ask once, print the answer as it comes, leave with an exit code that tells.
+"""`crushlite run`: ask once, print the answer as it comes, exit with a code that says how it ended.
 
     subscribe -> post under a fresh run_id -> follow -> run_complete with that id -> retire
 
-What belongs to our run is decided by the client library, what of it is shown in follow.py.
+Which events belong to the run is decided by the client library, what is printed of them by
+follow.py.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from ..errors import CrushliteError, UsageError
 from ..launch import goodbye, join
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch
-from .asking import Asking
+from . import CANCELED
 from .attachments import check_size, read_attachments
 from .common import (
     add_connection,
     add_json,
     command,
-    one_line,
-    perform,
     say,
     seconds,
     show,
     show_json,
+    title_of,
     wanted,
 )
-from .follow import CANCELED, Viewer, exit_code, signals
+from .follow import RunPrinter, do_nothing, exit_code, signals
 from .lookup import find_session
+from .person import TerminalAnswers
 from .progress import Progress
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Coroutine
 
     from ..client import RemoteWorkspace, RunStream
     from ..protocol.messages import Attachment
 
-STDIN_SECONDS = 1.0  # after which we say that we wait for standard input
-TITLE_CHARS = 60
+STDIN_SECONDS = 1.0  # without input, before a note says what is waited for
 
 DESCRIPTION = """\
 Send a prompt to the agent of this directory and print its answer as it comes. If no daemon is
@@ -94,7 +95,7 @@ def add_parser(commands: Any) -> None:
         "--deny-after",
         metavar="S",
         type=seconds,
-        help="refuse what nobody has answered in so many seconds (the daemon has a limit, too)",
+        help="deny what was not answered in so many seconds (the daemon has a limit, too)",
     )
     add("--timeout", metavar="S", type=seconds, help="cancel the run after so many seconds")
     add_json(parser, "one event per line, instead of the text,")
@@ -102,10 +103,12 @@ def add_parser(commands: Any) -> None:
     add_connection(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    """Read standard input and files, which may block, before there is an event loop: so Ctrl-C
+    ends it. Returns what is to be run in a loop."""
     progress = Progress(quiet=options.quiet)
     if options.detach and (options.timeout is not None or options.deny_after is not None):
-        raise UsageError("--timeout and --deny-after need somebody who stays: not with --detach")
+        raise UsageError("--timeout and --deny-after need a command that stays: not with --detach")
     attachments = read_attachments(options.attach)
     parts = (_piped(progress), " ".join(options.prompt))
     prompt = "\n\n".join(part for part in parts if part.strip())
@@ -114,25 +117,25 @@ def run(options: argparse.Namespace) -> int:
     # Bytes of the command line that are no text cannot be sent.
     prompt = prompt.encode("utf-8", "replace").decode()
     check_size(prompt, attachments)
-    return perform(_run(options, prompt, attachments, progress))
+    return _run(options, prompt, attachments, progress)
 
 
 def _piped(progress: Progress) -> str:
-    """Standard input, if it is something to read and not a person or nothing at all."""
+    """What can be read from standard input, if it is a pipe, a file or a socket; else nothing."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:
         return ""
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return ""
-    # Somebody may have given us a pipe without a thought: they should learn why nothing happens.
+    # A pipe may be there by accident: then the user must learn why nothing happens.
     if not select.select([0], [], [], STDIN_SECONDS)[0]:
         progress.say("waiting for the end of standard input")
     with open(0, "rb", closefd=False) as stdin:
         return stdin.read().decode("utf-8", "replace").rstrip("\n")
 
 
-# The errand -------------------------------------------------------------------------------------
+# One prompt -------------------------------------------------------------------------------------
 
 
 async def _run(
@@ -142,30 +145,26 @@ async def _run(
         try:
             workspace = await join(wanted(options, progress.say))
         except asyncio.CancelledError:
-            return CANCELED  # only an interrupt cancels this task
+            return CANCELED  # only a signal cancels this task
         async with workspace.client:
-            errand = _Errand(workspace, prompt, attachments, options, progress)
-            interrupt.act = errand.stop
+            asked = _Asked(workspace, prompt, attachments, options, progress)
+            interrupt.act = asked.stop
             try:
-                if options.auto_approve:  # with --quiet too: it is not to happen unseen
+                if options.auto_approve:  # with --quiet too: it must not happen unseen
                     say("--yolo: every permission of this run is granted, nobody is asked")
-                return await (errand.detach() if options.detach else errand.run())
+                return await (asked.detach() if options.detach else asked.run())
             except asyncio.CancelledError:
                 if not interrupt.received:
                     raise
                 return CANCELED
             finally:
-                interrupt.act = _nothing  # a second signal still leaves at once
+                interrupt.act = do_nothing  # a second signal still ends the process
                 progress.stop()
                 await goodbye(workspace.client)
 
 
-def _nothing() -> None:
-    """There is nothing left to stop."""
-
-
-class _Errand:
-    """One prompt in one workspace."""
+class _Asked:
+    """One prompt in one workspace, from its session to its exit code."""
 
     def __init__(
         self,
@@ -181,13 +180,13 @@ class _Errand:
         self._options = options
         self._progress = progress
         self._run: RunStream | None = None
-        # How it may end before its end.
         self._task = asyncio.current_task()
-        self._posting = self._stopped = self._timed_out = False
+        self._posting = False  # the prompt may have been accepted
+        self._stopped = self._timed_out = False
         self._canceling: asyncio.Task[None] | None = None
 
     async def detach(self) -> int:
-        """Leave the run to itself. No stream is needed: the promise is."""
+        """Post the prompt, print the id of its run, and leave the run to itself."""
         session_id = await self._session()
         self._posting = True
         accepted = await self._workspace.prompt(
@@ -205,6 +204,7 @@ class _Errand:
         return 0
 
     async def run(self) -> int:
+        """Post the prompt and print its run to the end."""
         timer = None
         if self._options.timeout is not None:
             loop = asyncio.get_running_loop()
@@ -212,11 +212,11 @@ class _Errand:
         try:
             return await self._follow()
         except asyncio.CancelledError:
-            # Our own doing: there was no run to cancel yet, or nobody left to cancel it.
+            # By `stop` or `_cancel`: there was no run to cancel, or no daemon to do it.
             if not self._stopped or self._task is None:
                 raise
             self._task.uncancel()
-            self._too_late()
+            self._raise_if_timed_out()
             self._progress.say("canceled")
             return CANCELED
         finally:
@@ -228,7 +228,7 @@ class _Errand:
     async def _follow(self) -> int:
         session_id = await self._session()
         await self._workspace.init(interactive=False)
-        self._posting = True  # from here on the prompt may be promised, and must be canceled
+        self._posting = True
         start = self._workspace.start(
             self._prompt,
             session_id,
@@ -242,41 +242,42 @@ class _Errand:
             if run.ahead:
                 self._progress.say(f"waiting for {run.ahead} earlier prompt(s) in this session")
             self._progress.doing("waiting")
-            viewer = Viewer(run, self._progress, as_json=self._options.json)
-            viewer.stop = self.stop
-            wanted = not self._options.json and not self._options.quiet
+            printer = RunPrinter(run, self._progress, as_json=self._options.json)
+            printer.stop = self.stop
+            talks = not self._options.json and not self._options.quiet
             async with (
-                _Refusals(run, self._options.deny_after, self._progress) as refusals,
-                Asking(run, self._progress, wanted=wanted) as asking,
+                _Denials(self._workspace, self._options.deny_after, self._progress) as denials,
+                TerminalAnswers(self._workspace, self._progress, wanted=talks) as answers,
             ):
-                viewer.listeners = [refusals.take, asking.take]
-                ending = await viewer.until_end()
-        if ending.cancelled and viewer.broken is None:
-            self._too_late()
-        return exit_code(viewer, ending, self._progress)
+                printer.listeners = [denials.take, answers.take]
+                ending = await printer.until_end()
+        if ending.cancelled and printer.broken is None:
+            self._raise_if_timed_out()
+        return exit_code(printer, ending, self._progress)
 
     async def _session(self) -> str:
-        """Find or make our session."""
+        """The id of the session that the options name, or of a new one."""
         if self._options.session:
             return await find_session(self._workspace, self._options.session)
         if self._options.last:
             return await find_session(self._workspace, "last")
-        session = await self._workspace.create_session(one_line(self._prompt)[:TITLE_CHARS])
+        session = await self._workspace.create_session(title_of(self._prompt))
         self._progress.say(f"session {session.id}")
         return session.id
 
-    # Stopping.
+    # Stopping -----------------------------------------------------------------------------------
 
     def _time_out(self) -> None:
         self._timed_out = True
         self.stop()
 
-    def _too_late(self) -> None:
+    def _raise_if_timed_out(self) -> None:
         if self._timed_out:
             raise CrushliteError(f"canceled: not done in {self._options.timeout:g} s")
 
     def stop(self) -> None:
-        """Cancel the run and go on until its end; without a run, leave."""
+        """Cancel the run, and go on until its end. Before the prompt was posted: cancel the task
+        of the command. While it is being posted: `run` stops it when it was accepted."""
         self._stopped = True
         if self._run is not None:
             if self._canceling is None and self._run.ending is None:
@@ -294,20 +295,19 @@ class _Errand:
                 self._task.cancel()
 
 
-class _Refusals:
-    """Refuses for whoever is not there: requests of our run that are still open after a time.
+class _Denials:
+    """A context in which requests of the run are denied that are still open after a time.
 
     An open request is looked for among all of the workspace: the stream shows one at a time, and
-    ours may wait behind one of another session.
-    """
+    that of this run may wait behind one of another session."""
 
-    def __init__(self, run: RunStream, after: float | None, progress: Progress) -> None:
-        self._workspace = run.workspace
+    def __init__(self, workspace: RemoteWorkspace, after: float | None, progress: Progress) -> None:
+        self._workspace = workspace
         self._after = after
         self._progress = progress
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by request, call or batch
 
-    async def __aenter__(self) -> _Refusals:
+    async def __aenter__(self) -> _Denials:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -316,15 +316,16 @@ class _Refusals:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def take(self, payload: object) -> None:
+        """To be called with the payload of each event of the run."""
         key = ""
         if isinstance(payload, PermissionRequest | QuestionBatch):
             key = payload.id
         elif isinstance(payload, PermissionNotification):
             key = payload.tool_call_id
         if key and self._after is not None and key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._refuse(key, self._after))
+            self._tasks[key] = asyncio.create_task(self._deny(key, self._after))
 
-    async def _refuse(self, key: str, after: float) -> None:
+    async def _deny(self, key: str, after: float) -> None:
         await asyncio.sleep(after)
         reason = f"nobody answered within {after:g} s"
         try:

@@ -8,33 +8,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
-from ..errors import NotFound, RunNotFound
-from ..launch import goodbye
+from ..errors import ChannelMismatch, NotFound, RunNotFound
+from ..launch import goodbye, own_environment
 from ..protocol.codec import encode
-from .common import (
-    Style,
-    add_connection,
-    add_json,
-    ago,
-    command,
-    elapsed,
-    opened,
-    perform,
-    reached,
-    show,
-    show_json,
-)
+from ..protocol.runs import RUN_STATES
+from .common import add_connection, add_json, command, opened, reached, show, show_json
 from .lookup import SHORT, choose
 from .tables import table
+from .text import Style, ago, elapsed
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncIterator
 
-    from ..client import RemoteWorkspace
+    from ..client import Client, RemoteWorkspace
     from ..protocol.runs import RunInfo
-
-STATES = ("accepted", "queued", "active", "folded", "ended")
 
 DESCRIPTION = """\
 List the runs of this directory, oldest first. The beginning of an id is enough for
@@ -52,18 +40,14 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--all", action="store_true", help="of every workspace that the daemon has open")
     add("--session", metavar="ID", default="", help="only of this session")
-    states = ", ".join(STATES)
-    add("--state", metavar="STATE", choices=STATES, default="", help=f"only these: {states}")
+    states = ", ".join(RUN_STATES)
+    add("--state", metavar="STATE", choices=RUN_STATES, default="", help=f"only these: {states}")
     add("--last", metavar="N", type=int, default=20, help="only the last N (default 20; 0: all)")
     add_json(parser, "the list")
     add_connection(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_list(options))
-
-
-async def _list(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     found: list[tuple[str, RunInfo]] = []
     async with contextlib.AsyncExitStack() as stack:
         if options.all:
@@ -113,8 +97,9 @@ def _nothing(options: argparse.Namespace) -> str:
 async def workspace_of(
     options: argparse.Namespace, run_id: str
 ) -> AsyncIterator[tuple[RemoteWorkspace, str]]:
-    """The workspace that has a run, and the whole id: first among those that are open, from
-    whatever directory, then in the one of this directory, which is opened for it."""
+    """The workspace that has a run, and the whole id of the run. Looks in the workspaces that are
+    open, of any directory, then in that of the current directory, which is opened for it. Raises
+    RunNotFound if none has it."""
     async with contextlib.AsyncExitStack() as stack:
         found = await _among_open(options, run_id, stack)
         if found is None:
@@ -137,14 +122,22 @@ async def _among_open(
         for info in await client.workspaces():
             workspace = client.attach(info)
             if whole := await _find(workspace, run_id):
-                return workspace, whole
+                return await _claim(client, workspace), whole
     except ConnectionFailed:
         pass  # there is no daemon: one will be started
     return None
 
 
+async def _claim(client: Client, workspace: RemoteWorkspace) -> RemoteWorkspace:
+    """Join an open workspace, so that it does not close when its run ends before it is followed."""
+    try:
+        return await client.create(workspace.info.path, env=own_environment())
+    except ChannelMismatch:
+        return workspace  # another kind of client opened it; the event stream will claim it
+
+
 async def _find(workspace: RemoteWorkspace, run_id: str) -> str:
-    """The whole id of the run that is this or begins so; empty if there is none."""
+    """The id of the run that begins with this; empty if there is none."""
     try:
         return choose(run_id, [info.run_id for info in await workspace.runs()], "runs")
     except NotFound:

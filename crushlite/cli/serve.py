@@ -23,6 +23,7 @@ from ..store.directory import require_free
 from ..version import __version__
 from .common import seconds
 from .helptext import DefaultsFormatter
+from .text import discard_stdout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_SECONDS = 1.0  # for threads that agents left behind
+LAST_SECONDS = 1.0  # for threads that agents have started to end
 
 
 def add_parser(commands: Any) -> None:
@@ -46,11 +47,11 @@ def add_parser(commands: Any) -> None:
     _add_places(parser.add_argument)
     _add_switches(parser.add_argument)
     _add_times(parser.add_argument)
-    parser.set_defaults(run=serve)
+    parser.set_defaults(run=run)
 
 
 def _add_places(add: Callable[..., Any]) -> None:
-    # No default here for what may be repeated: argparse would add the flags to it.
+    # No default here for options that may be repeated: argparse would add to it.
     add(
         "--host",
         action="append",
@@ -143,11 +144,11 @@ def _add_times(add: Callable[..., Any]) -> None:
         metavar="wait|deny|S",
         type=_unattended,
         default=_variable("unattended", "60"),
-        help="what happens to a permission request that nobody can answer",
+        help="what happens to a permission request that no client can answer",
     )
 
 
-def serve(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     logs.configure(options.log_level, options.log_format)
     settings = Settings(
         graces=Graces(options.create_grace, options.detach_grace, options.idle_timeout),
@@ -162,7 +163,7 @@ def serve(options: argparse.Namespace) -> int:
     )
     if settings.data_dir:
         require_free(Path(settings.data_dir))
-    # Imported here: who finds the data directory in use learns it without waiting for all this.
+    # Imported only now: if the data directory is in use, this is reported without loading all this.
     from ..agent.find import find_agent
     from ..daemon import Daemon
     from ..wings import standard_wings
@@ -183,7 +184,8 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _leave_threads() -> None:
-    """Exit now if an agent left a thread that hangs: the interpreter would wait for it for ever."""
+    """End the process if an agent has left a thread that hangs: the interpreter would wait for it
+    for ever."""
     deadline = time.monotonic() + LAST_SECONDS
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
@@ -203,18 +205,18 @@ def _hosts(options: argparse.Namespace) -> list[str]:
 
 def _greet(daemon: Daemon) -> None:
     steps = ["Try it in another shell, in the directory of a project:", *_first_steps(daemon)]
-    _say([*_places(daemon), *steps])
+    _print([*_places(daemon), *steps])
 
 
 def _greet_browser(daemon: Daemon) -> None:
-    """The way in for a person: an address to open, and what to type instead."""
+    """Print an address for a browser, and what to type in a terminal instead."""
     from ..console.wing import ConsoleWing
 
     address = next(address for address in daemon.addresses if address.port)
     console = next(wing for wing in daemon.wings if isinstance(wing, ConsoleWing))
     invitation = console.address(address.http_url, address.port)
     us = "crushlite" if shutil.which("crushlite") else _called_as()
-    _say(
+    _print(
         [
             *_places(daemon),
             f"Open this in a browser, within a minute (later: {us} web):",
@@ -227,8 +229,9 @@ def _greet_browser(daemon: Daemon) -> None:
 
 
 def _called_as() -> str:
+    """How this command was started, to be typed again."""
     if os.path.basename(sys.argv[0]) == "__main__.py":
-        return f"{shlex.quote(sys.executable)} -m crushlite"
+        return f"{shlex.quote(sys.executable)} -m {__package__.rpartition('.')[0]}"
     return shlex.quote(sys.argv[0])
 
 
@@ -240,17 +243,16 @@ def _places(daemon: Daemon) -> list[str]:
     return lines
 
 
-def _say(lines: list[str]) -> None:
+def _print(lines: list[str]) -> None:
     try:
         print("\n".join(lines), flush=True)
     except OSError as error:
         log.warning("nobody reads what we say: %s", error)
-        # Else the interpreter would try again when it exits, and fail for it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
 
 
 def _first_steps(daemon: Daemon) -> list[str]:
-    """What to type first: plain bash, curl and python3, on the first address."""
+    """Lines to type first, for bash with curl and python3, on the first address."""
     address = daemon.addresses[0]
     token = daemon.tokens.get(address.port)
     options, base = "", "http://localhost"
@@ -273,11 +275,13 @@ def _first_steps(daemon: Daemon) -> list[str]:
 
 
 def _variable(name: str, default: str) -> str:
+    """The value of the variable of an option; `default` if it is not set, or empty."""
     return os.environ.get(f"CRUSHLITE_{name.upper().replace('-', '_')}") or default
 
 
 def _one_of(*values: str) -> Callable[[str], str]:
-    """Unlike `choices` of argparse, this also checks what came from a variable."""
+    """For `type=` of an option. Unlike `choices` of argparse, this also checks a value that comes
+    from a variable."""
 
     def check(text: str) -> str:
         if text not in values:

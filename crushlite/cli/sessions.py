@@ -10,30 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, UsageError
 from ..protocol.codec import dumps, encode
-from ..protocol.messages import ShellCommandPart, TextPart, ToolCallPart, ToolResultPart
 from .common import (
-    Style,
     add_connection,
     add_json,
-    ago,
     command,
-    one_line,
+    inherit,
     opened,
-    perform,
     say,
     show,
     show_json,
 )
-from .lookup import SHORT, find_session, inherit
+from .lookup import SHORT, find_session
 from .person import agreed
-from .render import arguments, call_line, clean, count, ending_words, result_words
-from .render_markdown import markdown
+from .render import ShownMessages, reading_lines
 from .tables import table
+from .text import Style, ago, count, one_line
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..protocol.messages import Message
+    from ..protocol.sessions import Session
 
 DESCRIPTION = """\
 The sessions of this directory. A session is named by its id, the beginning of it, or `last` for
@@ -127,11 +123,7 @@ def _add_session(parser: argparse.ArgumentParser) -> None:
 # Actions ----------------------------------------------------------------------------------------
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_list(options))
-
-
-async def _list(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     async with opened(options) as workspace:
         sessions = await workspace.sessions()
     if options.json:
@@ -156,11 +148,7 @@ async def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(options: argparse.Namespace) -> int:
-    return perform(_print(options))
-
-
-async def _print(options: argparse.Namespace) -> int:
+async def _show(options: argparse.Namespace) -> int:
     async with opened(options) as workspace:
         session_id = await find_session(workspace, options.session)
         session = await workspace.session(session_id)
@@ -168,41 +156,21 @@ async def _print(options: argparse.Namespace) -> int:
     if options.json:
         show_json(messages)
         return 0
-    style = Style(sys.stdout)
-    title = one_line(session.title) or "untitled"
-    show(f"{style.bold(title)}  {style.dim(session.id)}")
+    style, shown = Style(sys.stdout), ShownMessages()
+    show(f"{style.bold(_title(session))}  {style.dim(session.id)}")
     for message in messages:
-        for line in _told(message, style):
-            show(line)
+        for new in shown.take(message, final=True):
+            for line in reading_lines(new, style):
+                show(line)
     return 0
 
 
-def _told(message: Message, style: Style) -> list[str]:
-    lines: list[str] = []
-    for part in message.parts:
-        if isinstance(part, TextPart) and part.text.strip():
-            text = clean(part.text).strip("\n")
-            lines += ["", style.cyan(f"> {text}") if message.role == "user" else text]
-        elif isinstance(part, ShellCommandPart):
-            lines += ["", style.cyan(f"$ {clean(part.command)}"), clean(part.output).rstrip("\n")]
-        elif isinstance(part, ToolCallPart):
-            lines.append(style.dim(f"  * {call_line(part.name, arguments(part))}"))
-        elif isinstance(part, ToolResultPart):
-            lines.append(style.dim(f"    {result_words(part)}"))
-    if message.finish is not None and (told := ending_words(message.finish)):
-        lines.append(style.red(f"  ! {one_line(told)}"))
-    return lines
+async def _export(options: argparse.Namespace) -> int:
+    from .markdown import markdown  # only here: the other actions do not need it
 
-
-def _export(options: argparse.Namespace) -> int:
     name = options.output
-    if name and not options.force and os.path.lexists(name):
-        raise UsageError(f"{name} is there already: --force replaces it")
-    return perform(_write(options))
-
-
-async def _write(options: argparse.Namespace) -> int:
-    name = options.output
+    if name and not options.force:
+        _require_free(name)
     form = options.format or ("md" if name.endswith((".md", ".markdown")) else "json")
     async with opened(options) as workspace:
         found = await workspace.export(await find_session(workspace, options.session))
@@ -216,6 +184,11 @@ async def _write(options: argparse.Namespace) -> int:
     return 0
 
 
+def _require_free(name: str) -> None:
+    if os.path.lexists(name):
+        raise UsageError(f"{name} is there already: --force replaces it")
+
+
 def _save(name: str, content: str) -> None:
     try:
         Path(name).write_text(content, encoding="utf-8")
@@ -223,11 +196,7 @@ def _save(name: str, content: str) -> None:
         raise CrushliteError(f"cannot write {name}: {error.strerror}") from None
 
 
-def _rename(options: argparse.Namespace) -> int:
-    return perform(_set_title(options))
-
-
-async def _set_title(options: argparse.Namespace) -> int:
+async def _rename(options: argparse.Namespace) -> int:
     if not " ".join(options.title).strip():
         raise UsageError("the title is empty: say what the session is about")
     async with opened(options) as workspace:
@@ -240,15 +209,11 @@ async def _set_title(options: argparse.Namespace) -> int:
     return 0
 
 
-def _delete(options: argparse.Namespace) -> int:
-    return perform(_remove(options))
-
-
-async def _remove(options: argparse.Namespace) -> int:
+async def _delete(options: argparse.Namespace) -> int:
     async with opened(options) as workspace:
         session_id = await find_session(workspace, options.session)
         session = await workspace.session(session_id)
-        title = one_line(session.title) or "untitled"
+        title = _title(session)
         question = f"delete {title!r}, {count(session.message_count, 'message')}?"
         if not options.yes and not await agreed(workspace, question):
             say("nothing was deleted")
@@ -256,3 +221,7 @@ async def _remove(options: argparse.Namespace) -> int:
         await workspace.delete(session_id)
     show(f"deleted {session_id[:SHORT]}  {title}")
     return 0
+
+
+def _title(session: Session) -> str:
+    return one_line(session.title) or "untitled"

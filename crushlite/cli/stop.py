@@ -13,34 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import Client, ConnectionFailed
 from ..errors import CrushliteError, NotFound, ServerInUse, UsageError
-from .common import (
-    add_connection,
-    add_json,
-    address_of,
-    command,
-    one_line,
-    perform,
-    reached,
-    say,
-    show,
-    show_json,
-)
+from .common import add_connection, add_json, address_of, command, reached, say, show, show_json
 from .lookup import SHORT
-from .render import count
+from .text import count, one_line
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-ATTEMPTS = 5  # at a daemon that is about to leave: a connection may be lost to that
+ATTEMPTS = 5  # with a daemon that is about to leave, which may close a connection
 GONE_SECONDS = 30.0  # for a daemon to end its runs and close its databases
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.1  # between two checks whether it still answers
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 DESCRIPTION = """\
-Ask the daemon to leave. It does if it has no workspace open: clients and detached runs keep it, and
-are named. --force ends it all the same, in order: its runs are canceled and recorded as such,
-nothing that was promised is lost. No daemon is what was wanted, and exit code 0.
+Ask the daemon to leave. It does if it has no workspace open; else the clients and detached runs
+that need it are named. --force ends it all the same, in order: its runs are canceled and recorded
+as such, nothing that was promised is lost. If there is no daemon, the exit code is 0.
 """
 EXAMPLES = """\
   crushlite stop
@@ -50,8 +39,9 @@ EXAMPLES = """\
 
 
 @dataclass(slots=True)
-class _Keeper:
-    """A workspace that keeps the daemon: by its runs that have not ended, or by a client."""
+class _Needed:
+    """A workspace that needs the daemon, with its runs that have not ended. Without such a run, a
+    client has it open."""
 
     path: str
     runs: list[str] = field(default_factory=list)
@@ -59,27 +49,24 @@ class _Keeper:
 
 @dataclass(slots=True)
 class _Answer:
-    """`pid` is 0 where no daemon was, `workspaces` and `clients` are what kept one that stays."""
+    """What became of the daemon. `pid` is 0 if there was none; `workspaces` and `clients` are what
+    needs one that stays."""
 
     address: str
     stopped: bool = False
     pid: int = 0
     clients: int = 0
-    workspaces: list[_Keeper] = field(default_factory=list)
+    workspaces: list[_Needed] = field(default_factory=list)
 
 
 def add_parser(commands: Any) -> None:
     parser = command(commands, "stop", DESCRIPTION, run, EXAMPLES)
-    parser.add_argument("--force", action="store_true", help="cancel what keeps it")
-    add_json(parser, "what became of it, and what keeps it,")
+    parser.add_argument("--force", action="store_true", help="cancel what needs it")
+    add_json(parser, "what became of it, and what needs it,")
     add_connection(parser, start=False)
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_stop(options))
-
-
-async def _stop(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     answer = await _ask(options)
     needed = bool(answer.pid) and not answer.stopped
     if options.json:
@@ -101,7 +88,7 @@ async def _ask(options: argparse.Namespace) -> _Answer:
             break
         except ConnectionFailed as error:
             if not error.reached:
-                answer.stopped = bool(answer.pid)  # it was there: somebody else asks it, too
+                answer.stopped = bool(answer.pid)  # it was there: another client asked it as well
                 break
             if attempt == ATTEMPTS - 1:
                 raise
@@ -109,6 +96,8 @@ async def _ask(options: argparse.Namespace) -> _Answer:
 
 
 async def _end(options: argparse.Namespace, answer: _Answer) -> None:
+    """Ask the daemon to leave, and wait until it has. If it stays, fill in what needs it. Raises
+    ConnectionFailed if it is not there, or leaves at this moment."""
     async with reached(options) as client:
         answer.pid = (await client.vitals()).pid
         with _process(answer.address, answer.pid) as handle:
@@ -123,8 +112,8 @@ async def _end(options: argparse.Namespace, answer: _Answer) -> None:
 
 
 async def _until_gone(options: argparse.Namespace, handle: int | None) -> None:
-    """Until its process is gone, and with that its hold on the databases; where that cannot be
-    seen, until it does not answer any more."""
+    """Wait until the process is gone and has released the databases. Where the process cannot be
+    seen: until the daemon does not answer any more. Raises CrushliteError after 30 seconds."""
     try:
         async with asyncio.timeout(GONE_SECONDS):
             if handle is not None:
@@ -142,7 +131,7 @@ async def _until_gone(options: argparse.Namespace, handle: int | None) -> None:
         pass  # it does not answer any more, or not like a daemon that stays
 
 
-# What keeps it ----------------------------------------------------------------------------------
+# What needs it ----------------------------------------------------------------------------------
 
 
 async def _look(client: Client, answer: _Answer) -> None:
@@ -152,16 +141,16 @@ async def _look(client: Client, answer: _Answer) -> None:
         except NotFound:
             continue  # closed since it was listed
         live = [run.run_id for run in runs if run.state != "ended"]
-        answer.workspaces.append(_Keeper(info.path, live))
+        answer.workspaces.append(_Needed(info.path, live))
     answer.clients = (await client.vitals()).clients
 
 
 def _explained(answer: _Answer) -> str:
     lines = ["the daemon is needed and stays:"]
-    for keeper in answer.workspaces:
-        ids = ", ".join(run_id[:SHORT] for run_id in keeper.runs)
-        runs = f"{count(len(keeper.runs), 'run')} ({ids})" if ids else ""
-        lines.append(f"  {one_line(keeper.path)}: {runs or 'open in a client, nothing runs'}")
+    for workspace in answer.workspaces:
+        ids = ", ".join(run_id[:SHORT] for run_id in workspace.runs)
+        runs = f"{count(len(workspace.runs), 'run')} ({ids})" if ids else ""
+        lines.append(f"  {one_line(workspace.path)}: {runs or 'open in a client, nothing runs'}")
     clients = f"close its {count(answer.clients, 'client')} or " if answer.clients else ""
     lines.append(f"{clients}wait, then try again; or cancel what runs: crushlite stop --force")
     return "\n".join(lines)
@@ -171,16 +160,18 @@ def _explained(answer: _Answer) -> str:
 
 
 @contextlib.contextmanager
-def _process(address: str, told: int) -> Iterator[int | None]:
-    """A handle of the process behind a unix socket; None where there is no such thing. The system
-    says who that is, not the daemon. The handle is taken while a connection is open, and after
-    that the daemon still answers on it: so no other process can have got its number."""
+def _process(address: str, claimed: int) -> Iterator[int | None]:
+    """A pidfd of the process that serves a unix socket; None on TCP, or where there are no pidfds.
+
+    The system says which process that is, and it must be the one that the daemon `claimed` to be.
+    The pidfd is opened while a connection is open, and the daemon answers on that connection after
+    it: so no other process can have got its number. Raises ConnectionFailed if it is leaving."""
     if not address.startswith("unix://") or not hasattr(signal, "pidfd_send_signal"):
         yield None
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.ExitStack() as held:
         try:
-            handle = _handle(sock, address.removeprefix("unix://"), told)
+            handle = _handle(sock, address.removeprefix("unix://"), claimed)
             held.callback(os.close, handle)
             sock.sendall(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             leaving = not sock.recv(1)
@@ -191,13 +182,13 @@ def _process(address: str, told: int) -> Iterator[int | None]:
         yield handle
 
 
-def _handle(sock: socket.socket, path: str, told: int) -> int:
+def _handle(sock: socket.socket, path: str, claimed: int) -> int:
     sock.settimeout(GONE_SECONDS)
     sock.connect(path)
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    if pid != told or pid in (0, 1, os.getpid()) or uid != os.geteuid():
-        raise CrushliteError(f"process {pid} of user {uid} listens, not {told}: not ended")
+    if pid != claimed or pid in (0, 1, os.getpid()) or uid != os.geteuid():
+        raise CrushliteError(f"process {pid} of user {uid} listens, not {claimed}: not ended")
     return os.pidfd_open(pid)
 
 

@@ -8,10 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Conflict, CrushliteError, RunNotFound, UsageError
-from .common import Style, add_connection, add_json, command, opened, perform, say, show, show_json
+from .common import add_connection, add_json, command, opened, say, show, show_json
 from .lookup import SHORT, choose
 from .person import agreed
-from .render import count, visible
+from .text import Style, count, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -47,13 +47,9 @@ def add_parser(commands: Any) -> None:
     add_connection(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     if options.json and not (options.yes or options.dry_run):
         raise UsageError("--json asks nothing: add --yes or --dry-run")
-    return perform(_undo(options))
-
-
-async def _undo(options: argparse.Namespace) -> int:
     async with opened(options) as workspace:
         run_id = await _find(workspace, options.run_id)
         changes = await workspace.run_changes(run_id)
@@ -83,13 +79,15 @@ async def _undo(options: argparse.Namespace) -> int:
 
 
 async def _find(workspace: RemoteWorkspace, given: str) -> str:
+    """The id of the run that begins with `given`; without that, the last one that changed files and
+    is not undone. Raises CrushliteError if there is none."""
     changed = await workspace.changed_runs()
     if given:
         others = [info.run_id for info in await workspace.runs()]
         if found := choose(given, dict.fromkeys([*(c.run_id for c in changed), *others]), "runs"):
             return found
         raise RunNotFound(f"no run {given} in {workspace.info.path}: `crushlite runs` lists them")
-    # An undo is not a run: asking again goes further back.
+    # What an undo changed does not count: so the next one goes further back.
     left = [run.run_id for run in changed if not run.undoes and not run.undone]
     if not left:
         raise CrushliteError(f"no run in {workspace.info.path} changed files that are not undone")
@@ -115,20 +113,21 @@ def _show(changes: RunChanges, root: str) -> None:
 
 
 def _diff(file: FileChange, shown: str) -> list[str]:
-    """From what the run left to what was before."""
+    """The diff that putting a file back would be. `shown` is its path."""
     old = f"a/{shown}" if file.exists else "/dev/null"
     new = f"b/{shown}" if file.existed else "/dev/null"
     texts = (_lines(file.after), _lines(file.before))
     lines = list(difflib.unified_diff(*texts, old, new, lineterm=""))
     if not lines:
-        return [f"--- {old}", f"+++ {new}", f"({_unseen(file)})"]
+        return [f"--- {old}", f"+++ {new}", f"({_without_lines(file)})"]
     if len(lines) > SHOWN_LINES:
         left = count(len(lines) - SHOWN_LINES, "more line")
         lines = [*lines[:SHOWN_LINES], f"({left})"]
     return lines
 
 
-def _unseen(file: FileChange) -> str:
+def _without_lines(file: FileChange) -> str:
+    """What changes in a file whose lines stay the same."""
     if file.exists and file.existed:
         return f"its mode becomes {file.mode:o}" if file.before == file.after else "line ends"
     return "empty"

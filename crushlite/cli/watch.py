@@ -9,26 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import Lost, Recovered
 from ..protocol.events import KINDS, ConfigChanged, Resync, to_json
-from ..protocol.messages import Message, ShellCommandPart
-from ..protocol.permissions import PermissionNotification, PermissionRequest
-from ..protocol.questions import QuestionBatch, QuestionNotification
+from ..protocol.messages import Message
+from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import File, Session
-from .common import (
-    Style,
-    add_connection,
-    add_json,
-    command,
-    one_line,
-    opened,
-    perform,
-    say,
-    show,
-    show_json,
-)
-from .follow import CANCELED, signals
+from . import CANCELED
+from .common import add_connection, add_json, command, opened, say, show, show_json
+from .follow import signals
 from .lookup import SHORT, find_session
-from .render import arguments, call_line, ending_words, result_words
+from .render import Requests, ShownMessages, brief_line, request_words
+from .text import Style, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -36,8 +26,10 @@ if TYPE_CHECKING:
     from ..client import RemoteWorkspace
     from ..protocol.events import Envelope
 
+TITLE_CHARS = 30
+
 DESCRIPTION = """\
-Tell what happens in the workspace of this directory until Ctrl-C: prompts, answers, tool calls,
+Print what happens in the workspace of this directory until Ctrl-C: prompts, answers, tool calls,
 permission requests and their answers, endings. It comes back by itself when the connection is lost
 or the daemon is restarted. Watching answers nothing: see `crushlite grant`.
 """
@@ -57,11 +49,7 @@ def add_parser(commands: Any) -> None:
     add_connection(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    return perform(_watch(options))
-
-
-async def _watch(options: argparse.Namespace) -> int:
+async def run(options: argparse.Namespace) -> int:
     with signals():
         try:
             async with opened(options) as workspace:
@@ -69,26 +57,26 @@ async def _watch(options: argparse.Namespace) -> int:
                 async with workspace.events() as events:
                     await workspace.init(interactive=False)
                     say(f"watching {workspace.info.path}; Ctrl-C ends it")
-                    teller = Teller(Style(sys.stdout), only)
-                    await _catch_up(workspace, teller)
+                    lines = EventLines(Style(sys.stdout), only)
+                    await _catch_up(workspace, lines)
                     async for event in events:
                         if options.json:
                             _show_json(event, only)
                         elif isinstance(event.payload, Resync):
-                            await _catch_up(workspace, teller)
+                            await _catch_up(workspace, lines)
                         else:
-                            _show(teller.take(event))
+                            _show(lines.take(event))
         except asyncio.CancelledError:
             return CANCELED  # only a signal cancels this task
     return 1  # the stream was closed, which only we do
 
 
-async def _catch_up(workspace: RemoteWorkspace, teller: Teller) -> None:
-    """Titles, and what waits for an answer now."""
+async def _catch_up(workspace: RemoteWorkspace, lines: EventLines) -> None:
+    """Learn the titles of the sessions, and show what waits for an answer now."""
     for session in await workspace.sessions():
-        teller.name(session)
+        lines.name(session)
     for request in await workspace.permissions():
-        _show(teller.asked(request))
+        _show(lines.request(request))
 
 
 def _show(lines: list[str]) -> None:
@@ -108,17 +96,19 @@ def _show_json(event: Envelope, only: str) -> None:
         show_json(to_json(event.action, payload))
 
 
-class Teller:
-    """Events into lines for people. Each thing is told once, however often its event comes."""
+class EventLines:
+    """Turns events into lines for people. What an event repeats has no second line. With `only`,
+    events of other sessions have none at all."""
 
     def __init__(self, style: Style, only: str = "") -> None:
         self._style = style
         self._only = only
-        self._titles: dict[str, str] = {}
-        self._told: set[str] = set()
-        self._asked: dict[str, str] = {}  # by tool call or batch: whose it is, and what is asked
+        self._titles: dict[str, str] = {}  # by session
+        self._messages = ShownMessages()
+        self._requests = Requests()
 
     def name(self, session: Session) -> None:
+        """Remember the title of a session."""
         self._titles[session.id] = session.title
 
     def take(self, event: Envelope) -> list[str]:
@@ -126,72 +116,32 @@ class Teller:
         if isinstance(payload, Session):
             return self._session(event.action, payload)
         if isinstance(payload, Message):
-            return self._line(payload.session_id, self._message(payload))
-        if isinstance(payload, PermissionRequest):
-            return self.asked(payload)
-        if isinstance(payload, QuestionBatch):
-            words = " / ".join(question.question for question in payload.questions)
-            return self._ask(payload.session_id, payload.id, f"asks: {words}")
-        if isinstance(payload, PermissionNotification | QuestionNotification):
-            return self._answered(payload)
+            found = self._messages.take(payload)
+            lines = [brief_line(new, self._style) for new in found]
+            return self._of(payload.session_id, *lines)
         if isinstance(payload, RunComplete):
-            return self._line(payload.session_id, [self._ending(payload)])
+            return self._of(payload.session_id, self._ending(payload))
         if isinstance(payload, File):
-            return self._line(payload.session_id, [f"changed {payload.path}"])
-        return self._about_us(payload)
+            return self._of(payload.session_id, f"changed {payload.path}")
+        return self.request(payload) or self._about_us(payload)
 
-    def asked(self, request: PermissionRequest) -> list[str]:
-        words = call_line(request.tool_name, request.params)
-        text = f"wants permission: {words} (crushlite grant {request.id[:SHORT]})"
-        return self._ask(request.session_id, request.tool_call_id, text)
-
-    def _ask(self, session_id: str, key: str, text: str) -> list[str]:
-        if key in self._asked:  # an open one is shown again after a return
+    def request(self, payload: object) -> list[str]:
+        """The line of a request that is new, or of the answer to one; none for anything else."""
+        request, verdict = self._requests.take(payload) or (None, "")
+        if request is None:
             return []
-        self._asked[key] = session_id
-        return self._line(session_id, [self._style.yellow(one_line(text))])
-
-    def _answered(self, payload: PermissionNotification | QuestionNotification) -> list[str]:
-        if isinstance(payload, QuestionNotification):
-            key, answer = payload.batch_id, "answered"
-        elif payload.granted or payload.denied:
-            key, answer = payload.tool_call_id, "allowed" if payload.granted else "denied"
-        else:
-            return []
-        session_id = self._asked.pop(key, "")
-        return self._line(session_id, [answer]) if session_id else []
+        if verdict != "asked":
+            return self._of(request.session_id, "answered" if verdict == "closed" else verdict)
+        words = f"asks: {request_words(request)}"
+        if isinstance(request, PermissionRequest):
+            words = f"wants permission: {request_words(request)}"
+            words += f" (crushlite grant {request.id[:SHORT]})"
+        return self._of(request.session_id, self._style.yellow(one_line(words)))
 
     def _session(self, action: str, session: Session) -> list[str]:
         self.name(session)
-        if action == "deleted":
-            return self._line(session.id, ["session deleted"])
-        return self._line(session.id, ["new session"]) if action == "created" else []
-
-    def _message(self, message: Message) -> list[str]:
-        lines = []
-        if message.role == "user":
-            for part in message.parts:
-                if isinstance(part, ShellCommandPart):
-                    words = f"$ {part.command} (exit code {part.exit_code})"
-                    lines += self._once(message.id, self._style.cyan(one_line(words)))
-            if message.text:
-                lines += self._once(message.id, self._style.cyan(one_line(f"> {message.text}")))
-        for call in message.tool_calls:
-            if call.finished:
-                lines += self._once(call.id, f"tool {call_line(call.name, arguments(call))}")
-        for result in message.tool_results:
-            mark = "failed: " if result.is_error else ""
-            lines += self._once(f"{result.tool_call_id}/r", f"  {mark}{result_words(result)}")
-        if message.finish is not None and message.role == "assistant":
-            text = one_line(message.text) or ending_words(message.finish)
-            lines += self._once(message.id, one_line(text)) if text else []
-        return lines
-
-    def _once(self, key: str, line: str) -> list[str]:
-        if key in self._told:
-            return []
-        self._told.add(key)
-        return [line]
+        lines = {"created": "new session", "deleted": "session deleted"}
+        return self._of(session.id, lines.get(action, ""))
 
     def _ending(self, ending: RunComplete) -> str:
         run = f"run {ending.run_id[:SHORT]}"
@@ -208,9 +158,10 @@ class Teller:
             return ["connected again"]
         return ["configuration changed"] if isinstance(payload, ConfigChanged) else []
 
-    def _line(self, session_id: str, lines: list[str]) -> list[str]:
+    def _of(self, session_id: str, *lines: str) -> list[str]:
+        """Lines about a session, with its name in front; empty ones are left out."""
         if self._only and session_id != self._only:
             return []
-        title = one_line(self._titles.get(session_id, ""))[:30]
+        title = one_line(self._titles.get(session_id, ""))[:TITLE_CHARS]
         who = self._style.dim(f"{session_id[:SHORT]} {title}:")
-        return [f"{who} {line}" for line in lines]
+        return [f"{who} {line}" for line in lines if line]

@@ -1,22 +1,19 @@
-"""`crushlite web`: open the web console, at the directory we stand in.
+"""`crushlite web`: open the web console of the current directory.
 
-The daemon listens on loopback from then on. The address it hands out has a one-time code in its
-fragment, which a browser sends to nobody; the page exchanges it for a token.
+The daemon listens on loopback from then on. The address that it returns has a one-time code in its
+fragment, which a browser does not send; the page exchanges it for a token.
 """
 
 from __future__ import annotations
 
 import argparse
 import webbrowser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from ..launch import join
 from ..protocol.web import WebAddress
-from .common import add_connection, add_json, command, perform, say, show_json, wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .common import add_connection, add_json, command, say, show, show_json, wanted
 
 EXAMPLES = """\
   crushlite web                # of this directory, in the default browser
@@ -31,7 +28,7 @@ def add_parser(commands: Any) -> None:
         "Open the web console of this directory in a browser. The daemon is found or started, and "
         "made to listen on loopback if it does not yet. The address that is printed opens the "
         "console once, within a minute; the browser is remembered until the daemon leaves.",
-        web,
+        run,
         EXAMPLES,
     )
     add_connection(parser)
@@ -48,21 +45,17 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def web(options: argparse.Namespace) -> int:
-    return perform(_web(options, webbrowser.open))
-
-
-async def _web(options: argparse.Namespace, browse: Callable[[str], bool]) -> int:
+async def run(options: argparse.Namespace) -> int:
     workspace = await join(wanted(options, say))
     async with workspace.client as client:
         address = await client.web(options.port)
-    # No goodbye: for a while the workspace waits for the page, which takes it over.
+    # The client does not say goodbye: so the workspace stays open until the page has connected.
     path = quote(workspace.info.path, safe="/")
     address = WebAddress(f"{address.url}&path={path}", address.expires_in)
     if options.json:
         show_json(address)
     else:
-        print(address.url, flush=True)
-    if not options.no_open and not browse(address.url):
+        show(address.url)
+    if not options.no_open and not webbrowser.open(address.url):
         say("no browser was found: open the address yourself, within a minute")
     return 0

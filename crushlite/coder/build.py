@@ -1,4 +1,4 @@
-"""From a configuration to an agent."""
+"""Making the agent of a workspace from its configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..clock import Clock
     from ..config import Config, Selected
-    from .coder import Brain
+    from .loop import ServedModel
     from .proxies import Proxies
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ def coder_or_offline(
 
 
 def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> Agent | None:
-    """The coder with the configured models; None if there is none it could use."""
+    """The coder with the configured models; None if no usable model is configured."""
     if config.large is None or config.small is None:
         return None
-    from .coder import CoderAgent, CoderOptions
+    from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
     from .tools.base import ToolContext
     from .tools.registry import all_tools
@@ -50,20 +50,19 @@ def coder(path: Path, env: Mapping[str, str], config: Config, clock: Clock) -> A
     return Agent(
         CoderAgent(
             context=ToolContext(path, scrubbed_environment(env, config.secrets())),
-            large=_brain(config.large, clock, proxies),
-            small=_brain(config.small, clock, proxies),
-            tools=all_tools(disabled=config.options.disabled_tools),
+            large=_served(config.large, clock, proxies),
+            small=_served(config.small, clock, proxies),
+            tools=all_tools(config.options.disabled_tools, clock=clock),
             options=options,
             clock=clock,
         )
     )
 
 
-def _brain(selected: Selected, clock: Clock, proxies: Proxies) -> Brain:
-    from .coder import Brain
+def _served(selected: Selected, clock: Clock, proxies: Proxies) -> ServedModel:
+    from .loop import ServedModel
     from .providers.build import provider_of
 
-    provider = selected.provider
-    model, choice = selected.model, selected.choice
-    asked = provider_of(provider, clock, proxies)
-    return Brain(asked, model, choice, provider.system_prompt_prefix)
+    provider = provider_of(selected.provider, clock, proxies)
+    prefix = selected.provider.system_prompt_prefix
+    return ServedModel(provider, selected.model, selected.choice, prefix)

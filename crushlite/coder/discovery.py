@@ -1,9 +1,9 @@
-"""Models that nobody listed: those of configured providers, and of a server on this machine.
+"""Finding models that are not in the configuration.
 
-A provider that is configured without models is asked for them. If nothing at all is configured, the
-usual ports of the usual model servers are tried, on loopback and nowhere else: whoever has started
-one of them has said enough. All of it is a convenience. It takes a fraction of a second, it fails
-nobody, and an answer is remembered for a while, "nothing there" only briefly.
+A provider that is configured without models is asked for its list. If nothing at all is configured,
+the usual ports of the usual model servers are tried, on loopback only: a user who has started one
+of them wants it to be used. This takes a fraction of a second and never fails a request. Answers
+are remembered for a minute, missing ones for a few seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..config import Provider
 from ..protocol.config import Model
 from .providers.base import ProviderError
 from .providers.build import provider_of
-from .providers.transport import MODELS_SECONDS, Timeouts, Transport, refusal
+from .providers.failures import refusal
+from .providers.transport import MODELS_SECONDS, Timeouts, Transport
 from .proxies import proxies_of
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROBE_SECONDS = 0.2  # for a port of this machine, or for a list that nobody waits for
-FOUND_SECONDS = 60.0  # how long a list of models is believed,
-NONE_SECONDS = 5.0  # and how long that there is none
+PROBE_SECONDS = 0.2  # for a server of this machine, and for a list that is not needed now
+FOUND_SECONDS = 60.0  # how long a list of models is remembered,
+NONE_SECONDS = 5.0  # and how long that there was none
 
 _NO_CHAT = re.compile(r"embed|rerank|whisper|(?:^|[-/_])(?:bge|tts|clip)(?:[-_]|$)", re.I)
 
@@ -57,24 +58,25 @@ LOCAL_SERVERS = (
 
 
 class Discovery:
-    """`local` are the servers to look for on this machine, the first that answers is taken."""
+    """Finds models. `local` are the servers to look for on this machine; the first of them that
+    answers is taken."""
 
     def __init__(self, clock: Clock, local: Sequence[LocalServer] = ()) -> None:
         self._clock = clock
         self._local = tuple(local)
-        # By whom was asked, and how: until when it counts, and the ids.
+        # By the server and how it was asked: until when the answer counts, and the ids in it.
         self._known: dict[tuple[object, ...], tuple[float, list[str]]] = {}
 
     async def complete(self, env: Mapping[str, str], config: Config, again: bool) -> Config:
-        """The configuration with the models that were found; never fails. With `again` nothing
-        that is remembered counts."""
+        """The configuration with the models that were found. Never raises. With `again`, nothing
+        that is remembered is used."""
         if again:
             self._known.clear()
         waiting = [provider for provider in config.providers.values() if provider.discover]
         if waiting:
-            # Without any model there is nothing to do but wait for them.
-            patience = MODELS_SECONDS if config.large is None or again else PROBE_SECONDS
-            lists = await asyncio.gather(*(self._listed(p, env, patience) for p in waiting))
+            # Without any model nothing can be done before the lists are here.
+            seconds = MODELS_SECONDS if config.large is None or again else PROBE_SECONDS
+            lists = await asyncio.gather(*(self._listed(p, env, seconds) for p in waiting))
             found = {p.id: _models(ids) for p, ids in zip(waiting, lists, strict=True)}
             config = config.discovered(found)
         servers = [s for s in self._local if config.wants_local(s.id)]
@@ -86,12 +88,14 @@ class Discovery:
         return config
 
     async def _listed(
-        self, provider: Provider, env: Mapping[str, str], patience: float
+        self, provider: Provider, env: Mapping[str, str], seconds: float
     ) -> list[str]:
+        """The models that a configured provider lists; empty if it does not answer in time."""
+
         async def ask() -> list[str]:
             asked = provider_of(provider, self._clock, proxies_of(env))
             try:
-                return await asked.list_models(patience)
+                return await asked.list_models(seconds)
             finally:
                 await asked.aclose()
 
@@ -100,6 +104,8 @@ class Discovery:
         return await self._remembered(key, ask, f"{provider.id} lists no models", logging.WARNING)
 
     async def _probed(self, server: LocalServer) -> list[str]:
+        """The models that a server of this machine lists; empty if it does not run."""
+
         async def ask() -> list[str]:
             timeouts = Timeouts(connect=PROBE_SECONDS)
             transport = Transport(server.base_url, headers=(), clock=self._clock, timeouts=timeouts)
@@ -118,6 +124,8 @@ class Discovery:
         reason: str,
         level: int,
     ) -> list[str]:
+        """The answer for `key` that is remembered, else a new one of `ask`; empty if that fails,
+        which is logged with `reason`."""
         now = self._clock.time()
         self._known = {k: entry for k, entry in self._known.items() if entry[0] > now}
         if key in self._known:
@@ -134,7 +142,8 @@ class Discovery:
 
 
 def _offered(answer: Any) -> list[str]:
-    """Stricter than for a provider that somebody named: any program may listen on such a port."""
+    """The ids in a list of models. Raises ProviderError unless it has exactly the shape that OpenAI
+    defined: any program may listen on a usual port, not only a model server."""
     listed = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(listed, list) or answer.get("object") != "list":
         raise refusal(answer)
@@ -143,7 +152,7 @@ def _offered(answer: Any) -> list[str]:
 
 
 def _models(ids: list[str]) -> list[Model]:
-    """The first one is what is used if nobody chooses: no model that cannot talk."""
+    """The models of these ids. Those that cannot chat come last: the first one is the default."""
     ordered = sorted(ids, key=lambda ident: _NO_CHAT.search(ident) is not None)
     return [Model(id=ident, name=ident) for ident in ordered]
 

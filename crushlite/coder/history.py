@@ -1,10 +1,10 @@
-"""Stored messages as a model request wants them: complete, alternating as providers insist, valid.
+"""Stored messages as the conversation of a model request.
 
-Stored history is what clients saw, and that includes turns that were canceled, failed or cut off by
-a crash. A provider refuses a history with a tool call that has no result, a result without a call,
-or an empty assistant message, and would refuse it for ever: so it is repaired each time it is read.
+The stored history is what clients saw, with turns that were canceled, failed or cut off by a crash.
+Providers refuse a history with a tool call that has no result, a result without a call, or an empty
+assistant message, and would refuse every later request too. So it is repaired for each request.
 
-Each stored user message goes to the model as its own message, its text exactly as typed.
+Each stored user message becomes a message of its own, with its text exactly as typed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 def chat_messages(
     messages: Sequence[Message], *, summary_id: str = "", images: bool = False
 ) -> list[ChatMessage]:
-    """The conversation from the last summary on. `images` says whether the model takes them."""
+    """The conversation, beginning with the summary of this id if there is one. `images` says
+    whether the model accepts images."""
     start = next((n for n, m in enumerate(messages) if summary_id and m.id == summary_id), None)
     answered = _results(messages[start or 0 :])
     chat: list[ChatMessage] = []
@@ -45,7 +46,7 @@ def chat_messages(
 
 
 def _results(messages: Sequence[Message]) -> dict[str, ChatMessage]:
-    """Tool results by call id. They follow their call wherever they are stored."""
+    """Tool results by the id of their call, wherever they are stored."""
     answered: dict[str, ChatMessage] = {}
     for message in messages:
         for result in message.tool_results if message.role == "tool" else ():
@@ -70,7 +71,7 @@ def _user(message: Message, *, images: bool) -> ChatMessage:
 
 
 def _is_image(part: BinaryPart) -> bool:
-    """One that providers take. A broken one would have every later request refused, too."""
+    """Whether providers accept this image. One that they refuse would fail every later request."""
     if part.mime_type not in IMAGE_TYPES:
         return False
     try:
@@ -80,6 +81,7 @@ def _is_image(part: BinaryPart) -> bool:
 
 
 def _decoded(data: str) -> str:
+    """The text of an attached file."""
     try:
         return base64.b64decode(data, validate=True).decode("utf-8", "replace")
     except ValueError:
@@ -87,7 +89,7 @@ def _decoded(data: str) -> str:
 
 
 def _assistant(message: Message, answered: dict[str, ChatMessage]) -> list[ChatMessage]:
-    """The message and the results of its calls; nothing if it is empty."""
+    """The message, followed by the results of its calls; nothing if it is empty."""
     thought = next((part for part in message.parts if isinstance(part, ReasoningPart)), None)
     calls = [ToolCall(call.id, call.name, valid_input(call.input)) for call in message.tool_calls]
     if not message.text and not calls:
@@ -95,17 +97,17 @@ def _assistant(message: Message, answered: dict[str, ChatMessage]) -> list[ChatM
     chat = ChatMessage("assistant", message.text, tool_calls=calls)
     if thought is not None:
         chat.thinking, chat.signature = thought.thinking, thought.signature
-    missing = [
+    results = [
         ChatMessage("tool", INTERRUPTED, tool_call_id=call.id, is_error=True)
         if call.id not in answered
         else answered[call.id]
         for call in calls
     ]
-    return [chat, *missing]
+    return [chat, *results]
 
 
 def valid_input(text: str) -> str:
-    """Tool arguments as a JSON object; `{}` for anything else."""
+    """The arguments of a tool call if they are a JSON object, else `{}`."""
     try:
         value = parsed_input(text)
     except ValueError:
@@ -114,8 +116,8 @@ def valid_input(text: str) -> str:
 
 
 def parsed_input(text: str) -> Any:
-    """Tool arguments as a value; ValueError for what any strict reader of JSON would refuse: the
-    text is stored, and sent again with every later request."""
+    """The arguments of a tool call as a value. Raises ValueError for what a strict JSON parser
+    refuses (NaN, for example), because the text is sent to providers with every later request."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:
@@ -127,5 +129,6 @@ def _refuse(constant: str) -> None:
 
 
 def estimated_tokens(*texts: str) -> int:
-    """For servers that report no usage: about four characters to a token."""
+    """About how many tokens the texts have, four characters to a token: for servers that report no
+    usage."""
     return sum(len(text) for text in texts) // 4

@@ -1,7 +1,7 @@
-"""What the coder agent tells its model besides the conversation: one system message.
+"""The prompts of the coder: the system message, and those for summaries and titles.
 
-Context files, the environment and reminders all live in the system message, so that nothing follows
-the newest user or tool message and the text of a user stays exactly as typed.
+Context files, facts about the environment and reminders are all in the system message. So nothing
+follows the newest user or tool message, and the text of a user stays exactly as typed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ Answer with the title only: no quotes, no full stop, in the language of the mess
 def system_prompt(
     path: Path, files: Sequence[tuple[str, str]], *, prefix: str = "", interactive: bool = True
 ) -> str:
+    """The system message for the project at `path`; `files` are pairs of a name and a text."""
     parts = [prefix] if prefix else []
     parts.append(ROLE)
     facts = [
@@ -61,17 +62,18 @@ def system_prompt(
 
 
 def context_files(path: Path, names: Sequence[str]) -> list[tuple[str, str]]:
-    """The project's own instructions, as far as they exist and can be read as text. A link that
-    leads out of the project is not one of them: a repository must not choose what is read there."""
+    """The context files of a project, as pairs of a name and a text; those that do not exist or
+    cannot be read are left out. So are links out of the project: a repository must not decide what
+    is read there."""
     found: dict[Path, tuple[str, str]] = {}
     for name in names:
         try:
             if not os.path.lexists(os.path.join(path, os.path.expanduser(name))):
-                continue  # as most of them: following every link there costs a hundred times
+                continue  # most do not exist, and `locate` takes a hundred times as long
             place = locate(path, name)
             if place.inside and place.path not in found:
                 data, _ = read_bytes(place)
                 found[place.path] = (name, data[:CONTEXT_BYTES].decode("utf-8", "replace"))
         except (BadRequest, ValueError):
-            continue  # a file that is not there or cannot be read is as good as none
+            continue  # not a readable file
     return list(found.values())

@@ -1,8 +1,8 @@
-"""Which proxy the environment wants for an address.
+"""Which proxy the environment names for a server.
 
 The variables are those that curl and most tools read: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and
-NO_PROXY, in small letters or capitals; small ones win. A host of this machine is never asked for
-through a proxy, whatever the variables say: the proxy would look on its own machine.
+NO_PROXY, in lower case or upper case; lower case wins. A host of this machine is always reached
+directly, whatever the variables say: a proxy would look for it on its own machine.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from .tunnel import Proxy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
-_PORTS = {"http": 80, "https": 443}
+HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a name or an address, without brackets
+PORTS = {"http": 80, "https": 443}
 
 
 class Proxies:
+    """The proxies that an environment names."""
+
     def __init__(self, env: Mapping[str, str]) -> None:
         self._http = _first(env, "http_proxy", "all_proxy")
         self._https = _first(env, "https_proxy", "all_proxy")
         self._direct = [e for e in re.split(r"[,\s]+", _first(env, "no_proxy")[1].lower()) if e]
 
     def find(self, host: str, port: int, *, secure: bool) -> Proxy | None:
-        """The proxy for a server; None for none. BadRequest if the variable makes no sense: going
-        around a proxy that somebody wants to be used would be worse."""
+        """The proxy for a server; None if it is reached directly. Raises BadRequest if the variable
+        is not a proxy's address: connecting directly is not what the user wants then."""
         variable, wanted = self._https if secure else self._http
         if not wanted or is_loopback(host) or self._is_direct(host.lower().rstrip("."), port):
             return None
@@ -44,12 +46,12 @@ class Proxies:
 
 
 def proxies_of(env: Mapping[str, str]) -> Proxies:
-    """For a workspace: what its client's environment says, else the daemon's own."""
+    """The proxies of a workspace: its client's environment counts, then the daemon's own."""
     return Proxies({**os.environ, **env})
 
 
 def _first(env: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """The first of some variables that is set: its name, and its value."""
+    """Name and value of the first of these variables that is set; empty texts if none is."""
     for spelling in (spelling for name in names for spelling in (name, name.upper())):
         if value := env.get(spelling, "").strip():
             return spelling, value
@@ -57,8 +59,8 @@ def _first(env: Mapping[str, str], *names: str) -> tuple[str, str]:
 
 
 def _covers(entry: str, host: str, port: int) -> bool:
-    """An entry of NO_PROXY: `*`, a name that stands for all below it too, an address, a network of
-    addresses, each but the first and the last with or without a port."""
+    """Whether an entry of NO_PROXY covers a host. An entry is `*`, a name (which covers all names
+    below it too) or an address, both with or without a port, or a network of addresses."""
     if entry == "*":
         return True
     if "/" in entry:
@@ -79,21 +81,22 @@ def _covers(entry: str, host: str, port: int) -> bool:
 
 
 def _proxy(variable: str, text: str) -> Proxy:
-    """Errors name the variable and not its value, which may hold a password."""
+    """The proxy that a variable names. Raises BadRequest, which names the variable and not its
+    value: that may hold a password."""
     try:
         url = urlsplit(text if "://" in text else f"http://{text}")
         host, port = url.hostname or "", url.port
     except ValueError:
         raise BadRequest(f"{variable} is not the address of a proxy") from None
-    if url.scheme not in _PORTS:
+    if url.scheme not in PORTS:
         raise BadRequest(f"{variable} names a {url.scheme} proxy: only http and https ones work")
-    if not _HOST.fullmatch(host) or port == 0:
+    if not HOST.fullmatch(host) or port == 0:
         raise BadRequest(f"{variable} is not the address of a proxy")
     authorization = ""
     if url.username is not None:
         pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
         authorization = "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
-    return Proxy(host, port or _PORTS[url.scheme], url.scheme == "https", authorization)
+    return Proxy(host, port or PORTS[url.scheme], url.scheme == "https", authorization)
 
 
 NO_PROXIES = Proxies({})

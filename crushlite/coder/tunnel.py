@@ -1,8 +1,8 @@
-"""Connections through a proxy: CONNECT, and TLS inside of it.
+"""TLS to a server inside of a tunnel through a proxy, opened with CONNECT.
 
-The proxy learns only the name and port of the server: everything else is encrypted for the server.
-For plain http the callers send the request to the proxy itself, which may refuse to CONNECT to such
-a port.
+The proxy learns the name and port of the server and nothing else: the rest is encrypted for the
+server. Plain http does not use a tunnel, which a proxy may well refuse for port 80: such a request
+is sent to the proxy as if it were the server (see connecting.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([\x20-\x7e]*))?\r?\n")
 class Proxy:
     host: str
     port: int
-    secure: bool = False  # with TLS
+    secure: bool = False  # the proxy itself is reached with TLS
     authorization: str = field(default="", repr=False)  # value of Proxy-Authorization: a secret
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Proxy:
 
 
 class ProxyRefused(ConnectFailed):
-    """The proxy refused. Trying again later may help only if its status is 5xx."""
+    """The proxy cannot be used or refuses to connect. A retry helps only if `status` is 5xx."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -42,8 +42,7 @@ class ProxyRefused(ConnectFailed):
 
 
 class TunnelConnector:
-    """Connects to `host:port` with TLS, through a proxy. `proxy_ssl` is for a secure proxy. Raises
-    ConnectFailed, or ProxyRefused with the proxy's answer."""
+    """Connects to `host:port` with TLS, through a proxy. `proxy_ssl` is for a secure proxy."""
 
     def __init__(
         self,
@@ -55,30 +54,32 @@ class TunnelConnector:
         proxy_ssl: ssl_module.SSLContext | None = None,
     ) -> None:
         self._proxy = proxy
-        self._place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._ssl = ssl
         self._to_proxy = TCPConnector(proxy.host, proxy.port, ssl=proxy_ssl)
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        answer = _ConnectAnswer()
+        """Raises ProxyRefused, or ConnectFailed if the connection or TLS fails."""
+        answer = _ProxyAnswer()
         transport = await self._to_proxy.connect(lambda: answer)
         try:
             transport.write(self._request())
             await answer.head
             self._check(bytes(answer.data))
-            return await self._secured(transport, factory())
+            return await self._start_tls(transport, factory())
         except BaseException:
             transport.abort()
             raise
 
     def _request(self) -> bytes:
-        lines = [f"CONNECT {self._place} HTTP/1.1", f"Host: {self._place}"]
+        lines = [f"CONNECT {self._address} HTTP/1.1", f"Host: {self._address}"]
         if self._proxy.authorization:
             lines.append(f"Proxy-Authorization: {self._proxy.authorization}")
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
     def _check(self, head: bytes) -> None:
+        """Raise ProxyRefused unless the proxy's answer has a status of 2xx."""
         found = _STATUS.match(head)
         if found is None:
             raise ProxyRefused(f"the proxy {self._proxy} does not speak HTTP")
@@ -87,7 +88,7 @@ class TunnelConnector:
             words = f"{status} {reason}".strip()
             raise ProxyRefused(f"the proxy {self._proxy} answered {words}", status)
 
-    async def _secured(
+    async def _start_tls(
         self, transport: asyncio.Transport, protocol: asyncio.Protocol
     ) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
@@ -96,16 +97,16 @@ class TunnelConnector:
                 transport, protocol, self._ssl, server_hostname=self._host
             )
         except OSError as error:  # includes ssl.SSLError
-            raise ConnectFailed(f"no TLS with {self._place}: {error}") from error
+            raise ConnectFailed(f"no TLS with {self._address}: {error}") from error
         if secured is None:
-            raise ConnectFailed(f"no TLS with {self._place}: the connection was lost")
-        protocol.connection_made(secured)  # start_tls leaves that to us
+            raise ConnectFailed(f"no TLS with {self._address}: the connection was lost")
+        protocol.connection_made(secured)  # start_tls does not call it
         return secured
 
 
-class _ConnectAnswer(asyncio.Protocol):
-    """The head of the proxy's answer. No bytes of the server can follow it: in TLS the client
-    speaks first."""
+class _ProxyAnswer(asyncio.Protocol):
+    """Reads the head of the proxy's answer. No byte of the server can follow it: with TLS, the
+    server waits for ours."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -126,4 +127,4 @@ class _ConnectAnswer(asyncio.Protocol):
             self.head.set_result(None)
         else:
             self.head.set_exception(error)
-            self.head.exception()  # marks it as seen: `connect` may have been cancelled
+            self.head.exception()  # fetched, or asyncio complains when `connect` was cancelled

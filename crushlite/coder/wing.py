@@ -1,4 +1,4 @@
-"""The coder: the agents `auto` and `coder` of `serve --agent`."""
+"""The coder's wing: the agents `auto` and `coder` of `serve --agent`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class CoderWing(Wing):
         self._local = local
 
     def agent(self, name: str, clock: Clock) -> AgentFactory | None:
-        # Its models come from the configuration files.
+        # The coder's models come from the configuration files.
         if name not in ("auto", "coder") or not has_wing("config"):
             return None
-        # Imported here, as everything that speaks to models: whoever runs an agent of their own
-        # does not pay for it with a slower start.
+        # Imported here, with all that speaks to models: a daemon with another agent starts faster.
         from .build import coder, coder_or_offline
         from .discovery import LOCAL_SERVERS, Discovery
 

@@ -1,1 +1,1 @@
-"""Commands under a keeper: started, read, killed with everything below them, kept as jobs."""
+"""Commands that run under a keeper process: starting, reading, killing, keeping them as jobs."""

@@ -1,5 +1,6 @@
-"""Background commands. They belong to a session, not to a run: they end by themselves, when they
-are killed, when their session is deleted, or with the workspace.
+"""Background jobs: commands that belong to a session, not to a run.
+
+A job ends by itself, when it is killed, when its session is deleted, or when the workspace closes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 
 class JobOutput(NamedTuple):
+    """The output of a job so far. `exit` is None while it runs."""
+
     text: str
     done: bool
     exit: Exit | None
@@ -29,10 +32,10 @@ class _Job:
 
 
 class Background:
-    """The background commands of a workspace. They belong to a session, not to a run.
+    """The background jobs of one workspace.
 
-    A job that has ended stays until its output was read, for an hour, or until too many newer
-    ones have ended.
+    A job that has ended stays in the list until its output was read, for `keep` seconds, or until
+    more than `kept` newer ones have ended. At most `live` jobs may run.
     """
 
     def __init__(
@@ -52,7 +55,8 @@ class Background:
         return len(self._jobs) - len(self._ended)
 
     def adopt(self, session_id: str, command: Command) -> str:
-        """Make a job of a command that already runs; returns the job's id."""
+        """Make a job of a running command. Return the job's id. Raises Conflict if the workspace is
+        closing or too many jobs run."""
         if self._closed:
             raise Conflict("the workspace is closing: no new jobs")
         if self.live >= self._max_live:
@@ -67,28 +71,30 @@ class Background:
         return job_id
 
     def output(self, job_id: str, session_id: str) -> JobOutput:
-        """What a session's job has said so far. One that has ended is forgotten after this."""
+        """The output of a session's job so far. A job that has ended leaves the list with this
+        call. Raises NotFound for a job that the session does not have."""
         job = self._find(job_id, session_id)
         if job.exit is not None:
             self._forget(job_id)
         return JobOutput(job.command.output.text(), job.exit is not None, job.exit)
 
     async def kill(self, job_id: str, session_id: str) -> Exit | None:
-        """End a session's job; returns when it is dead. Its output stays readable."""
+        """Kill a session's job and wait until it is dead. Its output stays readable. Raises
+        NotFound for a job that the session does not have."""
         job = self._find(job_id, session_id)
         await self._kill([job])
         return job.exit
 
     async def kill_session(self, session_id: str) -> None:
-        """End the jobs of a session and forget them."""
-        await self._drop([key for key, job in self._jobs.items() if job.session_id == session_id])
+        """Kill the jobs of a session and remove them from the list."""
+        await self._remove([key for key, job in self._jobs.items() if job.session_id == session_id])
 
     async def close(self) -> None:
-        """End all jobs, take no new ones."""
+        """Kill all jobs; later calls of `adopt` raise Conflict."""
         self._closed = True
-        await self._drop(list(self._jobs))
+        await self._remove(list(self._jobs))
 
-    async def _drop(self, ids: list[str]) -> None:
+    async def _remove(self, ids: list[str]) -> None:
         await self._kill([self._jobs[job_id] for job_id in ids])
         for job_id in ids:
             self._forget(job_id)
@@ -102,6 +108,7 @@ class Background:
         return job
 
     def _end(self, job_id: str, result: Exit) -> None:
+        """The command of a job has ended: keep its output for a while."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -118,7 +125,7 @@ class Background:
             job.expiry.cancel()
 
     async def _kill(self, jobs: list[_Job]) -> None:
-        """Returns when all of them are dead."""
+        """Kill jobs and wait until all of them are dead."""
         for job in jobs:
             job.command.kill()
         await asyncio.gather(*(job.command.done for job in jobs), return_exceptions=True)

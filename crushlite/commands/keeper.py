@@ -1,28 +1,29 @@
-"""The keeper: a small process that stands between the daemon and one command.
+"""The keeper: a small process between the daemon and one command. It kills what the command leaves.
 
-It exists because nobody else can do what it does. A daemon that was killed with -9 kills nobody,
-and a process group does not hold a `setsid` or a double fork. The keeper is the *subreaper* of its
-command: whatever is orphaned below it becomes its own child, so "I have no children" means that
-nothing of the command is left, however it was started. And it hangs on the daemon by a socket,
-which the kernel closes however the daemon ends.
+The daemon cannot do that itself: after a kill -9 it kills nothing, and a process group loses every
+process that calls `setsid` or forks twice. The keeper is the *subreaper* of its command: a process
+below it whose parent exits becomes the keeper's own child. So when the keeper has no children,
+nothing of the command is left, however it was started. A socket connects it to the daemon; the
+kernel closes it however the daemon ends.
 
     fd 0       the channel: a stream socket to the daemon
-    fd 1, 2    the command's output; the keeper lets go of it once the command runs
+    fd 1, 2    the command's output; the keeper closes its copies once the command runs
 
-The daemon sends one request and nothing after it. Its shutdown of the channel, or its death, means
-"kill everything". The keeper answers in lines:
+The daemon sends one request and nothing after it. When it shuts the channel down, or dies, the
+keeper kills everything. The keeper answers in lines:
 
-    pid PID                 the main process, told by itself before it becomes the program
-    started                 the program runs
-    failed STAGE ERRNO      it could not be started: STAGE is start, cwd or exec
-    ended CODE CUT LEFT     its main process is gone and so is everything it left behind. CUT is 1
-                            if the daemon hung up first, LEFT counts those who could not be killed
+    pid PID                      the main process, sent by itself before it becomes the program
+    started                      the program runs
+    failed STAGE ERRNO           it could not be started: STAGE is start, cwd or exec
+    ended CODE KILLED SURVIVORS  the main process has exited, and everything below the keeper is
+                                 dead. KILLED is 1 if the end of the channel came first;
+                                 SURVIVORS counts the processes that could not be killed
 
-Linux does all this. Where there is no subreaper (macOS) the command's process group is all that is
-found; a `setsid` escapes there.
+This is what happens on Linux. Where there is no subreaper (macOS), only the command's process group
+is killed, and a process that called `setsid` escapes.
 
-Knows nothing of: the package. It runs as `python -I -S keeper.py` before every command, so it
-imports next to nothing; a start costs the price of its imports.
+The keeper knows nothing of the package. It runs as `python -I -S` before every command and imports
+next to nothing, because each start pays for its imports.
 """
 
 import os
@@ -42,17 +43,17 @@ else:
 
 CHANNEL = 0
 SHELLS = (b"bash", b"/bin/bash", b"sh", b"/bin/sh")
-# What a command leaves behind may end by itself, as the `tee` of `> >(tee log)` does with its last
-# lines, before it is killed. A hang-up is not so patient.
+# Seconds that the processes a command leaves behind have to exit by themselves, as the `tee` of
+# `> >(tee log)` does after its last lines. Not granted when the daemon wants the command dead.
 LINGER = 0.05
-# Nobody died for so long although all were killed: they are another user's (sudo), or the kernel
-# holds them.
+# If no process has exited for so many seconds of killing, the rest cannot be killed: they belong to
+# another user (sudo), or hang in the kernel.
 GIVE_UP = 1.0
 PAUSE = 0.005
-# Passes that only stop what they find. Two processes that revive each other must both be stopped
-# before one is killed; but whoever forks faster than a pass would never be killed.
+# Passes that only stop processes. Two processes that restart each other must both be stopped before
+# one is killed; but processes that fork faster than a pass would never be killed that way.
 STOPPING_PASSES = 4
-CHASE = 200
+CHILD_PASSES = 200
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -62,21 +63,21 @@ def main() -> None:
     request = _receive()
     if request is None:
         return
-    wake = _listen_for_deaths()
+    wake = _prepare_signals()
     reaper = _become_subreaper()
     pid = _start(request)
     if not pid:
         return
-    _say("started")
-    _let_go_of_output()
+    _send("started")
+    _release_output()
     descendants = _Descendants(pid, wake, sees_all=reaper)
-    cut = descendants.watch()
-    left = descendants.kill()
-    _say(f"ended {descendants.code} {int(cut)} {left}")
+    killed = descendants.watch()
+    survivors = descendants.kill()
+    _send(f"ended {descendants.code} {int(killed)} {survivors}")
 
 
 def _receive() -> list[bytes] | None:
-    """The request's fields, or None if the daemon hung up before it was complete.
+    """Read the request. Return its fields, or None if the channel ended before it was complete.
 
     A length in a line of its own, then: folder, `shell` or `argv`, the number of arguments, the
     arguments, the variables. They are separated by NUL, which none of them can hold.
@@ -86,33 +87,33 @@ def _receive() -> list[bytes] | None:
     return data.split(b"\0") if size and len(data) == size else None
 
 
-def _say(line: str) -> None:
+def _send(line: str) -> None:
+    """Send a line to the daemon, if it still lives."""
     try:
         os.write(CHANNEL, line.encode() + b"\n")
     except OSError:
-        pass  # the daemon is dead; there is still the killing to do
+        pass  # the daemon is dead; the command must be killed all the same
 
 
-def _listen_for_deaths() -> int:
-    """Ignore what could end the keeper before its work is done; the fd returned wakes at a death.
-
-    A command may well signal its parent, or every Python there is.
-    """
+def _prepare_signals() -> int:
+    """Ignore every signal that can be ignored: a command may signal its parent, or every Python
+    process. Return an fd that becomes readable when a child exits."""
     for number in range(1, signal.NSIG):
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
             try:
                 signal.signal(number, signal.SIG_IGN)
             except (OSError, ValueError):
-                pass  # two numbers are the threading library's own
-    wake, bell = os.pipe()
+                pass  # two numbers are reserved by the threading library
+    wake, wake_writer = os.pipe()
     os.set_blocking(wake, False)
-    os.set_blocking(bell, False)
-    signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     return wake
 
 
 def _prctl(option: int, value: int) -> bool:
+    """Call prctl(2). Return whether it succeeded; False on other systems than Linux."""
     if sys.platform != "linux":
         return False
     import ctypes
@@ -121,12 +122,13 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def _become_subreaper() -> bool:
+    """Make the keeper the parent of all orphans below it. Return whether that worked."""
     return _prctl(PR_SET_CHILD_SUBREAPER, 1) and os.path.exists("/proc/self/stat")
 
 
-def _let_go_of_output() -> None:
-    # Else the daemon would never see the end of it. What the keeper itself might print is lost
-    # from here on; it has the channel to speak.
+def _release_output() -> None:
+    """Close the keeper's copies of the output, or the daemon would never see its end. What the
+    keeper prints from here on is lost; it reports through the channel."""
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -137,36 +139,37 @@ def _let_go_of_output() -> None:
 
 
 def _start(request: list[bytes]) -> int:
-    """Fork and become the command; its pid, or 0 after a failure that was reported."""
-    trouble, tell = os.pipe()  # closes itself at exec, which is how success is seen
+    """Fork; the child becomes the command. Return its pid, or 0 after reporting a failure."""
+    error_reader, error_writer = os.pipe()  # exec closes it: reading nothing means success
     try:
         pid = os.fork()
     except OSError as error:
-        _say(f"failed start {error.errno}")
+        _send(f"failed start {error.errno}")
         return 0
     if pid == 0:
-        _become(request, tell)
-    os.close(tell)
-    report = os.read(trouble, 64)
-    os.close(trouble)
+        _become_command(request, error_writer)
+    os.close(error_writer)
+    report = os.read(error_reader, 64)
+    os.close(error_reader)
     if report:
         os.waitpid(pid, 0)
-        _say(f"failed {report.decode()}")
+        _send(f"failed {report.decode()}")
         return 0
     return pid
 
 
-def _become(request: list[bytes], tell: int) -> None:
-    """In the child: turn into the command. Never returns."""
+def _become_command(request: list[bytes], error_writer: int) -> None:
+    """In the child: exec the program, or write `STAGE ERRNO` to `error_writer`. Never returns."""
     stage = "start"
     try:
         folder, kind, count = request[0], request[1], int(request[2])
         arguments = request[3 : 3 + count]
         variables = dict(pair.split(b"=", 1) for pair in request[3 + count :])
         os.setsid()
-        _limit()
-        # Not left to the keeper: the program might kill it first, and then this pid is the trace.
-        _say(f"pid {os.getpid()}")
+        _set_limits()
+        # Sent by the child, not by the keeper: the program might kill the keeper first, and then
+        # this pid is how the daemon finds the command.
+        _send(f"pid {os.getpid()}")
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         for number in range(1, signal.NSIG):  # an ignored signal stays ignored after exec
             if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -180,28 +183,29 @@ def _become(request: list[bytes], tell: int) -> None:
         stage = "exec"
         _exec(SHELLS if kind == b"shell" else (arguments[0],), arguments, variables)
     except OSError as error:
-        os.write(tell, f"{stage} {error.errno}".encode())
+        os.write(error_writer, f"{stage} {error.errno}".encode())
     finally:
         os._exit(127)
 
 
-def _limit() -> None:
+def _set_limits() -> None:
+    """In the child: die with the keeper, dump no core, and be the first that the kernel kills when
+    memory runs out."""
     import resource
 
-    # The keeper is the one who must not survive alone: without it nobody would stop the command.
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without its keeper nothing would stop the command
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         with open("/proc/self/oom_score_adj", "r+b", 0) as file:
-            # Of all things the command shall be what the kernel kills when memory runs out.
             file.write(b"%d" % min(int(file.read()) + 500, 1000))
     except (OSError, ValueError):
-        pass  # not Linux, or a sandbox: a wish, not a promise
+        pass  # not Linux, or a sandbox: the command runs without it
 
 
 def _exec(
     programs: tuple[bytes, ...], arguments: list[bytes], variables: dict[bytes, bytes]
 ) -> None:
+    """Exec the first of `programs` that can be run. Raises the last one's OSError."""
     for number, program in enumerate(programs, 1):
         try:
             os.execvpe(program, arguments, variables)
@@ -214,51 +218,54 @@ def _exec(
 
 
 class _Descendants:
-    """Everything below the keeper. The main process is the one that was started."""
+    """All processes below the keeper. `main` is the pid of the command itself."""
 
     def __init__(self, main: int, wake: int, *, sees_all: bool) -> None:
         self.main = main
-        self.sees_all = sees_all  # orphans come here, and /proc shows who they are
-        self.status: int | None = None  # the main process's, once it was reaped
+        self.sees_all = sees_all  # orphans become our children, and /proc lists them
+        self.status: int | None = None  # of the main process, once it was reaped
         self.wake = wake
-        self.last_death = time.monotonic()
+        self.last_exit = time.monotonic()
 
     @property
     def code(self) -> int:
-        """The exit code as a shell would give it."""
-        if self.status is None:  # it would not die; this is what it will say when it does
+        """The exit code of the main process, as a shell gives it."""
+        if self.status is None:  # it could not be killed; when it dies, SIGKILL is the reason
             return 128 + signal.SIGKILL
         code = os.waitstatus_to_exitcode(self.status)
         return code if code >= 0 else 128 - code
 
     def watch(self) -> bool:
-        """Until the command is over; whether it is because the daemon hung up."""
-        while not self.main_ended():
-            if self._pause(None):
-                return not self.main_ended()
+        """Wait until the main process has exited (and, for LINGER seconds, what it left behind) or
+        the channel has ended. True if the end of the channel came first."""
+        while not self.main_exited():
+            if self._wait(None):
+                return not self.main_exited()
         until = time.monotonic() + LINGER
         while self.reap() and (left := until - time.monotonic()) > 0:
-            if self._pause(left):
+            if self._wait(left):
                 break
         return False
 
-    def _pause(self, seconds: float | None) -> bool:
-        """Until somebody dies, the daemon hangs up (True) or the time is over."""
+    def _wait(self, seconds: float | None) -> bool:
+        """Wait for a child to exit, for the end of the channel, or for the timeout. True if the
+        channel has ended."""
         poller = select.poll()
         poller.register(self.wake, select.POLLIN)
-        poller.register(CHANNEL, select.POLLIN)  # nothing more is sent, so this is the end
+        poller.register(CHANNEL, select.POLLIN)  # the daemon sends no more: readable means ended
         ready = dict(poller.poll(None if seconds is None else seconds * 1000))
-        self._clear()
+        self._clear_wake()
         return CHANNEL in ready
 
-    def _clear(self) -> None:
+    def _clear_wake(self) -> None:
         try:
             os.read(self.wake, 4096)
         except BlockingIOError:
             pass
 
-    def main_ended(self) -> bool:
-        """Looks without reaping, where it can: until then the pid cannot be another's."""
+    def main_exited(self) -> bool:
+        """Whether the main process has exited. Does not reap it where that is possible: until it is
+        reaped, its pid cannot be given to another process."""
         if hasattr(os, "waitid"):
             found = os.waitid(os.P_PID, self.main, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
@@ -267,7 +274,7 @@ class _Descendants:
         return self.status is not None
 
     def reap(self) -> bool:
-        """Bury the dead; False if that was the last child."""
+        """Reap all children that have exited. False if no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -275,55 +282,53 @@ class _Descendants:
                 return False
             if pid == 0:
                 return True
-            self.last_death = time.monotonic()
+            self.last_exit = time.monotonic()
             if pid == self.main:
                 self.status = status
 
     def kill(self) -> int:
-        """Kill until nobody is left; returns how many could not be killed."""
-        self.last_death = time.monotonic()
+        """Kill all processes below the keeper. Return how many could not be killed."""
+        self.last_exit = time.monotonic()
         if self.status is None or not self.sees_all:
-            # One call against all, no fork gets past it; most commands never left their group.
+            # One call that no fork gets past; most commands never leave their process group.
             _signal_group(self.main, signal.SIGKILL)
-            self._rest()
+            self._wait_briefly()
         known: set[int] = set()
         passes = 0
         while self.reap():
             passes += 1
-            found = self._pass(signal.SIGSTOP)
+            found = self._signal_all(signal.SIGSTOP)
             fresh = found - known
             known |= found
             if fresh and passes <= STOPPING_PASSES:
                 continue
-            found = self._pass(signal.SIGKILL)
-            if time.monotonic() - self.last_death > GIVE_UP:
+            found = self._signal_all(signal.SIGKILL)
+            if time.monotonic() - self.last_exit > GIVE_UP:
                 return len(found)
             if fresh and self.sees_all:
-                self._chase()
+                self._kill_children()
             else:
-                self._rest()
+                self._wait_briefly()
         return 0
 
-    def _pass(self, number: int) -> set[int]:
-        """Send a signal to all that can be found."""
+    def _signal_all(self, number: int) -> set[int]:
+        """Send a signal to every process that can be found. Return their pids."""
         if self.sees_all:
             return _signal_below(os.getpid(), number)
         _signal_group(self.main, number)
         return {self.main}
 
-    def _rest(self) -> None:
-        """A little time to die, for those who were killed."""
+    def _wait_briefly(self) -> None:
+        """Wait for a child to exit, at most PAUSE seconds."""
         poller = select.poll()
         poller.register(self.wake, select.POLLIN)
         poller.poll(PAUSE * 1000)
-        self._clear()
+        self._clear_wake()
 
-    def _chase(self) -> None:
-        """Kill children as fast as can be: some fork and leave before /proc was read once.
-
-        Those are always orphans, so they are always ours.
-        """
-        for _ in range(CHASE):
+    def _kill_children(self) -> None:
+        """Kill our direct children over and over, as fast as possible. Some processes fork and exit
+        before /proc was read once; what they forked is orphaned, and so our child."""
+        for _ in range(CHILD_PASSES):
             for pid in _children():
                 _signal(pid, signal.SIGKILL)
             if not self.reap():
@@ -331,6 +336,7 @@ class _Descendants:
 
 
 def _children() -> list[int]:
+    """The pids of the keeper's direct children; empty if the kernel does not list them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb", 0) as file:
             return [int(pid) for pid in file.read(65536).split()]
@@ -339,10 +345,11 @@ def _children() -> list[int]:
 
 
 def _signal_below(top: int, number: int) -> set[int]:
-    """Send a signal to every process below `top`, each as soon as it is found.
+    """Send a signal to every process below `top`, each as soon as it is found. Return their pids.
 
-    Not after the whole of /proc was read: until a crowd that forks is stopped, it takes the time
-    that the reading needs. Parents mostly come first there; who comes before its parent waits.
+    Processes that fork go on forking until they are signalled, so this does not wait until all of
+    /proc was read. Parents mostly come before their children there; a child that comes first waits
+    for its parent.
     """
     found: set[int] = set()
     groups = {0, os.getpgrp()}
@@ -355,7 +362,7 @@ def _signal_below(top: int, number: int) -> set[int]:
         while todo:
             pid, group = todo.pop()
             found.add(pid)
-            # The command leads a session of its own, so every group in there is its alone.
+            # The command leads a session of its own, so no process outside is in its groups.
             if group not in groups:
                 groups.add(group)
                 _signal_group(group, number)
@@ -365,15 +372,15 @@ def _signal_below(top: int, number: int) -> set[int]:
 
 
 def _processes() -> "Iterator[tuple[int, int, int]]":
-    """Pid, parent and process group of all there are."""
+    """Pid, parent and process group of every process of the system."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb", 0) as file:
-                    # Behind the name, which may hold anything: state, parent, group.
+                    # After the program's name, which may hold anything: state, parent, group.
                     _, parent, group = file.read(1024).rpartition(b")")[2].split(None, 3)[:3]
             except (OSError, ValueError):
-                continue  # gone meanwhile
+                continue  # it has exited meanwhile
             yield int(name), int(parent), int(group)
 
 
@@ -383,12 +390,12 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except OSError:
-        pass  # gone, or another user's
+        pass  # it has exited, or belongs to another user
 
 
 def _signal_group(group: int, number: int) -> None:
     if group <= 1:
-        return  # 0 is our own group, and killpg(1) would be kill(-1): everybody
+        return  # 0 is our own group, and killpg(1) would be kill(-1): every process there is
     try:
         os.killpg(group, number)
     except OSError:
@@ -397,5 +404,4 @@ def _signal_group(group: int, number: int) -> None:
 
 if __name__ == "__main__":
     main()
-    # At once: what the interpreter would tidy up, the kernel tidies up faster.
-    os._exit(0)
+    os._exit(0)  # without the interpreter's own cleanup, which the kernel does faster

@@ -105,7 +105,7 @@ class _File:
 class ConsoleWing(Wing):
     """The page, and the routes through which it gets a token."""
 
-    def attach(self, ports: Ports, clock: Clock) -> None:
+    def use_ports(self, ports: Ports, clock: Clock) -> None:
         self._ports = ports
         self._codes = Codes(clock)
 

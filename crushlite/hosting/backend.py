@@ -320,7 +320,7 @@ class Backend:
 
     def _begin_teardown(self, hosted: Hosted) -> None:
         """From this very call on nothing new is accepted; the rest takes its time in a task."""
-        hosted.workspace.shut()
+        hosted.workspace.begin_close()
         task = asyncio.create_task(self._tear_down(hosted))
         self._closing.setdefault(hosted.key, []).append(task)
         task.add_done_callback(lambda _: self._torn_down(hosted.key, task))

@@ -39,8 +39,8 @@ LONGEST_PAUSE = 5.0  # doubled each time up to this
 
 @dataclass(eq=False, slots=True)
 class Ending:
-    """What one ending writes. `written` is called if that succeeds after `commit` has raised, with
-    None if it will never be written: its session was deleted, or it is refused for good."""
+    """What one ending writes. `written` is called once if it waited here: with the session when it
+    was written, or with None if it was given up, because its session is gone or it is refused."""
 
     scope: str
     session_id: str
@@ -121,7 +121,8 @@ class Endings:
         if ahead is not None:
             ending.error = ahead[-1].error
             ahead.append(ending)
-            if not isinstance(ending.error, StoreBusy):  # a lock would be waited for each time
+            # Each try on a locked file blocks for the whole busy timeout: the timer tries again.
+            if not isinstance(ending.error, StoreBusy):
                 await self.retry()
         else:
             await self._try(ending)
@@ -167,7 +168,8 @@ class Endings:
             log.info("%s ended after their session was deleted", ending.run_ids)
         except Exception as failure:  # noqa: BLE001 - raised by `commit`, or logged
             error = failure
-        ending.error = error  # only now: a commit that comes meanwhile goes by what is known
+        # Set only now: a `commit` of the same session meanwhile reads the error of the last try.
+        ending.error = error
 
     def _keep(self, ending: Ending) -> None:
         self._reason = str(ending.error)

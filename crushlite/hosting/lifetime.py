@@ -65,9 +65,9 @@ class Lifetime:
         return self._lifetimes.claims.interactive(self._id)
 
     def run_began(self, run_id: str) -> None:
-        """A detached run keeps the workspace alive from now on,"""
+        """A detached run keeps the workspace alive from now on."""
         self._lifetimes.perform(self._lifetimes.claims.run_began(self._id, run_id))
 
     def run_ended(self, run_id: str) -> None:
-        """until it has ended."""
+        """A detached run has ended: it keeps the workspace alive no longer."""
         self._lifetimes.perform(self._lifetimes.claims.run_ended(self._id, run_id))

@@ -53,7 +53,7 @@ class LiveRun:
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None
         self.agent_task: asyncio.Task[None] | None = None
-        self.left: asyncio.Future[None] = loop.create_future()  # the agent is gone, or given up
+        self.agent_gone: asyncio.Future[None] = loop.create_future()  # or it was given up
         self.grace: Timer | None = None  # after which a cancelled agent is given up
         self.carrier: LiveRun | None = None  # the run whose turn it was folded into
         self.started_at = 0.0
@@ -65,14 +65,16 @@ class LiveRun:
         self.text = ""
         self.error = ""
         self.ended_at = 0.0
-        self.ended: asyncio.Future[None] = loop.create_future()  # its ending is out, or withdrawn
+        # Its ending was published, or it was withdrawn.
+        self.ended: asyncio.Future[None] = loop.create_future()
 
-    async def promised(self) -> bool:
-        """Wait for the commit of its row. False: there was a row, it repeats a run that has ended.
-        Raises the error of the store if the row could not be written."""
+    async def committed(self) -> bool:
+        """Wait for the commit of its row. True: the row is new, and the run is promised. False:
+        there was a row already, of a run that has ended. Raises the error of the store if the row
+        could not be written."""
         if self._commit is None:
             # A future for each caller: one that is cancelled must not cancel the others. And they
-            # wake before anything that is scheduled after `committed`.
+            # wake before anything that is scheduled after `resolve_commit`.
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
@@ -80,8 +82,8 @@ class LiveRun:
             raise self._commit
         return bool(self._commit)
 
-    def committed(self, result: bool | Exception) -> None:
-        """Let the callers of `promised` go on."""
+    def resolve_commit(self, result: bool | Exception) -> None:
+        """Let the callers of `committed` go on."""
         self._commit = result
         for waiter in self._waiting:
             resolve_once(waiter)
@@ -197,7 +199,7 @@ def row_infos(
 
 def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
     """With the text of its last message, if that is still there. A row without an outcome belongs
-    to a run that is not promised yet."""
+    to a run whose ending is not on record."""
     text = ""
     if row.message_id and message_rows.position_of(conn, scope, row.message_id) is not None:
         text = message_rows.get_message(conn, scope, row.message_id).text

@@ -8,7 +8,7 @@
     Start     of the next run in line
 
 A turn has two tasks. The *agent task* runs the agent and nothing else, and is the only thing that a
-cancel touches. The *turn task*, which is never cancelled, waits until the agent has returned or the
+cancel touches. The *turn task*, which no cancel touches, waits until the agent has returned or the
 cancel grace is over, and records the ending. So an ending is never written by code that may be
 cancelled itself: a task that is cancelled before its first step runs neither its body nor its
 `finally`.
@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from .services import Services
     from .transcript import LiveMessage
 
-    Hit = tuple[CancelReceipt, list[asyncio.Future[None]]]  # and what to wait for
+    # The answer of a cancel, and the futures of the endings that it may wait for.
+    CancelResult = tuple[CancelReceipt, list[asyncio.Future[None]]]
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Runner:
         self._settings = settings
         self._endings = endings
         self._runs = Runs()
-        self._live: dict[str, LiveRun] = {}  # by run_id: what the machine has not forgotten
+        self._known: dict[str, LiveRun] = {}  # by run_id: what the machine has not forgotten
         self._tasks = OwnedTasks()
 
     # Prompts -------------------------------------------------------------------------------------
@@ -93,15 +94,17 @@ class Runner:
         """
         self.agents.require()
         request, when_busy = read_prompt(prompt)
-        known = self._live.get(request.run_id)
+        known = self._known.get(request.run_id)
         if known is not None:
             if known.digest != digest_of(request):
                 raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
             return known
         self._endings.require_none()
-        run = self._runs.accept(request.session_id, request.run_id, when_busy)
+        run = self._runs.accept(
+            request.session_id, request.run_id, when_busy, alone=request.auto_approve
+        )
         now = self._services.clock.now()
-        live = self._live[run.run_id] = LiveRun(run, request, now=now, detach=prompt.detach)
+        live = self._known[run.run_id] = LiveRun(run, request, now=now, detach=prompt.detach)
         if live.detach:
             self._services.lifetime.run_began(run.run_id)
         store = self._services.store
@@ -120,7 +123,7 @@ class Runner:
             if known is None:
                 raise
             return known
-        if not await live.promised():
+        if not await live.committed():
             return await self.run_info(live.run.run_id)
         return self._info(live)
 
@@ -141,13 +144,13 @@ class Runner:
         row = done.result() if error is None else None
         if error is None and (row is None or self._is_ownerless(row)):
             # The 202 goes out first: its request wakes before what is scheduled here.
-            live.committed(True)
+            live.resolve_commit(True)
             asyncio.get_running_loop().call_soon(self._durable, live)
             return
         # Not promised: the session is unknown, the store refused, or it is a repeat of a run that
         # has ended. All requests that wait for this commit get the same answer.
-        live.committed(error if isinstance(error, Exception) else False)
-        del self._live[live.run.run_id]
+        live.resolve_commit(error if isinstance(error, Exception) else False)
+        del self._known[live.run.run_id]
         effects = self._runs.withdraw(live.run)
         if live.detach:
             self._services.lifetime.run_ended(live.run.run_id)
@@ -158,7 +161,9 @@ class Runner:
         self._perform(self._runs.durable(live.run))
 
     def _is_ownerless(self, row: RunRow) -> bool:
-        """Whether a row belongs to no run: it was committed although its client got an error."""
+        """Whether a row that was there already belongs to no run. That happens if the store failed
+        right after the commit: the client got an error, and now repeats the prompt. Rows of earlier
+        boots were ended by recovery."""
         begun = row.outcome is not None or row.user_message_id
         return not begun and row.boot_id == self._services.store.store.boot_id
 
@@ -175,7 +180,7 @@ class Runner:
         request = TurnRequest(str(uuid.uuid4()), session_id, "")
         run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
         live = LiveRun(run, request, kind=SUMMARIZE, now=self._services.clock.now())
-        self._live[run.run_id] = live
+        self._known[run.run_id] = live
         self._perform(self._runs.durable(run))
         await asyncio.shield(live.ended)
         if isinstance(live.cause, TROUBLE):
@@ -185,28 +190,28 @@ class Runner:
 
     # Cancel and the queue ------------------------------------------------------------------------
 
-    def cancel(self, session_id: str) -> Hit:
+    def cancel(self, session_id: str) -> CancelResult:
         """Cancel all that a session has accepted so far. A run that an earlier cancel has hit is
         listed again until its ending is out, so a second request waits for the same."""
         return self._canceled(self._runs.cancel(session_id))
 
-    async def cancel_run(self, run_id: str) -> Hit:
+    async def cancel_run(self, run_id: str) -> CancelResult:
         """Cancel one run, and no other. One that has ended is left alone."""
-        live = self._live.get(run_id)
+        live = self._known.get(run_id)
         if live is None:
             await self.run_info(run_id)  # raises if there is no such run
             return CancelReceipt([]), []
         receipt, _ = self._canceled(self._runs.cancel_run(live.run))
         return receipt, [live.ended]
 
-    def _canceled(self, canceled: Canceled) -> Hit:
+    def _canceled(self, canceled: Canceled) -> CancelResult:
         hit = [CanceledRun(run.run_id, was) for run, was in canceled.receipt]
-        endings = [self._live[run.run_id].ended for run, _ in canceled.receipt]
+        endings = [self._known[run.run_id].ended for run, _ in canceled.receipt]
         self._perform(canceled.effects)
         return CancelReceipt(hit), endings
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:
-        waiting = [self._live[run.run_id] for run in self._runs.queued(session_id)]
+        waiting = [self._known[run.run_id] for run in self._runs.queued(session_id)]
         return [
             QueuedPrompt(
                 live.run.run_id, live.request.prompt, live.run.when_busy.value, live.accepted_at
@@ -218,7 +223,7 @@ class Runner:
         self._perform(self._runs.clear(session_id))
 
     async def remove(self, session_id: str, run_id: str) -> None:
-        live = self._live.get(run_id)
+        live = self._known.get(run_id)
         if live is None or live.run.session_id != session_id:
             info = await self.run_info(run_id)
             if info.session_id != session_id:
@@ -234,9 +239,9 @@ class Runner:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Start):
-                self._start(self._live[effect.run.run_id])
+                self._start(self._known[effect.run.run_id])
             elif isinstance(effect, Stop):
-                self._stop(self._live[effect.run.run_id])
+                self._stop(self._known[effect.run.run_id])
             else:
                 self._tasks.spawn(self._record(effect))
 
@@ -245,11 +250,12 @@ class Runner:
     def _start(self, live: LiveRun) -> None:
         live.started_at = self._services.clock.now()
         try:
-            live.agent_task = self._tasks.spawn(self._agent_work(live, self.agents.serving()))
-            live.agent_task.add_done_callback(lambda _: resolve_once(live.left))
+            work = self._begin_work(live)
+            live.agent_task = self._tasks.spawn(work)
+            live.agent_task.add_done_callback(lambda _: resolve_once(live.agent_gone))
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
             self._broke(live, error)
-            resolve_once(live.left)
+            resolve_once(live.agent_gone)
         self._tasks.spawn(self._take_turn(live))
 
     def _stop(self, live: LiveRun) -> None:
@@ -257,30 +263,31 @@ class Runner:
         if live.agent_task is not None:
             live.agent_task.cancel()
         live.grace = self._services.clock.call_later(
-            self._settings.cancel_grace, lambda: resolve_once(live.left)
+            self._settings.cancel_grace, lambda: resolve_once(live.agent_gone)
         )
 
     async def _take_turn(self, live: LiveRun) -> None:
         """The turn task: every way out of a turn leads to its record."""
         outcome = Outcome.FAILED
         try:
-            await live.left
+            await live.agent_gone
             outcome = self._outcome(live)
             await self._end_requests(live)
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
+            outcome = Outcome.FAILED
             self._broke(live, error)
         await self._record(self._runs.finish(live.run, outcome))
 
-    def _agent_work(self, live: LiveRun, agent: Agent) -> Coroutine[Any, Any, None]:
-        """What the agent task runs. The turn of a prompt begins with its user message."""
+    def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
+        """Publish the user message of a prompt, and return what the agent task is to run."""
+        agent = self.agents.serving()
         if live.kind == SUMMARIZE:
             return self._summarize(agent, live.request)
-        turn = self._begin(live)
-        return self._call_agent(agent, turn)
+        return self._call_agent(agent, self._begin_turn(live, agent))
 
-    def _begin(self, live: LiveRun) -> LiveTurn:
+    def _begin_turn(self, live: LiveRun, agent: Agent) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
-        agent, request = self.agents.serving(), live.request
+        request = live.request
 
         async def summarize() -> None:
             if agent.summarizes:
@@ -300,8 +307,7 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        agent, prompt = self.agents.serving(), live.request.prompt
-        self.titles.begin(agent, run_id, live.run.session_id, prompt)
+        self.titles.begin(self.agents.serving(), run_id, live.run.session_id, live.request.prompt)
         return live.user
 
     async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
@@ -335,7 +341,7 @@ class Runner:
             return Outcome.CANCELED
         if task.cancelled():
             return Outcome.CANCELED
-        # Prompts that could not be stored were never answered, whatever the agent made of that.
+        # If `_fold` could not store its prompts the turn fails, also if the agent caught the error.
         live.cause = task.exception() or live.cause
         if live.cause is None:
             return Outcome.COMPLETED
@@ -358,16 +364,14 @@ class Runner:
     async def _fold(self, live: LiveRun) -> list[Message]:
         """Store the prompts that were typed to steer this turn, then hand them to the agent. If
         they cannot be stored the turn fails, and its ending stores what is missing."""
-        if live.request.auto_approve:
-            return []  # the permissions of a folded prompt must be asked for
-        riders = [self._live[run.run_id] for run in self._runs.fold(live.run)]
+        riders = [self._known[run.run_id] for run in self._runs.fold(live.run)]
         for rider in riders:
             rider.carrier = live
             rider.started_at = self._services.clock.now()
         if not riders:
             return []
         messages = [self._user_message(rider) for rider in riders]
-        save = self._services.transcript.unsaved(messages)
+        save = self._services.transcript.saving(messages)
         try:
             await self._services.store.promise(lambda conn, scope: save(conn))
         except Exception as error:
@@ -380,7 +384,7 @@ class Runner:
 
     async def _record(self, record: Record) -> None:
         """Write an ending and publish it: the only place where a run ends."""
-        group = [self._live[run.run_id] for run in (record.run, *record.riders)]
+        group = [self._known[run.run_id] for run in (record.run, *record.riders)]
         messages = self._close_messages(group, record.outcome)
         session: Session | None = None
         try:
@@ -400,7 +404,7 @@ class Runner:
         if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
             try:
                 # Canceled before it could start, it begins now: what a person typed is never lost.
-                turn = first.turn or self._begin(first)
+                turn = first.turn or self._begin_turn(first, self.agents.serving())
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
                 messages += turn.messages
@@ -413,8 +417,8 @@ class Runner:
         return messages
 
     async def _commit(self, group: list[LiveRun], messages: list[LiveMessage]) -> Session | None:
-        """Write an ending; None if its session is gone. Raises TROUBLE if the store cannot write:
-        then the ending is kept, and written when that is possible again."""
+        """Write an ending; None if its session is gone or it is refused for good. Raises TROUBLE if
+        the store cannot write: then it is kept, and written when that is possible again."""
         transcript = self._services.transcript
         work = self._ending_work(group, messages)
         run = group[0].run
@@ -436,7 +440,8 @@ class Runner:
                 live.not_saved(error)
             if of_store:
                 raise
-            # What was said cannot be stored; that the run ended can.
+            # What was said cannot be stored; that the run ended can. If not even that is possible,
+            # the run counts as recorded all the same: it would block its session for ever.
             return await self._commit(group, []) if messages else None
         if session is not None:
             transcript.saved(messages)
@@ -447,7 +452,7 @@ class Runner:
     ) -> Callable[[Connection], Session]:
         """The transaction that ends a run and its riders, as they are now, with their messages."""
         scope, session_id = self._services.store.scope, group[0].run.session_id
-        save = self._services.transcript.unsaved(messages)
+        save = self._services.transcript.saving(messages)
         rows = [live.ending_row() for live in group]
 
         def end(conn: Connection) -> Session:
@@ -462,7 +467,7 @@ class Runner:
     def _recorded(self, group: list[LiveRun]) -> list[Effect]:
         effects = self._runs.recorded(group[0].run)
         for live in group:
-            del self._live[live.run.run_id]
+            del self._known[live.run.run_id]
         return effects
 
     def _publish_ending(
@@ -494,7 +499,7 @@ class Runner:
 
     async def run_info(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """One run; with `wait`, its state when it has ended or the time is up."""
-        live = self._live.get(run_id)
+        live = self._known.get(run_id)
         if live is not None and wait > 0:
             await wait_at_most(self._services.clock, live.ended, wait)
         if live is not None and live.run.durable:
@@ -510,7 +515,7 @@ class Runner:
     async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
         """Runs, oldest first. The live ones are collected before the read, as in the transcript:
         of one that ends meanwhile the object is shown, not a row that was not written yet."""
-        known = dict(self._live)
+        known = dict(self._known)
         unsure = [key for key, live in known.items() if not live.run.durable]
         infos = []
         for info in await self._services.store.read(row_infos, session_id, state, unsure):
@@ -530,7 +535,7 @@ class Runner:
         """Cancel a session that is being deleted and wait until its last ending is out."""
         self._perform(self._runs.drop(session_id))
         bound = self._settings.cancel_grace + self._settings.drain
-        endings = [self._live[run.run_id].ended for run in self._runs.live(session_id)]
+        endings = [self._known[run.run_id].ended for run in self._runs.live(session_id)]
         if not await all_done(self._services.clock, endings, bound):
             log.error("session %s did not drain in %s s; deleted all the same", session_id, bound)
 
@@ -538,19 +543,19 @@ class Runner:
         """The deletion is over. If it failed, the session is still there and takes prompts."""
         self._runs.readmit(session_id)
 
-    def shut(self) -> None:
+    def begin_close(self) -> None:
         """Accept nothing more and cancel everything, from this call on."""
         self._perform(self._runs.close())
 
     async def close(self) -> None:
         """End every run and publish the endings, or abandon what does not end in time."""
-        self.shut()
+        self.begin_close()
         clock, drain = self._services.clock, self._settings.drain
-        endings = [live.ended for live in self._live.values()]
+        endings = [live.ended for live in self._known.values()]
         if not await all_done(clock, endings, drain):
             # The cancel grace may be longer than the drain: give the agents up, as after it.
-            for live in self._live.values():
-                resolve_once(live.left)
+            for live in self._known.values():
+                resolve_once(live.agent_gone)
         if not await all_done(clock, endings, drain):
             log.error("workspace %s did not drain; abandoning it", self._services.path)
         await self._save_last()
@@ -558,11 +563,11 @@ class Runner:
     async def _save_last(self) -> None:
         """One more try for the endings that wait. What is still not written then is written when
         the store is next opened; if that is by another process, as interrupted."""
-        if self._live:
+        if self._known:
             trying = asyncio.ensure_future(self._endings.retry())
             await wait_at_most(self._services.clock, trying, self._settings.drain)
-        if self._live:
-            log.error("workspace %s: not saved are %s", self._services.path, list(self._live))
+        if self._known:
+            log.error("workspace %s: not saved are %s", self._services.path, list(self._known))
         self._endings.leave()
 
     async def close_agents(self) -> None:
@@ -575,7 +580,7 @@ class Runner:
     def change_agent(self, agent: Agent | None) -> None:
         """Runs that start from now on are answered by this one."""
         self.agents.replace(agent)
-        if not self._live and self.titles.tasks.idle:
+        if not self._known and self.titles.tasks.idle:
             self._tasks.spawn(self.agents.close_replaced())
 
 

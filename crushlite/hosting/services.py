@@ -1,4 +1,4 @@
-"""What the rooms of one workspace share."""
+"""What the objects of one workspace share."""
 
 from __future__ import annotations
 

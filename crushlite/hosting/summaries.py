@@ -64,7 +64,7 @@ async def _no_riders() -> list[Message]:
 
 
 async def _store(services: Services, turn: LiveTurn, *, summary_id: str) -> None:
-    save, now = services.transcript.unsaved(turn.messages), services.clock.now()
+    save, now = services.transcript.saving(turn.messages), services.clock.now()
     tokens, session_id = turn.spent.completion_tokens, turn.session_id
 
     def work(conn: Connection, scope: str) -> Session:

@@ -10,7 +10,7 @@ Everything else is *structural*: published and written on the spot. Both end in 
 
 Writes go through the store's one ordered queue, so rows of one message never reorder. A write that
 fails leaves the message live: it is tried again while its turn goes on and as soon as another write
-works, and `unsaved` hands it to the transaction that ends its turn. Rows are placed by the order of
+works, and `saving` hands it to the transaction that ends its turn. Rows are placed by the order of
 their insertion, so no message is inserted before one of its session that began earlier.
 
 Knows nothing of: runs, turns, permissions, HTTP.
@@ -195,7 +195,7 @@ class Transcript:
             self._grew(live, len(call.input))
 
     def finish(self, live: LiveMessage, finish: FinishPart, *, write: bool = True) -> None:
-        """Set the finish part: at most one, last. `write=False` leaves the row to `unsaved`."""
+        """Set the finish part: at most one, last. `write=False` leaves the row to `saving`."""
         self._close_reasoning(live, flush=False)
         parts = [part for part in live.message.parts if not isinstance(part, FinishPart)]
         live.message.parts = [*parts, finish]
@@ -246,7 +246,7 @@ class Transcript:
 
     # The ending's transaction --------------------------------------------------------------------
 
-    def unsaved(self, messages: Iterable[LiveMessage]) -> Work:
+    def saving(self, messages: Iterable[LiveMessage]) -> Work:
         """What a transaction must do to store the newest state of these messages. That is
         collected here: the transaction runs in another thread, while these objects change."""
         scope, now = self._store.scope, int(self._clock.now())
@@ -376,7 +376,7 @@ class Transcript:
         live.submitted = version = live.version
         live.grown = 0
         live.row_time = self._clock.time()
-        save = self.unsaved([live])
+        save = self.saving([live])
         done: asyncio.Future[None] = self._store.write(lambda conn, scope: save(conn))
 
         def note(done: asyncio.Future[None]) -> None:

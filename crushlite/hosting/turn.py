@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
-PIECES = 64  # says between two suspensions even if no time passes: see LiveTurn._yield
+PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
 class LiveTurn:
@@ -128,7 +128,8 @@ class LiveTurn:
         self._over = True
 
     async def end_commands(self) -> None:
-        """Kill what the agent's commands left running: promise 3 covers these."""
+        """Kill what the agent's commands left running: when a run is reported ended, the processes
+        of its foreground commands are dead."""
         for command in self._commands:
             command.kill()
         if self._commands:
@@ -210,7 +211,7 @@ class LiveTurn:
         finished: bool = True,
     ) -> str:
         self._check()
-        call_id = self._recorded(clean(id)) if id else _fresh_id()
+        call_id = self._stored_id(clean(id)) if id else _fresh_id()
         known = self._calls.get(call_id)
         if id and call_id in self._results:
             if known is not None and not self._results.issuperset(self._calls):
@@ -237,7 +238,7 @@ class LiveTurn:
     ) -> None:
         self._check()
         await self._watches_ended()
-        call = self._calls.get(self._recorded(clean(id)))
+        call = self._calls.get(self._stored_id(clean(id)))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
         texts = clean(content), _text(metadata)
@@ -248,7 +249,7 @@ class LiveTurn:
 
     def progress(self, id: str, output: str) -> None:
         self._check()
-        shown = ToolOutput(self.session_id, self._recorded(clean(id)), clean(output))
+        shown = ToolOutput(self.session_id, self._stored_id(clean(id)), clean(output))
         self._services.hub.publish("updated", shown, growth=True)
 
     async def step(self) -> None:
@@ -289,7 +290,7 @@ class LiveTurn:
             return Verdict(True)
         request = PermissionRequest(
             session_id=self.session_id,
-            tool_call_id=self._recorded(tool_call_id),
+            tool_call_id=self._stored_id(tool_call_id),
             tool_name=tool_name,
             description=clean(description),
             action=action,
@@ -312,7 +313,7 @@ class LiveTurn:
         self._check()
         batch = QuestionBatch(
             session_id=self.session_id,
-            tool_call_id=self._recorded(tool_call_id),
+            tool_call_id=self._stored_id(tool_call_id),
             questions=[_typed(Question, question) for question in questions],
             confirm_title=confirm_title,
         )
@@ -452,7 +453,7 @@ class LiveTurn:
             await asyncio.wait(due)
             self._check()
 
-    def _recorded(self, call_id: str) -> str:
+    def _stored_id(self, call_id: str) -> str:
         """The id on record of what the agent calls by this one."""
         return self._fresh_ids.get(call_id, call_id)
 

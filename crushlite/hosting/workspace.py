@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..wing import Profile, WorkspacePart
     from .endings import Endings
     from .lifetime import Lifetime
-    from .runner import Hit
+    from .runner import CancelResult
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class Workspace:
     def agent(self) -> Agent | None:
         return self.runs.agents.agent
 
-    def cancel(self, session_id: str) -> Hit:
+    def cancel(self, session_id: str) -> CancelResult:
         """Cancel all runs of a session, and kill its shell commands."""
         self.shells.kill(session_id)
         return self.runs.cancel(session_id)
@@ -239,10 +239,10 @@ class Workspace:
 
     # The end -------------------------------------------------------------------------------------
 
-    def shut(self) -> None:
+    def begin_close(self) -> None:
         """From this call on nothing new is accepted, and everything is canceled."""
         self.closing = True
-        self.runs.shut()
+        self.runs.begin_close()
 
     async def close(self) -> None:
         """Runs and their endings first, then the streams, then the agent: any other order would

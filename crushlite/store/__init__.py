@@ -4,13 +4,15 @@
 are in one module per noun (`sessions`, `messages`, `runs`, `files`) and take `(conn, scope, ...)`;
 a `ScopedStore` calls them with the scope of one workspace.
 
-    stores       opening, sharing, closing         writer, reader   the two lanes into a file
-    directory    who owns a data directory         lanes, executor  what a lane is, and its thread
-    inspection   which files are refused           checkpoints      keeping the log short
-    migrations   bringing a file up to date        health           whether writes work
-    schema       the tables                        walfile          commits lost from a log
-    recovery     what a dead daemon left open      salvage          saving what damage has left
-    listing      long lists, as JSON from SQLite   backup, sizes    a copy; the room a file takes
+    stores       opening, sharing, closing        writer       transactions and group commit
+    directory    who owns a data directory        reader       lists and histories
+    inspection   which files are refused          callqueue    what both have in common
+    walfile      commits lost from a log          executor     the threads that they run in
+    migrations   bringing a file up to date       checkpoints  keeping the log short
+    schema       the tables                       listing      long lists, as JSON from SQLite
+    recovery     ending what a killed daemon left open
+    salvage      saving what can be read of a damaged file
+    backup       a checked copy of a database     sizes        the room that a database takes
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.
@@ -20,10 +22,10 @@ from __future__ import annotations
 
 from .connection import Connection, ConnectionFactory, connect
 from .executor import Executor, InlineExecutor, ThreadExecutor
-from .health import TROUBLE
 from .runs import RunRow
 from .scoped import ScopedStore
 from .stores import Store, Stores
+from .writer import TROUBLE
 
 __all__ = [
     "TROUBLE",

@@ -1,48 +1,45 @@
-"""A copy of a database, taken beside whoever uses it.
+"""A copy of a database, which a daemon may be using.
 
 The copy is made by SQLite from one moment of the database: everything that was committed before is
 in it, nothing that came later is half in it, and writers are not held up. It is checked before it
 gets its name, and is a whole database in one file: put into a data directory as `crushlite.db` it
 is opened like any other.
 
-Even reading makes SQLite write beside the database. Where nobody uses it that would leave litter
-or, after a crash, wipe out what shows that commits were lost; so there a copy of the files is read.
+Even to read a database SQLite writes beside it. If no daemon uses it that would leave files behind
+or, after a crash, wipe out what shows that commits were lost; so then a copy of the files is read.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
+import sqlite3
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Conflict, CorruptDatabase, CrushliteError, NotFound
 from .connection import connect, translated
-from .directory import Note, is_owned, last_note, sync_directory
-from .inspection import check_pages, inspect_owned
-from .migrations import version_of
+from .directory import is_owned, sync_directory
+from .inspection import check_pages, inspected_copy
 
 if TYPE_CHECKING:
-    import sqlite3
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """`version` is that of the schema."""
+    """What `backup` has made."""
 
     path: Path
     bytes: int
     sessions: int
     messages: int
-    version: int
 
 
 def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
-    """Copy the database `source` to a new file that only its owner may read. An existing one is
-    replaced only with `force`, and only by a copy that is good."""
+    """Copy the database `source` to a new file that only its owner may read. An existing file is
+    replaced only with `force`, and only by a copy that is good. Raises NotFound, Conflict,
+    CorruptDatabase or another error of the store."""
     if not source.exists():
         raise NotFound(f"there is no database {source}: name another data directory")
     if target.exists() and target.samefile(source):
@@ -66,35 +63,31 @@ def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
 
 
 def _copy_at_rest(source: Path, half: Path) -> bool:
-    """Copy a database that nobody uses; False if somebody began to meanwhile."""
-    files = [source.with_name(source.name + tail) for tail in ("", "-wal", "-shm")]
-    before = [_identity(file) for file in files]
-    with tempfile.TemporaryDirectory(dir=half.parent, prefix=".crushlite-") as folder:
-        rest = Path(folder).resolve() / source.name
-        for file in files:
-            if file.is_file():
-                shutil.copyfile(file, rest.with_name(file.name))
-        if is_owned(source.parent) or before != [_identity(file) for file in files]:
-            return False
-        try:
-            inspect_owned(rest, connect, _without_times(last_note(source.parent)))
-        except CrushliteError as error:
-            raise type(error)(error.message.replace(str(rest), str(source))) from error
-        _copy(rest, half)
+    """Copy a database that no process owns; return False if one began to use it meanwhile."""
+    before = _identities(source)
+    failure: Exception | None = None
+    try:
+        with inspected_copy(source, half.parent) as copy:
+            _copy(copy, half)
+    except (CrushliteError, sqlite3.Error, OSError) as error:
+        failure = error
+    if is_owned(source.parent) or _identities(source) != before:
+        return False
+    if failure is not None:
+        raise failure
     return True
 
 
-def _identity(file: Path) -> tuple[int, ...]:
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return ()
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _without_times(note: Note) -> Note:
-    """A copy has times of its own: it is checked fully."""
-    return Note(note.holds_data, note.boot)
+def _identities(database: Path) -> list[tuple[int, ...]]:
+    """What changes when the database or its log is written to."""
+    found: list[tuple[int, ...]] = []
+    for tail in ("", "-wal", "-shm"):
+        try:
+            status = database.with_name(database.name + tail).stat()
+        except FileNotFoundError:
+            continue
+        found.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return found
 
 
 def _copy(source: Path, half: Path) -> None:
@@ -113,12 +106,16 @@ def _copy(source: Path, half: Path) -> None:
 def _checked(half: Path, target: Path) -> Copied:
     conn = connect(half, True)
     try:
-        verdict = check_pages(conn, "integrity_check")
-        if verdict is not None or conn.execute("PRAGMA foreign_key_check").fetchone():
-            raise CorruptDatabase(f"the copy is damaged, as the database must be: {verdict}")
+        verdict = check_pages(conn)
+        if verdict is None and conn.execute("PRAGMA foreign_key_check").fetchone():
+            verdict = "rows belong to sessions that are missing"
+        if verdict is not None:
+            raise CorruptDatabase(
+                f"the copy is damaged, as the database must be: {verdict}. It was not kept; stop "
+                "the daemon, and start it again to learn what can be saved"
+            )
         sessions, messages = (_count(conn, table) for table in ("sessions", "messages"))
-        size = half.stat().st_size
-        return Copied(target, size, sessions, messages, version_of(conn))
+        return Copied(target, half.stat().st_size, sessions, messages)
     finally:
         conn.close()
 

@@ -1,18 +1,22 @@
 """Keeping the log of a running store short.
 
-A commit appends to the log (`crushlite.db-wal`); a checkpoint copies the log into the database, and
-the commit after it starts the file anew. SQLite would do that inside a commit, while somebody waits
-for it. Here it is done between batches, after the answers have gone out.
+A commit appends to the log (`crushlite.db-wal`). A checkpoint copies the log into the database, and
+the next commit then writes the log from its start again. SQLite would make checkpoints inside a
+commit, while a client waits for it. Here the writer makes them between two batches, after the
+answers have gone out.
 
-The file keeps the size KEEP when it starts anew, as writing over old blocks is cheaper than growing
-the file. So a file that is larger than KEEP holds that much, and it is time.
+The file is cut to KEEP when it starts anew and not to nothing, as writing over old blocks is
+cheaper than growing a file. So a file larger than KEEP holds that much, and a checkpoint is due.
 
-A checkpoint cannot go past the moment that a read still sees, and without a complete one the file
-only grows. The writer does not wait for a read, so it is the reader that gives way: it sees one
-moment per call, and before the next call it lets a checkpoint through that is due. So the log is
-bounded by what is written during one read. Only if that is more than BRAKE does the writer wait for
-the end of the read after all. A foreign program with an open read can make the log grow further;
-that is logged.
+A checkpoint cannot copy what was committed after the moment that a read still sees, and until one
+is complete the file only grows. So reads and checkpoints take turns: to make a checkpoint the
+writer holds off the next read and waits a moment for the one under way. If that takes longer the
+writer copies what it can, goes on, and tries again after each batch. So the log is bounded by what
+is written during one read; past BRAKE the writer waits for the read. Another program that reads for
+long can make the log grow further, which is logged.
+
+Both sides wait for locks only. A read waits for the writer no longer than a checkpoint takes, and
+the writer's waits for a read are bounded because the read may be long.
 """
 
 from __future__ import annotations
@@ -24,85 +28,94 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 KEEP = 4 * 2**20  # bytes: about a thousand pages, some milliseconds of copying
-BRAKE = 48 * 2**20  # bytes: at that pace the disk is what everybody waits for anyway
-TOO_LONG = 64 * 2**20  # bytes: past it somebody must be told
+BRAKE = 48 * 2**20  # bytes: at that pace every write waits for the disk anyway
+_PATIENCE = 0.02  # seconds: longer than most reads, once per KEEP bytes of log
 _BRAKING = 5.0  # seconds: a read that takes longer must not stop the store
-_GAP = 1.0  # seconds that a read waits at most for a checkpoint: the writer may be locked out
 
 log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """`settle` and `trim` are for the writer's thread, `read` for the reader's."""
+    """`reading` is for the reader's thread, the other methods are for the writer's."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.with_name(path.name + "-wal")
-        self._size = 0  # after the last commit
-        self._next = KEEP  # the size at which a checkpoint is tried again
+        self._size = 0  # of the log after the last commit
+        self._next = KEEP  # the size past which a checkpoint is due
+        self._postponed = False  # a read was in the way of the last one
         self._warned: set[str] = set()
 
-        self._reading = threading.Lock()  # held during a read
-        self._due = threading.Event()  # a checkpoint could not be completed because of a read
-        self._done = threading.Event()
+        self._entry = threading.Lock()  # taken to begin a read, and to hold off the next one
+        self._read = threading.Lock()  # held during a read
 
     @staticmethod
     def configure(conn: sqlite3.Connection) -> None:
+        """Turn off SQLite's own checkpoints on the read-write connection."""
         conn.execute("PRAGMA wal_autocheckpoint = 0")
         conn.execute(f"PRAGMA journal_size_limit = {KEEP}")
 
-    def settle(self, conn: sqlite3.Connection) -> None:
-        """Before a commit is acknowledged. A log that was deleted under the store still works, but
-        would be gone with the process: what is in it goes into the database at once."""
+    def measure(self, conn: sqlite3.Connection) -> None:
+        """Measure the log after a commit, before the commit is acknowledged. A log that was deleted
+        in use still works but would be gone with the process, so copy it into the database now."""
         try:
             self._size = self._file.stat().st_size
         except FileNotFoundError:
             self._size = 0
             self._warn("%s was deleted while in use: every write goes through it", self._file)
-            with self._reading:
+            with self._between_reads():
                 conn.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
 
     def trim(self, conn: sqlite3.Connection) -> None:
-        """After a commit was acknowledged."""
+        """Make a checkpoint if one is due or was postponed. Called after each batch, when its calls
+        have been answered."""
         if self._size <= KEEP:
-            self._next = KEEP
-        elif self._reading.acquire(timeout=_BRAKING if self._size > BRAKE else 0):
-            try:
-                if self._size > self._next or self._due.is_set():
-                    self._checkpoint(conn)
-                    if self._size > TOO_LONG:
-                        self._warn("%s grows: another program reads it for long", self._file)
-            finally:
-                self._reading.release()
-                self._due.clear()
-                self._done.set()
-        else:
-            self._done.clear()
-            self._due.set()
-            if self._size > self._next:
-                self._checkpoint(conn)  # as far as it can: less is left for later
-
-    def _checkpoint(self, conn: sqlite3.Connection) -> None:
-        self._next = self._size + KEEP
-        conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._next, self._postponed = KEEP, False
+            return
+        due = self._size > self._next
+        if not due and not self._postponed:
+            return
+        braking = self._size > BRAKE
+        patience = _BRAKING if braking else _PATIENCE if due else 0.0
+        with self._between_reads(patience) as alone:
+            self._postponed = not alone
+            if alone or due:
+                self._next = self._size + KEEP
+                _, pages, copied = conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if braking and alone and copied < pages:
+                    self._warn("%s grows: another program reads it for long", self._file)
+            if braking and not alone:
+                self._warn("%s grows: a read takes longer than %g s", self._file, _BRAKING)
 
     def empty(self, conn: sqlite3.Connection) -> None:
-        """Copy all of the log into the database and cut it off, while nobody reads."""
-        with self._reading:
+        """Copy all of the log into the database and cut it off, after the read under way."""
+        with self._between_reads():
             conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextlib.contextmanager
-    def read(self, poke: Callable[[], None]) -> Iterator[None]:
-        """Around a read. `poke` makes the writer trim soon if it is idle."""
-        with self._reading:
+    def reading(self) -> Iterator[None]:
+        """Around each read: wait for a checkpoint under way, then keep the next one off."""
+        with self._entry:
+            self._read.acquire()
+        try:
             yield
-        if self._due.is_set():
-            poke()
-            if not self._done.wait(_GAP):
-                self._due.clear()  # no further read shall wait until the writer asks again
+        finally:
+            self._read.release()
+
+    @contextlib.contextmanager
+    def _between_reads(self, patience: float = -1) -> Iterator[bool]:
+        """Hold off the next read and wait for the one under way, at most `patience` seconds if that
+        is not negative. Yields whether no read is under way."""
+        with self._entry:
+            alone = self._read.acquire(timeout=patience)
+            try:
+                yield alone
+            finally:
+                if alone:
+                    self._read.release()
 
     def _warn(self, message: str, *args: object) -> None:
         if message not in self._warned:  # once is enough, and it may go on for hours

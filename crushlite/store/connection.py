@@ -1,7 +1,7 @@
 """SQLite connections: how they are opened, and what their errors mean outside the store.
 
-`connect` opens every file; a test that wants faults passes its own factory. `translate` is the
-edge: past it no error of sqlite3 is seen.
+`connect` opens every file; a test that wants faults passes its own factory. `translate` makes
+errors of the package out of those of sqlite3: no other module of crushlite sees the latter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import UnionType
 
-BUSY_TIMEOUT = 5.0  # seconds: longer than any backup tool's lock, shorter than a person's patience
+BUSY_TIMEOUT = 5.0  # seconds: longer than the lock of a backup tool, short enough for a request
 
 
 class ConnectionFactory(Protocol):
@@ -30,7 +30,7 @@ class ConnectionFactory(Protocol):
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """A connection without the module's implicit transactions: every BEGIN here is explicit."""
+    """Open a connection without the implicit transactions of Python's module."""
     uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
     return sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT, cached_statements=256
@@ -38,7 +38,7 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
 
 
 def configure(conn: sqlite3.Connection) -> None:
-    """What the read-write connection relies on, whatever factory opened it."""
+    """Set up a read-write connection, whatever factory opened it."""
     conn.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
     conn.execute("PRAGMA foreign_keys = ON")
     conn.execute("PRAGMA trusted_schema = OFF")  # the file may have come with a clone
@@ -49,8 +49,9 @@ def configure(conn: sqlite3.Connection) -> None:
 
 
 def check_row(what: str, row: Sequence[object], kinds: Sequence[type | UnionType]) -> None:
-    """SQLite stores any kind of value in any column, so a flipped bit can change the kind. Noticed
-    here it is damage with a name; noticed when it is encoded it would look like a bug."""
+    """Raise CorruptDatabase if a value of a row is not of its kind, or no finite number. SQLite
+    stores any kind in any column, so a flipped bit can change it; if that were noticed only when
+    the value is encoded it would look like a bug. `what` and the first value name the row."""
     finite = all(math.isfinite(value) for value in row if isinstance(value, float))
     if not finite or not all(map(isinstance, row, kinds)):
         raise CorruptDatabase(f"{what} {row[0]!r} is damaged and cannot be read")
@@ -81,11 +82,11 @@ _BUGS = (
     *(sqlite3.NotSupportedError, StopIteration),  # a future cannot hold the last one
 )
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SPOILING = (
+_BREAKING = (
     *(*_DAMAGE, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
 )
-# Damage that SQLite, or its Python module, tells by words alone.
+# Damage that SQLite, or its Python module, reports without an error code.
 _WORDS = ("Could not decode to UTF-8", "unsupported file format")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -97,13 +98,14 @@ def says_damage(error: BaseException) -> bool:
     return isinstance(error, UnicodeDecodeError)
 
 
-def spoils(error: BaseException) -> bool:
+def breaks_connection(error: BaseException) -> bool:
     """Whether the connection may go on failing although the cause of this error is gone."""
-    return isinstance(error, sqlite3.Error) and _code(error) & 0xFF in _SPOILING
+    return isinstance(error, sqlite3.Error) and _code(error) & 0xFF in _BREAKING
 
 
 def translate(error: BaseException, path: Path) -> BaseException:
-    """What the outside sees of `error`: a new error for each call, as raising one adds to it."""
+    """The error that callers of the store see for `error`. A new one each time, as raising an
+    error adds to it; errors of the package are returned as they are."""
     answer: BaseException
     if says_damage(error):
         answer = CorruptDatabase(f"{path} is damaged: {error}")
@@ -126,7 +128,7 @@ def translate(error: BaseException, path: Path) -> BaseException:
 
 
 def _is_bug(error: BaseException) -> bool:
-    """The work was wrong, not the world: no client can do anything about it, nor will it pass."""
+    """Whether the work itself was wrong: it would fail again, and no client can do anything."""
     if isinstance(error, sqlite3.OperationalError):
         return _code(error) == sqlite3.SQLITE_ERROR  # a statement that makes no sense
     return isinstance(error, _BUGS)
@@ -135,7 +137,7 @@ def _is_bug(error: BaseException) -> bool:
 def _class(error: sqlite3.Error) -> type[CrushliteError]:
     code = _code(error)
     if code == sqlite3.SQLITE_IOERR_SHMSIZE:
-        return StoreFull  # the index of the log is grown apart and reports a full disk its own way
+        return StoreFull  # SQLite has an error of its own if the index of the log cannot grow
     return _BY_CODE.get(code & 0xFF, StoreFailed)
 
 
@@ -145,6 +147,7 @@ def _code(error: sqlite3.Error) -> int:
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
+    """Raise errors of sqlite3 and of the system as `translate` has them."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

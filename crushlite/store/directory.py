@@ -9,24 +9,23 @@ note to the next owner. `open BOOT` says that the database holds data and in whi
 machine it was written to; `closed SIZE MTIME` says that it was closed in order, and what the file
 then looked like.
 
-A project may come with a data directory in it, and what stands there may be a link. Nothing is
-written through one: a clone must not decide which of its user's files are overwritten.
+A cloned project may come with a data directory in it, and the files there may be links. Nothing is
+written through a link: a clone must not decide which of its user's files are overwritten.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataDirectoryInUse, StoreUnusable
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # where there is none every boot is unknown: ''
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_LOCK = "crushlite.lock"
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of a database, by their suffix
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_PATIENCE = 0.5  # seconds for an owner that has the lock to write who it is
 
 
 def make_directory(path: Path) -> None:
@@ -43,7 +42,7 @@ def make_directory(path: Path) -> None:
 def refuse_links(database: Path) -> None:
     """Raise StoreUnusable if something that is about to be written is a link."""
     files = [database.with_name(database.name + suffix) for suffix in _SIDE_FILES]
-    for file in [database.with_name("crushlite.lock"), *files]:
+    for file in [database.with_name(_LOCK), *files]:
         if file.is_symlink():
             raise StoreUnusable(
                 f"{file} is a symbolic link, which is not written to: remove it, or choose another "
@@ -61,7 +60,8 @@ def create_database_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    # Without it a power cut could take the new name away, and every promise inside with it.
+    """Flush a directory to disk. Without it a power cut could take a new file away, with every
+    promise in it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -70,6 +70,7 @@ def sync_directory(path: Path) -> None:
 
 
 def this_boot() -> str:
+    """An id of the machine's present boot, '' where the system has none."""
     try:
         return _BOOT.read_text("ascii").strip()
     except OSError:
@@ -82,7 +83,7 @@ class Note:
 
     holds_data: bool = False
     boot: str = ""
-    closed: tuple[int, int] | None = None
+    closed: tuple[int, int] | None = None  # size and time of the database
 
     @classmethod
     def parse(cls, line: str) -> Note:
@@ -95,14 +96,14 @@ class Note:
                 return cls()
 
     def fits(self, file: os.stat_result) -> bool:
-        """Whether the file was closed in order and nobody has written to it since."""
+        """Whether the database was closed in order and has not been written to since."""
         return self.closed == (file.st_size, file.st_mtime_ns)
 
 
 def is_owned(directory: Path) -> bool:
     """Whether some process owns the directory at this moment."""
     try:
-        descriptor = os.open(directory / "crushlite.lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -115,74 +116,68 @@ def is_owned(directory: Path) -> bool:
 
 
 def require_free(directory: Path) -> None:
-    """Raise DataDirectoryInUse if some process owns the directory. A look before much is done:
-    only the lock decides, and only the opening says what else is wrong."""
+    """Raise DataDirectoryInUse if some process owns the directory. A look before much is done: only
+    `DirectoryLock` decides, and only the opening says what else is wrong."""
     try:
         owned = is_owned(directory)
-        lines = (directory / "crushlite.lock").read_text("ascii", "replace").splitlines()
     except OSError:
         return
     if owned:
-        raise _in_use(directory, lines[0].strip() if lines else "")
-
-
-def _in_use(directory: Path, owner: str) -> DataDirectoryInUse:
-    return DataDirectoryInUse(
-        f"{directory} is in use by process {owner or 'unknown'}; "
-        "stop it, or choose another data directory"
-    )
+        raise _in_use(directory)
 
 
 def last_note(directory: Path) -> Note:
-    """What the last owner of a directory that nobody owns left behind."""
+    """What the last owner of a directory left behind. Not for one that is in use."""
+    return Note.parse(_lock_lines(directory)[1])
+
+
+def _in_use(directory: Path) -> DataDirectoryInUse:
+    owner = _lock_lines(directory)[0] or "unknown"  # it may not have come to say so yet
+    return DataDirectoryInUse(
+        f"{directory} is in use by process {owner}; stop it, or choose another data directory"
+    )
+
+
+def _lock_lines(directory: Path) -> tuple[str, str]:
+    """The pid and the note in the lock file, '' for what is missing."""
     try:
-        lines = (directory / "crushlite.lock").read_text("ascii", "replace").splitlines()
-    except FileNotFoundError:
+        lines = (directory / _LOCK).read_text("ascii", "replace").splitlines()
+    except OSError:
         lines = []
-    return Note.parse(lines[1] if len(lines) > 1 else "")
+    pid, note, *_ = *lines, "", ""
+    return pid.strip(), note.strip()
 
 
 class DirectoryLock:
-    """Held from construction to `release`."""
+    """Held from construction to `release`. Raises DataDirectoryInUse if another process holds it,
+    or this one already does."""
 
     def __init__(self, directory: Path) -> None:
-        path = directory / "crushlite.lock"
-        self._descriptor = os.open(path, _FLAGS, 0o600)
+        self._descriptor = os.open(directory / _LOCK, _FLAGS, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            line = self._lines()[1]
+            _, line = _lock_lines(directory)
             self.note = Note.parse(line)  # of the last owner
             self._write(line)  # stays until this owner has something better to say
-        except BlockingIOError:
-            owner = self._owner()
-            os.close(self._descriptor)
-            raise _in_use(directory, owner) from None
-        except BaseException:
-            os.close(self._descriptor)
+        except BaseException as error:
+            self.release()
+            if isinstance(error, BlockingIOError):
+                raise _in_use(directory) from None
             raise
 
     def opened(self) -> None:
+        """Note that the database is in use and holds data."""
         self._write(f"open {this_boot()}")
 
     def closed(self, database: Path) -> None:
+        """Note that the database was closed in order."""
         file = database.stat()
         self._write(f"closed {file.st_size} {file.st_mtime_ns}")
 
     def release(self) -> None:
         os.close(self._descriptor)
 
-    def _lines(self) -> tuple[str, str]:
-        text = os.pread(self._descriptor, 200, 0).decode("ascii", "replace")
-        pid, _, rest = text.partition("\n")
-        return pid.strip(), rest.partition("\n")[0].strip()
-
     def _write(self, line: str) -> None:
         content = f"{os.getpid()}\n{line}\n".encode("ascii", "replace")
-        os.pwrite(self._descriptor, content, 0)  # in this order: the pid is never missing
+        os.pwrite(self._descriptor, content, 0)  # before it is cut: the pid is never missing
         os.ftruncate(self._descriptor, len(content))
-
-    def _owner(self) -> str:
-        deadline = time.monotonic() + _PATIENCE
-        while not (owner := self._lines()[0]) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return owner

@@ -1,7 +1,7 @@
 """Where the store's work runs: a thread of its own, or the caller's.
 
-An executor runs what it is given one at a time, in the order it was given. A SQLite connection
-belongs to one executor for its whole life, so the store needs no lock around a connection.
+An executor runs calls one at a time, in the order they were submitted. A SQLite connection belongs
+to one executor for its whole life, so the store needs no lock around a connection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Executor(Protocol):
 
 
 class ThreadExecutor:
-    """One thread. It is a daemon thread, so that a store that was never closed cannot keep the
-    process alive: what is committed is safe, and nothing else was promised."""
+    """One thread. It is a daemon thread, so that a store that was never closed does not keep the
+    process alive: what is committed is safe."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -1,8 +1,8 @@
 """Queries over the versions of files that a session changed, and over what it has read.
 
-A version says what a file was: its content and mode, or that there was none. The versions that a
-run made carry its id; one that was merely found (before the first change, or edited by somebody
-else meanwhile) carries none. So the version before the first of a run is what the run began with.
+A version holds what a file was: its content and mode, or that it did not exist. The versions that a
+run made carry its id. One that was found (before the session's first change, or after an edit by
+another program) carries none. So the version before the first of a run is what the run began with.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class FileState:
     mode: int | None = None
 
     def is_like(self, other: FileState) -> bool:
-        """Whether they cannot be told apart by what is known of both."""
+        """Whether the contents are equal, and the modes as far as both are known."""
         unknown = self.mode is None or other.mode is None
         return self.content == other.content and (unknown or self.mode == other.mode)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Who made a version, and what the content alone does not say of it. `undoes` is the run that
-    was undone by it; there is no `mode` if nobody knew it."""
+    """What a version is besides its content. `run_id` is the run that made it, `undoes` the run
+    that was undone by it, `mode` None if it is not known."""
 
     run_id: str = ""
     undoes: str = ""
@@ -64,7 +64,7 @@ class Change:
 
 def insert_file(conn: sqlite3.Connection, scope: str, file: File, mark: Mark | None = None) -> File:
     """Add the next version of a path; version 0 is the state before the session's first change.
-    Returns the file with the version it got: the one in the argument is not believed."""
+    Returns the file with the number it got: that of the argument is ignored."""
     require_session(conn, scope, file.session_id)
     (version,) = conn.execute(
         "SELECT coalesce(max(version) + 1, 0) FROM files "
@@ -83,9 +83,9 @@ def insert_file(conn: sqlite3.Connection, scope: str, file: File, mark: Mark | N
 def record_change(
     conn: sqlite3.Connection, scope: str, sid: str, change: Change, now: float
 ) -> list[File]:
-    """Add the versions that a change makes; return them. What was before is a version too if it is
-    not the last one known: the session's first change of the path, or somebody else has edited it
-    since."""
+    """Add the versions that a change makes; return them. The state before it is added too, unless
+    it is the last one known: at the session's first change of the path, or if another program has
+    edited the file since."""
     require_session(conn, scope, sid)
     row = conn.execute(
         "SELECT content, present, mode FROM files WHERE scope = ? AND session_id = ? AND path = ? "
@@ -110,7 +110,7 @@ def record_change(
 def record_changes(
     conn: sqlite3.Connection, scope: str, sid: str, changes: Sequence[Change], now: float
 ) -> list[File]:
-    """`record_change` for several."""
+    """Do `record_change` for several changes; return all versions added."""
     added = (record_change(conn, scope, sid, change, now) for change in changes)
     return [file for files in added for file in files]
 
@@ -130,6 +130,7 @@ def list_files(conn: sqlite3.Connection, scope: str, sid: str) -> list[File]:
 
 
 def mark_read(conn: sqlite3.Connection, scope: str, sid: str, path: str, now: float) -> None:
+    """Store when a session last read a path."""
     require_session(conn, scope, sid)
     # REPLACE gives the row a new seq: the list is ordered by that, not by the time.
     conn.execute(

@@ -1,9 +1,9 @@
-"""Messages as clients read them, written by SQLite itself.
+"""Lists of messages as JSON that SQLite writes.
 
 A session may hold a hundred thousand messages. Making objects of them, and JSON of the objects,
-would keep the interpreter, and so every prompt that is being stored meanwhile, waiting for seconds.
-The parts are stored in the shape of the wire, so SQLite can write the text of a message, and while
-it works the interpreter is free. The texts are joined in pieces: nobody ever copies all of them.
+would occupy the interpreter for seconds, and every prompt that is being stored would wait. The
+parts are stored in the shape of the wire, so SQLite can write the JSON of a message, and while it
+works the interpreter is free. The texts are joined in pieces, so that no copy of all is ever made.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from ..protocol.messages import Message
 
-PIECE = 250  # messages: no piece is long in anybody's way
+PIECE = 250  # messages: joining so many delays no other thread for long
 BEYOND = 2**62  # any position and sequence number
-RECENT = 1000  # messages: more than can begin during one read
+RECENT = 1000  # messages: for `recent`; more than can begin during one read
 
 _OBJECT = """json_object('id', id, 'role', role, 'session_id', session_id, 'parts', json(parts),
     'model', model, 'provider', provider, 'created_at', created_at, 'updated_at', updated_at{more})
 """
-# Nothing at all if a number is none: SQLite would write `Inf`, or a text where clients read an
-# integer. What is no text it refuses by itself.
+# NULL if a number is no integer: SQLite would write `Inf`, or a text where clients read an integer.
+# A blob in place of a text it refuses by itself.
 _SOUND = " AND ".join(
     f"typeof({column}) = 'integer'" for column in ("created_at", "updated_at", "is_summary_message")
 )
@@ -44,8 +44,9 @@ _TEXT = (
 def message_texts(
     conn: sqlite3.Connection, scope: str, sid: str, live: Collection[str], recent: int = 0
 ) -> tuple[list[bytes], list[Message]]:
-    """A session's messages, oldest first: up to the first of those that are `live` (by id) as
-    pieces of JSON, from that one on as themselves."""
+    """A session's messages, oldest first: as pieces of JSON up to the first of those whose ids are
+    in `live`, as objects from there on. At least the `recent` newest are objects. Raises
+    CorruptDatabase if a message is damaged."""
     of_session = "FROM messages WHERE scope = ? AND session_id = ? AND position"
     order = "ORDER BY position, seq"
     first = _first(conn, "position", scope, live)
@@ -61,8 +62,9 @@ def message_texts(
 def user_message_texts(
     conn: sqlite3.Connection, scope: str, sid: str | None, live: Collection[str], recent: int = 0
 ) -> tuple[list[Message], list[bytes]]:
-    """What users wrote, in one session or in all, newest first: down to the oldest of those that
-    are `live` as themselves, below it as pieces of JSON."""
+    """What users wrote, in one session or in all, newest first: as objects down to the oldest of
+    those whose ids are in `live`, and below that as pieces of JSON. The rows of the `recent` newest
+    messages are objects, too. Raises CorruptDatabase if a message is damaged."""
     by_users = "FROM messages WHERE scope = :scope AND role = 'user'"
     if sid is not None:
         by_users += " AND session_id = :sid"
@@ -78,7 +80,7 @@ def user_message_texts(
 
 
 def _first(conn: sqlite3.Connection, column: str, scope: str, live: Collection[str]) -> int:
-    """Where the first of the live messages stands that has a row; beyond all if none has."""
+    """The lowest value of `column` among the live messages that have a row, BEYOND if none has."""
     if not live:
         return BEYOND
     marks = ", ".join("?" * len(live))
@@ -96,6 +98,7 @@ def _place(found: Any, otherwise: int) -> int:
 
 
 def _joined(conn: sqlite3.Connection, of_these: str, bounds: Any) -> Iterator[bytes]:
+    """The JSON of the selected messages, up to PIECE of them joined by commas."""
     damage = CorruptDatabase("a message is damaged and cannot be read: see `doctor`")
     try:
         texts = conn.execute(f"SELECT {_TEXT} {of_these}", bounds)

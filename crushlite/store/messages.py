@@ -32,7 +32,8 @@ _NEXT_POSITION = (
 def insert_message(
     conn: sqlite3.Connection, scope: str, message: Message, position: int | None = None
 ) -> None:
-    """Add a message at the end of its session, or right behind those at `position`."""
+    """Add a message at the end of its session, or right behind those at `position`. Raises
+    SessionNotFound, or BadRequest if an integer does not fit."""
     require_session(conn, scope, message.session_id)
     place = _NEXT_POSITION if position is None else ":position"
     conn.execute(
@@ -56,8 +57,8 @@ def insert_message(
 
 
 def save_message(conn: sqlite3.Connection, scope: str, message: Message) -> None:
-    """Write what of a message changes. Without effect if it is gone: a session may be deleted
-    while a turn still streams."""
+    """Update the parts, model, provider and time of a message. Does nothing if it has no row: its
+    session may be deleted while a turn still streams."""
     conn.execute(
         """
         UPDATE messages SET parts = :parts, finished = :finished, model = :model,
@@ -78,7 +79,7 @@ def get_message(conn: sqlite3.Connection, scope: str, mid: str) -> Message:
 
 
 def position_of(conn: sqlite3.Connection, scope: str, mid: str) -> int | None:
-    """Where in its session a message stands; None if there is no such message."""
+    """The position of a message in its session; None if there is no such message."""
     row = conn.execute(
         "SELECT position FROM messages WHERE scope = ? AND id = ?", (scope, mid)
     ).fetchone()
@@ -89,7 +90,7 @@ def position_of(conn: sqlite3.Connection, scope: str, mid: str) -> int | None:
 
 
 def list_messages(conn: sqlite3.Connection, scope: str, sid: str) -> list[Message]:
-    """The messages of a session in the order of their creation."""
+    """The messages of a session in their order."""
     rows = conn.execute(
         f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE scope = ? AND session_id = ? "
         "ORDER BY position, seq",
@@ -103,7 +104,7 @@ def delete_message(conn: sqlite3.Connection, scope: str, mid: str) -> None:
 
 
 def message_from_row(row: tuple[Any, ...]) -> Message:
-    """Build a message from the values of MESSAGE_COLUMNS."""
+    """Build a message from the values of MESSAGE_COLUMNS. Raises CorruptDatabase."""
     check_row("message", row, _KINDS)
     mid, role, sid, parts, model, provider, created_at, updated_at, is_summary = row
     try:
@@ -134,7 +135,7 @@ def _values(scope: str, message: Message) -> dict[str, object]:
 
 
 def _check_integers(part: Part) -> None:
-    # JSON would take any, but the codec would refuse to read it back: the session would be lost.
+    # JSON would take any, but the codec refuses to read it back: the session could not be listed.
     for field in dataclasses.fields(part):  # type: ignore[arg-type]  # every Part is a dataclass
         value = getattr(part, field.name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:

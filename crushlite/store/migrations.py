@@ -1,8 +1,8 @@
 """Bringing a file to this version of the schema, step by step.
 
-Each step is one transaction together with the new `user_version`: whenever the process dies, the
-file is at exactly one version. Before a step the file is copied to `crushlite.db.v<old>.bak`, so
-that an older crushlite can be given its data back; the last few copies are kept.
+Each migration is one transaction together with the new `user_version`: whenever the process dies,
+the file is at exactly one version. Before it the file is copied to `crushlite.db.v<old>.bak`, which
+an older crushlite can use; the last few copies are kept.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ BACKUPS = 2  # copies that are kept: each may be as large as the database
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """From version - 1 to version. A step is a statement, or a function where SQL is not enough;
-    it must not touch anything but the connection."""
+    """From `version` - 1 to `version`. A step is a statement, or a function where SQL is not
+    enough; it must not touch anything but the connection."""
 
     version: int
     steps: tuple[str | Callable[[sqlite3.Connection], None], ...]
@@ -46,13 +46,14 @@ VERSION = MIGRATIONS[-1].version
 
 
 def version_of(conn: sqlite3.Connection) -> int:
-    """0 in a file that has just been created."""
+    """The schema version of a database, 0 if it has just been created."""
     return int(conn.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(
     conn: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
+    """Apply the migrations that the database at `path` does not have yet."""
     found = version_of(conn)
     for migration in migrations[found:]:
         if found > 0:  # a new file holds nothing
@@ -81,7 +82,7 @@ def _backup(conn: sqlite3.Connection, path: Path, version: int) -> None:
 
 
 def _backups(path: Path) -> list[Path]:
-    """Oldest version first."""
+    """The copies beside a database, of the oldest version first."""
     found = {}
     for file in path.parent.iterdir():
         match = re.fullmatch(re.escape(path.name) + r"\.v(\d+)\.bak", file.name)

@@ -1,13 +1,13 @@
 """The reader: lists and histories, on a connection that cannot write.
 
-Each call sees one moment of the database, and nothing is seen between calls: an open read keeps the
-log from being shortened. Calls are delivered one by one: a short read is not held back by a long
-one behind it.
+Each call sees one moment of the database. No transaction is open between calls, as an open read
+keeps the log from being shortened. Calls are answered one by one: a short read is not held back by
+a long one behind it.
 
 Making objects of many rows keeps the interpreter busy, and a thread gets hold of it again only
 after some milliseconds: a prompt that is being stored would lose that at each of its statements. So
 a long read pauses every few rows. One of a few milliseconds (a thousand sessions) does not: it is
-over before anybody would have had to wait for long.
+over before it delays a write for long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING
 
-from .lanes import Lane, StoreCall, deliver
+from .callqueue import CallQueue, StoreCall, deliver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ _STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond
 _PAUSE = 0.0001  # seconds: long enough for a thread that waits
 
 
-class Reader(Lane):
+class Reader(CallQueue):
     def __init__(
         self,
         executor: Executor,
@@ -38,38 +38,36 @@ class Reader(Lane):
         path: Path,
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
-        poke: Callable[[], None],
     ) -> None:
         super().__init__(executor, conn, path, connect)
         self._checkpoints = checkpoints
-        self._poke = poke
-        self._began = 0.0  # the read that is under way
+        self._began = 0.0  # when the read under way did
 
     def _run(self, batch: list[StoreCall]) -> None:
         for call in batch:
-            with self._checkpoints.read(self._poke):
+            with self._checkpoints.reading():
                 self._read(call)
-                deliver(self._loop, [call])
+            deliver(self._loop, [call])
 
     def _read(self, call: StoreCall) -> None:
         try:
-            self._renew()
+            self._replace_broken()
             self._began = time.monotonic()
-            self._conn.set_progress_handler(self._give_way, _STEPS)
+            self._conn.set_progress_handler(self._pause_if_long, _STEPS)
             self._conn.execute("BEGIN")
             call.value = call.work(self._conn)
             self._conn.execute("COMMIT")
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter gets it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the future gets it
             self._fail(call, error)
-            self._end()
+            self._rollback()
 
-    def _give_way(self) -> None:
+    def _pause_if_long(self) -> None:
         if time.monotonic() - self._began > _SHORT:
             time.sleep(_PAUSE)
 
-    def _end(self) -> None:
+    def _rollback(self) -> None:
         try:
             if self._conn.in_transaction:
                 self._conn.execute("ROLLBACK")
         except sqlite3.Error:
-            self._spoilt = True
+            self._broken = True

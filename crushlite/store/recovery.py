@@ -1,14 +1,14 @@
-"""What the death of a daemon left behind is brought to an end when the store is next opened.
+"""Ending the runs that a killed daemon left open, when the store is next opened.
 
-`recover` runs in one transaction, before anything else can write. Whatever is open then was
-interrupted, as only one process owns the database. Afterwards every promised prompt is a user
-message with a terminal marker behind it, every tool call has a result, and no run is without an
-outcome. A second `recover` finds nothing to do. Nothing is ever run again.
+`recover` runs in one transaction, before anything else can write. As only one process owns the
+database, all that is open then was interrupted. Afterwards every accepted prompt is a user message
+with a finished answer behind it, every tool call has a result, and every run has an outcome. No run
+is started again. A second `recover` finds nothing to do.
 
-Runs of this very boot are left alone: their ending may still be on its way.
+Runs of this daemon itself (by `boot_id`) are left alone: their ending may still be on its way.
 
 A run's turn is what stands between its user message and the user message of the next run; the runs
-it carried (riders) have their user messages inside it.
+that were folded into it (riders) have their user messages inside it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ _END = 2**63 - 1  # a position behind all others
 
 @dataclass(slots=True)
 class _Placed:
+    """A message and its position in the session."""
+
     position: int
     message: Message
 
 
 def recover(conn: sqlite3.Connection, boot_id: str, now: float) -> list[str]:
-    """End the unfinished runs of other boots, oldest first; return their ids."""
+    """End the unfinished runs of earlier daemons, oldest first; return their ids. Raises
+    CorruptDatabase and others if rows make no sense."""
     # First, so that a half-written summary is not taken for the answer of the run it served.
     conn.execute("DELETE FROM messages WHERE finished = 0 AND is_summary_message")
     found = conn.execute(
@@ -67,10 +70,12 @@ def recover(conn: sqlite3.Connection, boot_id: str, now: float) -> list[str]:
 
 
 def _recover_run(conn: sqlite3.Connection, scope: str, row: RunRow, now: float) -> None:
+    """Restore the prompt of a run, end its turn and set its outcome. A rider gets the outcome of
+    its carrier."""
     carrier = _carrier(conn, scope, row)
     start = _restore_prompt(conn, scope, row, now)
     if carrier is not None:
-        # Carriers are accepted before their riders, so this one has its outcome by now.
+        # Carriers are accepted before their riders: this one has been recovered by now.
         outcome, message_id = carrier.outcome or "failed", carrier.message_id
         error = carrier.error if carrier.outcome else INTERRUPTED
     else:
@@ -96,8 +101,8 @@ def _restore_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, now: floa
     """Write the user message if it is missing; return its position."""
     position = position_of(conn, scope, row.user_message_id)
     if position is None:
-        # Not before what stands ahead of it by now, the marker of an earlier run for one: the
-        # times of a list go up.
+        # The times of a list go up, so not earlier than what stands ahead of it by now, such as
+        # the answer that recovery has given to an earlier run.
         at = max(int(row.accepted_at or now), _last_time(conn, scope, row.session_id))
         message = _message(row.session_id, "user", at)
         message.parts = [TextPart(row.prompt), *_binaries(row.attachments), FinishPart("stop")]
@@ -121,7 +126,7 @@ def _binaries(attachments: str | None) -> list[Part]:
     try:
         files = [decode(Attachment, item) for item in json.loads(attachments or "[]")]
     except (BadRequest, ValueError, TypeError):
-        return []  # unreadable: better the prompt alone than a store that cannot be opened
+        return []  # rather the prompt alone than a store that cannot be opened
     return [
         BinaryPart(file.file_path or file.file_name, file.mime_type, file.content) for file in files
     ]
@@ -131,7 +136,8 @@ def _binaries(attachments: str | None) -> list[Part]:
 
 
 def _close_turn(conn: sqlite3.Connection, scope: str, row: RunRow, start: int, now: float) -> str:
-    """Bring the turn to an end; return the id of its last assistant message."""
+    """Finish what is open in a run's turn; return the id of its last assistant message, which is
+    added if there is none. `start` is the position of the user message."""
     end = _next_prompt(conn, scope, row, start)
     turn = _messages(conn, scope, row.session_id, start + 1, end)
     last = _mend(conn, scope, turn, now)
@@ -144,6 +150,7 @@ def _close_turn(conn: sqlite3.Connection, scope: str, row: RunRow, start: int, n
 
 
 def _next_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, start: int) -> int:
+    """The position of the next user message that is not of a rider, _END if there is none."""
     (position,) = conn.execute(
         """
         SELECT min(messages.position) FROM runs JOIN messages
@@ -159,6 +166,7 @@ def _next_prompt(conn: sqlite3.Connection, scope: str, row: RunRow, start: int) 
 def _messages(
     conn: sqlite3.Connection, scope: str, sid: str, first: int, end: int
 ) -> list[_Placed]:
+    """The messages of a session from position `first` up to, and without, position `end`."""
     rows = conn.execute(
         f"""
         SELECT position, {MESSAGE_COLUMNS} FROM messages
@@ -169,14 +177,15 @@ def _messages(
         (scope, sid, first, end),
     )
     placed = []
-    for position, *values in rows:  # what is no number is behind every number, and would be missed
+    for position, *values in rows:  # SQLite puts a text behind every number: it would be missed
         check_row("the position of a message", (position,), (int,))
         placed.append(_Placed(position, message_from_row(tuple(values))))
     return placed
 
 
 def _mend(conn: sqlite3.Connection, scope: str, turn: list[_Placed], now: float) -> Message | None:
-    """Finish the open messages, answer the open tool calls; return the last assistant message."""
+    """Finish the open messages and answer the open tool calls of a turn; return its last assistant
+    message, None if it has none."""
     steps = [p.message for p in turn if _is_step(p.message)]
     last = steps[-1] if steps else None
     unanswered = _unanswered(turn)
@@ -193,7 +202,8 @@ def _mend(conn: sqlite3.Connection, scope: str, turn: list[_Placed], now: float)
 
 
 def _last_answer(turn: list[_Placed], step: _Placed) -> _Placed:
-    """Behind what was answered already: then the times of the list go up here, too."""
+    """The last tool message behind a step, or the step itself. An answer is added behind it, as the
+    times of a list go up."""
     last, inside = step, False
     for place in turn:
         if inside and place.message.role != "tool":
@@ -204,6 +214,7 @@ def _last_answer(turn: list[_Placed], step: _Placed) -> _Placed:
 
 
 def _unanswered(turn: list[_Placed]) -> list[tuple[_Placed, ToolCallPart]]:
+    """The tool calls without a result, each with the message that it is in."""
     # By place, not by a set of ids: some providers start their ids anew in every step.
     waiting: list[tuple[_Placed, ToolCallPart]] = []
     for place in turn:
@@ -216,11 +227,11 @@ def _unanswered(turn: list[_Placed]) -> list[tuple[_Placed, ToolCallPart]]:
 
 
 def _close_message(message: Message, is_last: bool, now: float) -> bool:
-    """Returns whether anything had to change."""
+    """Finish an assistant message and its tool calls; return whether anything had to change."""
     changed = False
     for call in message.tool_calls:
         if not call.finished:
-            call.finished, call.input = True, "{}"  # half of a JSON text is of no use to anybody
+            call.finished, call.input = True, "{}"  # half of a JSON text is of no use
             changed = True
     finish = message.finish
     # A last step that ends in `tool_use` was to be followed by another: the run has no end yet.
@@ -252,9 +263,9 @@ def _message(sid: str, role: str, at: int) -> Message:
 def _other_sessions(
     conn: sqlite3.Connection, rows: list[tuple[str, RunRow]]
 ) -> list[tuple[str, str]]:
-    """Sessions that may hold something open although no run of theirs does: those of sub-agents
-    that worked for a run, and any with an open message. The latter only if all runs have ended:
-    else the message may belong to a run of this boot."""
+    """Sessions that may hold open messages although none of their runs is open, by scope and id:
+    those of sub-agents that worked for one of the runs in `rows`, and any with an open message. The
+    latter only if all runs have ended: else the message may belong to a run of this daemon."""
     found: dict[tuple[str, str], None] = {}  # a set in the order of insertion
     for scope, row in rows:
         found.update(((scope, child), None) for child in child_ids(conn, scope, row.session_id))

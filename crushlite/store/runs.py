@@ -1,4 +1,4 @@
-"""The journal of runs: what was promised, and how it ended.
+"""Queries over runs: which prompts were accepted, and how each ended.
 
 A row is inserted before the prompt is acknowledged, and its outcome is set once, in the transaction
 that writes the ending's messages. Attachments are held only until they are part of the stored user
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunRow:
-    """`attachments` is the JSON array of the prompt's attachments; `outcome` is None until the run
-    has ended; `carrier` is the run that took this one along, if it was folded."""
+    """A run as it is stored. `attachments` is a JSON array; `outcome` is None until the run has
+    ended; `carrier` is the run that this one was folded into, if any."""
 
     run_id: str
     session_id: str
@@ -51,7 +51,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """The columns that an ending sets. `carrier` is empty for a run that was not folded."""
+    """The columns that `end_run` sets. `carrier` is empty for a run that was not folded."""
 
     run_id: str
     outcome: str
@@ -74,9 +74,9 @@ _ENDED = {None: "", True: "AND outcome IS NOT NULL", False: "AND outcome IS NULL
 
 
 def insert_run(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None:
-    """Promise a run. None: inserted. A row: this very prompt was promised before, and that is how
-    it stands now. The same run id with another digest is refused. One statement in the good case:
-    this is what every 202 waits for."""
+    """Insert a run. Returns None if it was inserted, and its row if the same prompt was accepted
+    before under this id. Raises RunIdReused if the id was given with another prompt, and
+    SessionNotFound. One statement in the good case: every 202 waits for it."""
     inserted = conn.execute(_INSERT, (scope, *_values(row), scope, row.session_id))
     if inserted.rowcount:
         return None
@@ -96,8 +96,8 @@ def start_run(
     now: float,
     carrier: str = "",
 ) -> None:
-    """Store the run's user message, and with it the carrier if the run is being folded. A second
-    call changes nothing: there is one user message per run."""
+    """Store the run's user message, and with it the carrier if the run is being folded. Changes
+    nothing if the message is stored already. Raises RunNotFound."""
     row = get_run(conn, scope, run_id)
     if row.user_message_id and position_of(conn, scope, row.user_message_id) is not None:
         return
@@ -113,7 +113,7 @@ def start_run(
 
 
 def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
-    """Set the outcome, unless there is one: a run ends once."""
+    """Set the outcome of a run that has none yet."""
     conn.execute(
         """
         UPDATE runs SET outcome = :outcome, message_id = :message_id, error = :error,
@@ -135,7 +135,8 @@ def get_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow:
 def list_runs(
     conn: sqlite3.Connection, scope: str, session_id: str | None, ended: bool | None
 ) -> list[RunRow]:
-    """Runs in the order of their acceptance; None asks for all sessions, or for both kinds."""
+    """Runs in the order of their acceptance: of one session or (None) of all, and those that have
+    ended, those that have not, or (None) both."""
     of_session = "" if session_id is None else "AND session_id = :session_id"
     rows = conn.execute(
         f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = :scope {of_session} {_ENDED[ended]} "
@@ -152,8 +153,8 @@ def ended_among(conn: sqlite3.Connection, scope: str, run_ids: list[str]) -> lis
 
 
 def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str) -> bool:
-    """Whether nothing was asked in the session before this run, prompts that were cleared aside:
-    that is the prompt its title is made from."""
+    """Whether no prompt came before this run in its session, not counting empty and cleared ones:
+    the title is made from the first."""
     earlier = conn.execute(
         """
         SELECT 1 FROM runs
@@ -168,7 +169,7 @@ def is_first_prompt(conn: sqlite3.Connection, scope: str, sid: str, run_id: str)
 
 
 def run_from_row(row: tuple[Any, ...]) -> RunRow:
-    """Build a row from the values of RUN_COLUMNS."""
+    """Build a row from the values of RUN_COLUMNS. Raises CorruptDatabase."""
     check_row("run", row, _KINDS)
     answer = RunRow(*row)
     answer.detach = bool(answer.detach)

@@ -27,26 +27,38 @@ from .migrations import migrate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Sessions first: the others hang on them. The number of messages is counted anew by a trigger.
+# Sessions first: the others hang on them.
 _TABLES = ("sessions", "messages", "runs", "files", "reads", "gaps")
-_COUNTED = ("message_count",)
 _TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (int, float)}
-_GAP = 1_000_000  # rows that are looked for one by one, at most
+_BETWEEN = 1_000_000  # rows that are looked for one by one, at most
 _LARGEST = 2**40  # bytes: a head that says more is damaged itself
 _ORPHANS = """
     INSERT OR IGNORE INTO sessions (scope, id, title, created_at, updated_at, touched)
     SELECT scope, session_id, 'Recovered', 0, 0, 0 FROM {table}
-    WHERE NOT EXISTS (
-        SELECT 1 FROM sessions AS s WHERE s.scope = {table}.scope AND s.id = {table}.session_id
-    )
 """
+_MEND = (
+    """
+    UPDATE sessions SET parent_session_id = NULL WHERE NOT EXISTS (
+        SELECT 1 FROM sessions AS s
+        WHERE s.scope = sessions.scope AND s.id = sessions.parent_session_id
+    )
+    """,
+    """
+    UPDATE sessions SET message_count = (
+        SELECT count(*) FROM messages
+        WHERE messages.scope = sessions.scope AND messages.session_id = sessions.id
+    )
+    """,
+)
+
 
 Row = tuple[Any, ...]
 
 
 def salvage(damaged: Path, target: Path) -> dict[str, tuple[int, int]]:
-    """Make `target`, which must not exist, unless there is nothing to save. Returns per table how
-    many rows were saved, and how many of those that were found could not be used."""
+    """Make `target`, unless there is nothing to save. Returns per table how many rows were saved,
+    and how many of those that were found could not be used. Raises FileExistsError if `target`
+    exists, and sqlite3.Error or OSError if the copy cannot be made or opened."""
     if target.exists():
         raise FileExistsError(f"{target} exists already; move it away first")
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -60,7 +72,13 @@ def salvage(damaged: Path, target: Path) -> dict[str, tuple[int, int]]:
         create_database_file(fresh)
         old, new = connect(copy, False), connect(fresh, False)
         try:
-            counts = _transfer(old, new, fresh)
+            configure(new)
+            migrate(new, fresh)
+            new.execute("PRAGMA foreign_keys = OFF")  # until all is there
+            with transaction(new):
+                counts = {table: _transfer(old, new, table) for table in _TABLES}
+                for statement in (*(_ORPHANS.format(table=t) for t in _TABLES[1:]), *_MEND):
+                    new.execute(statement)
         finally:
             new.close()
             old.close()
@@ -78,65 +96,32 @@ def _pad(copy: Path) -> None:
             file.truncate(size)
 
 
-def _transfer(
-    old: sqlite3.Connection, new: sqlite3.Connection, fresh: Path
-) -> dict[str, tuple[int, int]]:
-    configure(new)
-    migrate(new, fresh)
-    new.execute("PRAGMA foreign_keys = OFF")  # until all is there
-    counts = {}
-    with transaction(new):
-        for table in _TABLES:
-            counts[table] = _table(old, new, table)
-        for table in _TABLES[1:]:
-            new.execute(_ORPHANS.format(table=table))
-        new.execute(
-            """
-            UPDATE sessions SET parent_session_id = NULL WHERE NOT EXISTS (
-                SELECT 1 FROM sessions AS s
-                WHERE s.scope = sessions.scope AND s.id = sessions.parent_session_id
-            )
-            """
-        )
-        new.execute(
-            """
-            UPDATE sessions SET message_count = (
-                SELECT count(*) FROM messages
-                WHERE messages.scope = sessions.scope AND messages.session_id = sessions.id
-            )
-            """
-        )
-    return counts
-
-
-def _table(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> tuple[int, int]:
-    info = new.execute(f"PRAGMA table_info({table})").fetchall()
-    # What an older version did not know gets its default.
+def _transfer(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> tuple[int, int]:
+    """Copy a table; return how many rows were saved, and how many could not be used."""
+    kinds = {name: kind for _, name, kind, *_ in new.execute(f"PRAGMA table_info({table})")}
     had = {name for _, name, *_ in _until_damage(old, f"PRAGMA table_info({table})")}
-    columns = [name for _, name, *_ in info if name in had and name not in _COUNTED]
-    kinds = {name: kind for _, name, kind, *_ in info}
+    # What an older version did not have gets its default.
+    columns = [name for name in kinds if name in had]
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
     saved = lost = 0
     for row in _rows(old, table, names) if columns else ():
         values = dict(zip(columns, row, strict=True))
-        if all(_fits(value, kinds[name]) for name, value in values.items()) and (
-            table != "messages" or _readable(values)
-        ):
-            done = new.execute(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})", row)
-            saved, lost = saved + done.rowcount, lost + 1 - done.rowcount
-        else:
-            lost += 1
+        done = 0
+        if _usable(table, values, kinds):
+            insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
+            done = new.execute(insert, row).rowcount
+        saved, lost = saved + done, lost + 1 - done
     return saved, lost
 
 
-def _fits(value: object, kind: str) -> bool:
-    # Whether it may be NULL the table knows.
-    return value is None or isinstance(value, _TYPES[kind])
-
-
-def _readable(values: dict[str, Any]) -> bool:
+def _usable(table: str, values: dict[str, Any], kinds: dict[str, str]) -> bool:
+    """Whether each value is of its column's type, and a message can be decoded. Whether a value may
+    be NULL is left to the new table."""
+    if not all(v is None or isinstance(v, _TYPES[kinds[name]]) for name, v in values.items()):
+        return False
     try:
-        message_from_row(tuple(values[name] for name in MESSAGE_COLUMNS.split(", ")))
+        if table == "messages":
+            message_from_row(tuple(values[name] for name in MESSAGE_COLUMNS.split(", ")))
     except CorruptDatabase:
         return False
     return True
@@ -145,20 +130,16 @@ def _readable(values: dict[str, Any]) -> bool:
 def _rows(conn: sqlite3.Connection, table: str, names: str) -> Iterator[Row]:
     """Every row that can be read, in the order of the table as far as the damage allows."""
     select = f"SELECT rowid, {names} FROM {table} NOT INDEXED"
-    first = None  # of the rows that were read from the start, the last
+    first = 0  # of the rows that were read from the start, the last
     for rowid, *row in _until_damage(conn, f"{select} ORDER BY rowid"):
         first = rowid
         yield tuple(row)
-    behind = []
-    for rowid, *row in _until_damage(conn, f"{select} ORDER BY rowid DESC"):
-        if first is not None and rowid <= first:
-            break
-        behind.append((rowid, row))
-    last = behind[-1][0] if behind else (first or 0) + 1
-    for rowid in range((first or 0) + 1, min(last, (first or 0) + _GAP)):
+    behind = list(_until_damage(conn, f"{select} WHERE rowid > ? ORDER BY rowid DESC", first))
+    end = behind[-1][0] if behind else first
+    for rowid in range(first + 1, min(end, first + _BETWEEN)):
         for _, *row in _until_damage(conn, f"{select} WHERE rowid = ?", rowid):
             yield tuple(row)
-    for _, row in reversed(behind):
+    for _, *row in reversed(behind):
         yield tuple(row)
 
 

@@ -1,4 +1,4 @@
-"""The tables, as each version made them. What was released never changes: a later version adds.
+"""The tables, as each version made them. A released version never changes: a later one adds.
 
 Order is never taken from a time: `seq` is the order of insertion in a table, `touched` the order
 of the last change of a session, and `position` the order of messages within a session. Recovery
@@ -136,7 +136,7 @@ V2 = (
 )
 
 # Which run made a version of a file, and which changes are known to be missing. `present` is 0 for
-# a version that says: there was no such file. `undoes` is the run that a version undid.
+# a version that records that there was no such file. `undoes` is the run that a version undid.
 V3 = (
     "ALTER TABLE files ADD COLUMN run_id TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE files ADD COLUMN undoes TEXT NOT NULL DEFAULT ''",

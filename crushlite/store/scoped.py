@@ -1,7 +1,7 @@
 """The rows of one workspace in a store.
 
-Every query takes `(conn, scope, ...)`. A ScopedStore holds both the store and the scope, so that a
-caller names only the query and its own arguments:
+Every query takes `(conn, scope, ...)`. A ScopedStore adds both, so that a caller names only the
+query and its other arguments:
 
     session = await store.read(session_rows.get_session, session_id)
 """
@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 class ScopedStore:
-    """`scope` is '' in a workspace's own data directory, its resolved path in a shared one."""
+    """Runs queries with one scope: '' in a workspace's own data directory, the resolved path of the
+    workspace in a shared one."""
 
     def __init__(self, store: Store, scope: str) -> None:
         self.store = store

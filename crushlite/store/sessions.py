@@ -1,8 +1,8 @@
 """Queries over sessions.
 
-`message_count`, and the bump of `updated_at` and `touched` on a new message, are the work of
-triggers: no caller can forget them. `updated_at` never goes back, whatever the clock does. Children
-are sessions of their own with a parent; they are kept out of the list and die with the parent.
+Triggers count messages in `message_count`, and set `updated_at` and `touched` on a new message.
+`updated_at` never goes back, whatever the clock does. A child is a session with a parent; it is not
+in the list of sessions, and is deleted with its parent.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ _DESCENDANTS = """
 
 
 def require_session(conn: sqlite3.Connection, scope: str, sid: str) -> None:
-    """Asked before every insert that hangs on a session: a foreign key that fails says nothing
-    about which."""
+    """Raise SessionNotFound if there is no such session. Before every insert that refers to one: a
+    foreign key that fails does not say which."""
     found = conn.execute("SELECT 1 FROM sessions WHERE scope = ? AND id = ?", (scope, sid))
     if found.fetchone() is None:
         raise SessionNotFound(f"session {sid} not found")
 
 
 def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> None:
-    """`message_count` of the argument is not believed: a new session has no messages."""
+    """Insert a session. `message_count` of the argument is ignored: a new session has no messages.
+    Raises SessionNotFound if its parent is missing, and BadRequest as `check_usage` does."""
     if session.parent_session_id:
         require_session(conn, scope, session.parent_session_id)
     check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
@@ -101,7 +102,7 @@ def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
 def rename_session(
     conn: sqlite3.Connection, scope: str, sid: str, title: str, now: float
 ) -> Session:
-    """A title given by a person: no generated title replaces it, ever."""
+    """Set a title that a user has chosen. No generated title replaces it."""
     return _update(conn, scope, sid, "title = :title, title_by_user = 1", now=now, title=title)
 
 
@@ -115,8 +116,8 @@ def set_title(  # noqa: PLR0913 - the counters are three and belong to the title
     completion_tokens: int,
     cost: float,
 ) -> Session | None:
-    """A generated title and what it cost; None if the session is gone. The usage is added even
-    where a rename keeps the title, and added in SQL: a running turn saves its own meanwhile."""
+    """Set a generated title, unless a user has chosen one, and add what it cost. Returns None if
+    the session is gone. The usage is added in SQL, as a running turn saves its own meanwhile."""
     check_usage(prompt_tokens, completion_tokens, cost)
     try:
         return _update(
@@ -145,8 +146,8 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
     cost_delta: float,
     now: float,
 ) -> Session:
-    """After a step: the token counters hold that step's values (they show how full the context
-    is), the cost adds up."""
+    """Save the usage of a step: the token counts replace those of the step before, as they show
+    how full the context is; the cost is added."""
     check_usage(prompt_tokens, completion_tokens, cost_delta)
     return _update(
         conn,
@@ -174,7 +175,8 @@ def set_summary(
     completion_tokens: int,
     now: float,
 ) -> Session:
-    """From now on the summary stands for all before it: it is what fills the context."""
+    """Set the summary that stands for all messages before it, and with it how full the context
+    is."""
     check_usage(0, completion_tokens, 0.0)
     return _update(
         conn,
@@ -189,14 +191,14 @@ def set_summary(
 
 
 def child_ids(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
-    """Children, and theirs, level by level."""
+    """The ids of a session's children, their children and so on, level by level."""
     rows = conn.execute(_DESCENDANTS, {"scope": scope, "id": sid})
     return [child for (child,) in rows]
 
 
 def delete_session(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
-    """Delete the session with its children, messages, files, read marks and runs (they cascade);
-    return the ids of all sessions that went, the asked one first."""
+    """Delete a session with its children, messages, files, read marks and runs (they cascade).
+    Returns the ids of the deleted sessions, the given one first. Raises SessionNotFound."""
     require_session(conn, scope, sid)
     gone = [sid, *child_ids(conn, scope, sid)]
     conn.execute("DELETE FROM sessions WHERE scope = ? AND id = ?", (scope, sid))
@@ -236,8 +238,8 @@ def _todos(todos: list[Todo]) -> str:
 
 
 def check_usage(prompt_tokens: int, completion_tokens: int, cost: float) -> None:
-    """Refuse what cannot be stored: a fraction would be, and a client that reads an integer then
-    refuses the session."""
+    """Raise BadRequest for counts and costs that must not be stored. SQLite would store a fraction
+    as a count, and a client that reads an integer would then refuse the session."""
     counts = (prompt_tokens, completion_tokens)
     whole = all(isinstance(count, int) and 0 <= count <= _MAX for count in counts)
     if not whole or not isinstance(cost, float | int) or not 0 <= cost < math.inf:

@@ -22,13 +22,14 @@ _SIZES = """
 
 
 def bytes_of(path: Path) -> int:
-    """The database and its log, as they are on disk."""
+    """The size of a database and its log on disk."""
     files = (path, path.with_name(path.name + "-wal"))
     return sum(file.stat().st_size for file in files if file.exists())
 
 
 def session_sizes(path: Path, scope: str) -> dict[str, int]:
-    """About how many bytes each session takes. Opens the file beside its owner and reads it all."""
+    """About how many bytes each session takes, by id. Reads the whole file, which may be in use by
+    another process."""
     with translated(path):
         conn = connect(path, True)
         try:

@@ -1,9 +1,9 @@
 """Opening, sharing and closing stores.
 
-One Store per database file, whoever asks: opens of the same real path share it and count. Opening
-runs entirely in the new store's writer thread: own the directory, inspect the file, bring the
-schema up to date, recover. An open that fails gives back all it took. While a store is being
-closed, an open of the same path waits: this process must not meet its own lock.
+There is one Store per database file: opens of the same real path share it, and the last release
+closes it. Opening runs in the new store's writer thread: lock the directory, inspect the file,
+bring the schema up to date, recover. An open that fails gives back all it took. While a store is
+being closed, an open of the same path waits: this process must not meet its own lock.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from ..errors import (
     StoreFailed,
     StoreUnusable,
 )
+from .callqueue import run_in
 from .checkpoints import Checkpoints
 from .connection import configure, connect as default_connect, says_damage, transaction, translated
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .executor import Executor, ThreadExecutor
-from .health import StoreHealth
-from .inspection import damaged, inspect_owned, no_litter
-from .lanes import run_in
+from .inspection import damaged, inspect, no_litter
 from .migrations import VERSION, migrate
 from .reader import Reader
 from .recovery import recover
@@ -50,7 +49,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What recovery meets in rows that make no sense: whatever it looks for was promised to be there.
+# What recovery raises for rows that make no sense: all that it looks for should be there.
 _NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, OverflowError)
 
 
@@ -61,11 +60,11 @@ def _real_path(path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Opened:
-    """What opening took, to be given back in this order, and whom it found interrupted."""
+    """What opening took, and the ids of the runs that it found interrupted."""
 
     conn: sqlite3.Connection
     lock: DirectoryLock
-    recovered: list[str]  # run ids
+    recovered: list[str]
 
 
 class Store:
@@ -78,7 +77,6 @@ class Store:
         lock: DirectoryLock,
         writer: Writer,
         reader: Reader,
-        health: StoreHealth,
     ) -> None:
         self.path = path
         self.data_dir = path.parent
@@ -86,20 +84,19 @@ class Store:
         self._lock = lock
         self._writer = writer
         self._reader = reader
-        self._health = health
 
     @property
     def trouble(self) -> str | None:
         """Why the last write failed, until a write works again; None while all is well. Set
         before the future of the failed write is resolved."""
-        return self._health.trouble
+        return self._writer.trouble
 
     def on_healed(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the event loop each time trouble has ended, until `off_healed`."""
-        self._health.on_healed(callback)
+        self._writer.healed_callbacks.append(callback)
 
     def off_healed(self, callback: Callable[[], None]) -> None:
-        self._health.off_healed(callback)
+        self._writer.healed_callbacks.remove(callback)
 
     async def probe(self) -> bool:
         """Try a tiny write that changes nothing; returns whether it worked. `trouble` follows."""
@@ -110,7 +107,7 @@ class Store:
             )
         except CrushliteError:
             return False
-        self._health.worked()
+        self._writer.heal()
         return True
 
     def submit(
@@ -128,14 +125,14 @@ class Store:
         return self._reader.submit(work, False)
 
     async def compact(self) -> tuple[int, int]:
-        """Give the room that deleted rows took back to the system; returns the bytes on disk before
-        and after. Writes wait for it: not while anybody is in a hurry."""
+        """Give the room that deleted rows took back to the system; return the bytes on disk before
+        and after. Writes wait for it, some seconds for a gigabyte."""
         before = bytes_of(self.path)
         await self._writer.compact()
         return before, bytes_of(self.path)
 
     async def close(self) -> None:
-        """For `Stores`, which alone knows when nobody uses the store any more."""
+        """Finish what waits, and close the file. Called by `Stores` after the last release."""
         try:
             await self._reader.close()
             # The connection that closes last merges the log into the file: this one can.
@@ -171,6 +168,8 @@ class Stores:
         self._entries: dict[Path, _Entry] = {}
 
     async def open(self, data_dir: Path) -> Store:
+        """Open the store in a data directory, or share the open one. Every open needs a `release`.
+        Raises StoreUnusable or a subclass, with what to do."""
         path = _real_path(data_dir)
         while (entry := self._entries.get(path)) is not None and entry.closing is not None:
             await asyncio.shield(entry.closing)
@@ -185,7 +184,8 @@ class Stores:
             raise
 
     async def release(self, store: Store) -> None:
-        """Give back one `open`; the last one closes the file and drops the lock."""
+        """Give back one `open`; the last one closes the file and drops the lock. Raises IllegalCall
+        if the store is not open."""
         entry = self._entries.get(store.data_dir)
         if entry is None or not entry.opening.done() or entry.opening.result() is not store:
             raise IllegalCall("the store is not open")
@@ -211,7 +211,7 @@ class Stores:
         try:
             return await self._open_file(data_dir / "crushlite.db")
         except (StoreBusy, StoreFailed) as error:
-            # Whoever named the place must do something about it: trying again is of no use.
+            # 409 and not 503: trying again does not help, the user must change something.
             cause = error.__cause__ or error
             advice = "; end the program that uses it" if isinstance(error, StoreBusy) else ""
             raise StoreUnusable(
@@ -225,12 +225,10 @@ class Stores:
         except BaseException:
             executor.close()
             raise
-        checkpoints, health = Checkpoints(path), StoreHealth()
-        writer = Writer(
-            executor, opened.conn, path, lambda: self._writing(path), checkpoints, health
-        )
+        checkpoints = Checkpoints(path)
+        writer = Writer(executor, opened.conn, path, lambda: self._writing(path), checkpoints)
         try:
-            reader = await self._open_reader(path, checkpoints, writer)
+            reader = await self._open_reader(path, checkpoints)
         except BaseException:
             await writer.close()
             opened.lock.release()
@@ -241,16 +239,16 @@ class Stores:
                 path,
                 ", ".join(opened.recovered),
             )
-        return Store(path, self._boot_id, opened.lock, writer, reader, health)
+        return Store(path, self._boot_id, opened.lock, writer, reader)
 
-    async def _open_reader(self, path: Path, checkpoints: Checkpoints, writer: Writer) -> Reader:
+    async def _open_reader(self, path: Path, checkpoints: Checkpoints) -> Reader:
         executor = self._executor("crushlite-reader")
         try:
             conn = await run_in(executor, path, lambda: self._reading(path))
         except BaseException:
             executor.close()
             raise
-        return Reader(executor, conn, path, lambda: self._reading(path), checkpoints, writer.poke)
+        return Reader(executor, conn, path, lambda: self._reading(path), checkpoints)
 
     def _prepare(self, path: Path) -> _Opened:
         with translated(path):
@@ -259,15 +257,13 @@ class Stores:
             lock = DirectoryLock(path.parent)
             try:
                 with no_litter(path):
-                    inspect_owned(path, self._connect, lock.note)
+                    inspect(path, self._connect, lock.note)
                     create_database_file(path)
                     opened = self._open_writer(path, lock)
                 lock.opened()
                 return opened
-            except BaseException as error:
+            except BaseException:
                 lock.release()
-                if says_damage(error):
-                    raise damaged(path, str(error)) from error
                 raise
 
     def _open_writer(self, path: Path, lock: DirectoryLock) -> _Opened:
@@ -277,24 +273,24 @@ class Stores:
             with transaction(conn):
                 recovered = recover(conn, self._boot_id, self._clock.now())
         except BaseException as error:
-            nonsense, last = isinstance(error, _NONSENSE), conn
-            if nonsense or says_damage(error):
-                # A file that is refused stays as it is: the writer must not close last. If nobody
-                # else can open it, the reason of the refusal is still the one to tell.
-                with contextlib.suppress(sqlite3.Error, OSError):
-                    last = self._reading(path)
+            if not isinstance(error, _NONSENSE) and not says_damage(error):
+                conn.close()
+                raise
+            # A file that is refused stays as it is, so the writer must not be the last to close.
+            # If no reader can be opened the file is refused for the same reason.
+            last = conn
+            with contextlib.suppress(sqlite3.Error, OSError):
+                last = self._reading(path)
             conn.close()
             last.close()
-            if nonsense:
-                raise damaged(path, str(error)) from error
-            raise
+            raise damaged(path, str(error)) from error
         return _Opened(conn, lock, recovered)
 
     def _reading(self, path: Path) -> sqlite3.Connection:
         conn = self._connect(path, True)
         try:
-            # From the first read on the writer is not the last to close, which must not happen
-            # behind its back: it may be closed because it must not write.
+            # It must read once: only then does it count as open, and the writer can close without
+            # being the last, which would merge the log into the file.
             conn.execute("SELECT 1 FROM sqlite_master").fetchall()
         except BaseException:
             conn.close()

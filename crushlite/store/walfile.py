@@ -1,116 +1,76 @@
-"""Whether a log that a dead process left behind still holds all its commits.
+"""Whether the log of a killed process has lost commits.
 
-SQLite reads a log up to the first frame that does not fit and takes the rest for never written.
-After a crash that is right. In a log that was damaged or cut short it drops commits without a word.
-Two things tell the difference:
+SQLite reads a log up to the first frame (a page with its header) that does not fit, and takes the
+rest for never written. After a crash that is right. Of a log that was damaged or cut short it drops
+commits without a word. Two things show that:
 
 - the index of the log (`-shm`) is memory shared through a file. It outlives a killed process, and
   says how many frames were committed;
-- without the index: frames of the same log behind the one that does not fit. A killed process
-  leaves at most one frame that does not fit, its last.
+- without a usable index: more of the same log behind the first commit that cannot be read. A killed
+  process leaves at most one such commit, its last.
 
-A power cut may tear both files in ways that prove nothing, so this is for a log that was written in
-the present boot of the machine, or nobody knows when. Formats: sqlite.org/walformat.html
+A power cut may tear both files in ways that prove nothing, so this is only for a log that was
+written in the present boot of the machine, or in an unknown one. Both formats are documented at
+sqlite.org/walformat.html.
 """
 
 from __future__ import annotations
 
-import os
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-_INDEX = struct.Struct("=3I2BH2I2I2I2I")  # in the byte order of the machine
-_HEADER = struct.Struct(">8I")
-_FRAME = struct.Struct(">4I8x")
-_MAGIC = (0x377F0682, 0x377F0683)  # the last bit: checksums are over big-endian words
+_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_LOG_HEADER = 32  # bytes
+_FRAME_HEADER = 24
+_SMALLEST_PAGE = 512
+_INDEX_HEADER = 48  # there are two copies of it
 
 
-@dataclass(frozen=True, slots=True)
-class LogIndex:
-    """The head of a `-shm` file."""
-
-    frames: int  # committed
-    copied: int  # of them in the database by now
-
-    @classmethod
-    def parse(cls, data: bytes) -> LogIndex | None:
-        """None if it says nothing: cut off, damaged, or its writer was killed in the middle."""
-        size = _INDEX.size
-        if len(data) < 2 * size + 4 or data[:size] != data[size : 2 * size]:
+def lost_commits(log: Path, before: bytes, after: bytes) -> str | None:
+    """What is wrong with the log, or None. `before` is the content of its index as the process left
+    it, `after` as SQLite has written it on reading the log just now."""
+    found, _ = _frames(after) or (0, 0)
+    left = _frames(before)
+    if left is not None:
+        committed, copied = left
+        if copied == committed or found >= committed:
             return None
-        fields = _INDEX.unpack_from(data)
-        if not fields[3] or _checksum(data[: size - 8], "=") != fields[-2:]:
-            return None
-        return cls(fields[6], struct.unpack_from("=I", data, 2 * size)[0])
-
-    @property
-    def needed(self) -> int:
-        """How many frames the log must hold."""
-        return self.frames if self.copied < self.frames else 0
-
-
-def lost_commits(log: Path, before: LogIndex | None, found: LogIndex | None) -> str | None:
-    """What is wrong with the log, if anything. `before` is its index as it was left, `found` the
-    one that SQLite made when it read the log just now."""
-    frames = 0 if found is None else found.frames
-    if before is not None:
-        if frames >= before.needed:
-            return None
-        return f"{log.name} held {before.needed} pages that were committed, {frames} can be read"
-    if _breaks_off(log, frames):
-        return f"{log.name} cannot be read behind page {frames}, but goes on"
+        return f"{log.name} held {committed} pages that were committed, {found} can be read"
+    if _goes_on(log, found):
+        return f"{log.name} cannot be read behind page {found}, but goes on"
     return None
 
 
-def _breaks_off(log: Path, frames: int) -> bool:
-    try:
-        descriptor = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+def _frames(index: bytes) -> tuple[int, int] | None:
+    """How many frames are committed according to an index, and how many of them are copied into the
+    database. None if the index is cut off or damaged, or its writer was killed in the middle."""
+    header, copy = index[:_INDEX_HEADER], index[_INDEX_HEADER : 2 * _INDEX_HEADER]
+    is_set_up = header[12:13] == b"\1"
+    if not is_set_up or header != copy or len(index) < 2 * _INDEX_HEADER + 4:
+        return None
+    (committed,) = struct.unpack_from("=I", index, 16)  # in the byte order of the machine
+    (copied,) = struct.unpack_from("=I", index, 2 * _INDEX_HEADER)
+    return committed, copied
+
+
+def _goes_on(log: Path, frames: int) -> bool:
+    """Whether the log holds more than one commit behind its first `frames` frames."""
+    if not log.exists() or log.stat().st_size < _LOG_HEADER + _FRAME_HEADER + _SMALLEST_PAGE:
         return False
-    try:
-        head = os.pread(descriptor, _HEADER.size, 0)
-        size = os.fstat(descriptor).st_size
-        if len(head) < _HEADER.size or size < _HEADER.size + _FRAME.size + 512:
-            return False  # not one whole frame of the smallest page: nothing was committed
-        magic, _, page, _, *salts, sum1, sum2 = _HEADER.unpack(head)
-        order = ">" if magic & 1 else "<"
-        if magic not in _MAGIC or _checksum(head[:-8], order) != (sum1, sum2):
+    with log.open("rb") as file:
+        header = file.read(_LOG_HEADER)
+        if header[:4] not in _MAGIC:
             return True
-        return _goes_on(_frames(descriptor, page, frames), tuple(salts))
-    finally:
-        os.close(descriptor)
-
-
-def _frames(descriptor: int, page: int, first: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """From a frame on: whether it ends a commit, and which log it belongs to."""
-    step = _FRAME.size + page
-    place = _HEADER.size + first * step
-    while len(data := os.pread(descriptor, _FRAME.size, place)) == _FRAME.size:
-        _, commit, *salts = _FRAME.unpack(data)
-        yield commit, (salts[0], salts[1])
-        place += step
-
-
-def _goes_on(frames: Iterator[tuple[int, tuple[int, int]]], salts: tuple[int, ...]) -> bool:
-    over = False
-    for commit, own in frames:
-        if own != salts:
-            over = True  # left over from before the file was started anew
-        elif over:
-            return True
-        else:
-            over = bool(commit)
+        page, salts = int.from_bytes(header[8:12], "big"), header[16:24]
+        file.seek(frames * (_FRAME_HEADER + page), 1)
+        committed = False
+        while len(frame := file.read(_FRAME_HEADER)) == _FRAME_HEADER:
+            if frame[8:16] == salts:  # else it was left over when the log was begun anew
+                if committed:
+                    return True
+                committed = frame[4:8] != bytes(4)
+            file.seek(page, 1)
     return False
-
-
-def _checksum(data: bytes, order: str) -> tuple[int, int]:
-    first = second = 0
-    for even, odd in struct.iter_unpack(f"{order}2I", data):
-        first = (first + even + second) & 0xFFFFFFFF
-        second = (second + odd + first) & 0xFFFFFFFF
-    return first, second

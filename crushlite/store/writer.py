@@ -1,14 +1,18 @@
 """The writer: the only connection that changes the database, and group commit.
 
 It takes all calls that wait and runs them in one transaction, each under a savepoint if there are
-several: a commit costs a disk flush, however many calls share it. A call that fails is rolled back
-alone. But SQLite may drop the whole transaction (a full disk, an I/O error), and what ran next
-would then run outside any; so `in_transaction` is checked after every exception, and a lost batch
-is repeated call by call, each in its own transaction. Hence work may run twice, and must touch
-nothing but its connection and return plain data.
+several: a commit costs a flush of the disk, however many calls share it. A call that fails is
+rolled back alone. But SQLite may drop the whole transaction (a full disk, an I/O error), and what
+ran next would then run outside any; so `in_transaction` is checked after every exception, and a
+lost batch is repeated call by call, each in its own transaction. Hence work may run twice, and must
+touch nothing but its connection and return plain data.
 
 Nothing is committed to a file that is no longer there, and nothing is written any more to one that
 turns out to be damaged: what it still holds must not get worse.
+
+A write that fails for a reason of the store's own (a full disk, a lock, an I/O error, damage) is
+*trouble*; one that is refused (no such session, a bad value) is not. Trouble lasts until a write
+has reached the file again.
 """
 
 from __future__ import annotations
@@ -18,11 +22,17 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from ..errors import CorruptDatabase, CrushliteError, StoreFailed
-from .connection import says_damage, spoils
-from .health import TROUBLE
+from ..errors import (
+    CorruptDatabase,
+    CrushliteError,
+    StoreBusy,
+    StoreFailed,
+    StoreFull,
+    StoreOverloaded,
+)
+from .callqueue import CallQueue, StoreCall, deliver, run_in
+from .connection import breaks_connection, says_damage
 from .inspection import check_pages, damaged
-from .lanes import Lane, StoreCall, deliver, run_in
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,19 +41,21 @@ if TYPE_CHECKING:
 
     from .checkpoints import Checkpoints
     from .executor import Executor
-    from .health import StoreHealth
 
 _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
 _SAMPLE = 400  # rows per index that the statistics are made from
 
+# What a write fails with for a reason of the store's own.
+TROUBLE = (StoreFull, StoreOverloaded, StoreBusy, StoreFailed, CorruptDatabase)
+
 log = logging.getLogger(__name__)
 
 
-class _Dropped(Exception):
+class _TransactionLost(Exception):
     """The transaction is gone, or nothing in it is worth keeping; the cause says why."""
 
 
-class Writer(Lane):
+class Writer(CallQueue):
     def __init__(
         self,
         executor: Executor,
@@ -51,20 +63,20 @@ class Writer(Lane):
         path: Path,
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
-        health: StoreHealth,
     ) -> None:
         super().__init__(executor, conn, path, connect)
+
+        # Used in the event loop only:
+        self.trouble: str | None = None  # why the last write failed, until one works again
+        self.healed_callbacks: list[Callable[[], None]] = []  # called when trouble has ended
+
+        # Used in the executor's thread only:
         self._checkpoints = checkpoints
-        self._health = health  # used in the event loop only
         self._synchronous = ""  # as last set on the connection
         self._file = _identity(path)
-        self._doubt = False  # SQLite has found damage, which may be in memory only
+        self._suspect = False  # SQLite has found damage, which may be in memory only
         self._damage: CorruptDatabase | None = None
         self.left_clean = False  # after close: the file is whole without its log
-
-    def poke(self) -> None:
-        """Trim the log soon; from any thread."""
-        self._executor.submit(self._trim)
 
     def compact(self) -> asyncio.Future[None]:
         """Make the file as small as what it holds. It is written anew, and nothing else is written
@@ -79,21 +91,32 @@ class Writer(Lane):
             self._conn.execute("VACUUM")
             self._checkpoints.empty(self._conn)
         except sqlite3.Error as error:
-            self._spoilt = self._spoilt or spoils(error)
+            self._broken = self._broken or breaks_connection(error)
             raise
 
     def _run(self, batch: list[StoreCall]) -> None:
         self._commit(batch)
-        self._settle(batch)
-        deliver(self._loop, batch, lambda: self._note(batch))
-        self._trim()
+        self._measure_log(batch)
+        # Before the futures are resolved: the caller of a failed write finds the trouble set.
+        deliver(self._loop, batch, lambda: self._note_trouble(batch))
+        self._trim_log()
 
-    def _note(self, batch: list[StoreCall]) -> None:
+    # Trouble, in the event loop -----------------------------------------------------------------
+
+    def _note_trouble(self, batch: list[StoreCall]) -> None:
         for call in reversed(batch):  # the last that says anything decides
             if isinstance(call.error, TROUBLE):
-                return self._health.failed(str(call.error))
-            if call.error is None and call.wrote:
-                return self._health.worked()
+                self.trouble = str(call.error)
+                return
+            if call.error is None and call.wrote:  # a commit of no rows proves nothing
+                return self.heal()
+
+    def heal(self) -> None:
+        """A write has reached the file: end the trouble, if there is any."""
+        if self.trouble is not None:
+            self.trouble = None
+            for callback in self.healed_callbacks:
+                self._loop.call_soon(callback)  # each on its own: one may raise
 
     # A batch ------------------------------------------------------------------------------------
 
@@ -102,7 +125,7 @@ class Writer(Lane):
             self._prepare()
             self._begin(_SAFE if any(call.promise for call in batch) else _FAST)
         except (sqlite3.Error, OSError, CrushliteError) as error:
-            # A lock that did not yield: nothing ran, and trying again would wait as long again.
+            # Not call by call: nothing ran, and each would wait for a lock as long again.
             for call in batch:
                 own = type(error)(str(error)) if isinstance(error, CrushliteError) else error
                 self._fail(call, own)
@@ -111,7 +134,7 @@ class Writer(Lane):
             for call in batch:
                 self._perform(call, alone=len(batch) == 1)
             self._conn.execute("COMMIT")
-        except (sqlite3.Error, _Dropped) as lost:
+        except (sqlite3.Error, _TransactionLost) as lost:
             self._rollback()
             if len(batch) == 1:
                 self._fail(batch[0], lost.__cause__ or lost)
@@ -143,7 +166,7 @@ class Writer(Lane):
             call.wrote = conn.total_changes != changes
         except BaseException as error:
             if alone or not conn.in_transaction:
-                raise _Dropped from error
+                raise _TransactionLost from error
             self._fail(call, error)
             conn.execute("ROLLBACK TO call")
             conn.execute("RELEASE call")
@@ -159,17 +182,18 @@ class Writer(Lane):
 
     def _fail(self, call: StoreCall, error: BaseException) -> None:
         super()._fail(call, error)
-        self._doubt = self._doubt or says_damage(error)
+        self._suspect = self._suspect or says_damage(error)
 
     def _prepare(self) -> None:
-        """Make sure that what is about to be committed can be found again."""
+        """Before a transaction: replace a broken connection, and raise if the file is damaged, was
+        removed or was replaced. What is committed must be found again."""
         if self._damage is not None:
             raise CorruptDatabase(str(self._damage))  # a new one: raising adds to it
         try:
-            if self._spoilt:
-                self._renew()
+            if self._broken:
+                self._replace_broken()
                 self._synchronous = ""
-            verdict = check_pages(self._conn, "quick_check") if self._doubt else None
+            verdict = check_pages(self._conn) if self._suspect else None
         except sqlite3.Error as error:
             if not says_damage(error):
                 raise
@@ -178,30 +202,30 @@ class Writer(Lane):
             self._conn.close()  # now, while it is not the last: that one would write
             self._damage = damaged(self._path, verdict)
             raise self._damage
-        self._doubt = False
+        self._suspect = False
         if _identity(self._path) != self._file:
             raise StoreFailed(
                 f"{self._path} was removed or replaced while in use; put it back, or restart"
             )
 
-    def _settle(self, batch: list[StoreCall]) -> None:
+    def _measure_log(self, batch: list[StoreCall]) -> None:
         try:
             if any(call.error is None for call in batch):
-                self._checkpoints.settle(self._conn)
+                self._checkpoints.measure(self._conn)
         except (sqlite3.Error, OSError) as error:
             for call in batch:
                 self._fail(call, call.error or error)
 
-    def _trim(self) -> None:
+    def _trim_log(self) -> None:
         try:
-            if self._damage is None and not self._spoilt:
+            if self._damage is None and not self._broken:
                 self._checkpoints.trim(self._conn)
         except sqlite3.Error as error:
-            # What was committed is safe in the log; the next batch tries again, or tells why not.
+            # What was committed is safe in the log; the next batch tries again, or fails.
             log.warning("%s: the log could not be shortened: %s", self._path, error)
 
-    def _shut(self) -> None:
-        """Leave one file that needs no recovery, and statistics for the query planner."""
+    def _disconnect(self) -> None:
+        """Make statistics for the query planner, merge the log into the file, and close it."""
         if self._damage is not None:
             return
         try:

@@ -12,12 +12,17 @@ MemoryTransport, connect_pair   HTTP without sockets
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ..agent.scripted import ScriptedAgent, ScriptedRun
 from ..clock import FakeClock
 from ..store import InlineExecutor, Stores
 from .harness import Answer, EventReader, LocalDaemon, Participant, Seen
 from .memory import MemoryTransport, connect_pair
-from .model import FakeModel, ModelCall, obedient
+
+if TYPE_CHECKING:
+    from .model import FakeModel, ModelCall, obedient
 
 __all__ = [
     "Answer",
@@ -36,3 +41,12 @@ __all__ = [
     "connect_pair",
     "obedient",
 ]
+
+_MODEL = ("FakeModel", "ModelCall", "obedient")
+
+
+def __getattr__(name: str) -> Any:
+    """Import the fake model on first use (PEP 562): most tests need none."""
+    if name not in _MODEL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(".model", __name__), name)

@@ -1,9 +1,9 @@
-"""Which files a command changed.
+"""Recording which files a command changed.
 
-An agent reports what its own tools change. A command reports nothing, so the project is looked at
-before and after it (see snapshot.py), and the difference counts as the command's doing. What was
-reported meanwhile stays with the run that reported it; what a person edits while a command runs
-cannot be told from what the command did.
+An agent reports what its own tools change. A command reports nothing, so a snapshot of the project
+is taken before and after it (see snapshot.py), and the difference is recorded as the command's. A
+change that an agent reported meanwhile stays with the run that reported it. What a person edits
+while a command runs cannot be distinguished from what the command did.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class SnapshotWatch:
-    """The project as it was when a command began. Implements wing.CommandWatch."""
+    """The project as it was before a command started. Implements wing.CommandWatch."""
 
     changes: ChangesPart
     author: Author
-    since: int  # reports made before
+    since: int  # the number of the last report before the command
     snapshot: Snapshot
 
     async def ended(self) -> None:
@@ -45,7 +45,7 @@ class SnapshotWatch:
 
 
 class ChangesPart(WorkspacePart):
-    """What runs of one workspace did to files, and undoing it."""
+    """What the runs of one workspace did to files, and undoing it."""
 
     def __init__(self, workspace: OpenWorkspace, limits: SnapshotLimits | None = None) -> None:
         self.undoing = Undoing(workspace)
@@ -53,7 +53,7 @@ class ChangesPart(WorkspacePart):
         self._snapshots = Snapshots(workspace.path, (workspace.store.store.data_dir,), limits)
         self._watches: set[SnapshotWatch] = set()
         self._reports = 0
-        # By path, what was reported last, and as which report: for as long as a command runs.
+        # By path: the number of the last report and the state it left. Kept while a command runs.
         self._reported: dict[str, tuple[int, FileState]] = {}
 
     def file_changed(self, change: Change) -> None:
@@ -63,7 +63,7 @@ class ChangesPart(WorkspacePart):
 
     async def before_command(self, author: Author) -> SnapshotWatch:
         watch = SnapshotWatch(self, author, self._reports, Snapshot())
-        self._watches.add(watch)  # what is reported while the snapshot is taken counts already
+        self._watches.add(watch)  # before the snapshot: reports made meanwhile are counted
         try:
             watch.snapshot = await asyncio.to_thread(self._snapshots.take)
         except BaseException:
@@ -72,8 +72,8 @@ class ChangesPart(WorkspacePart):
         return watch
 
     async def finish(self, watch: SnapshotWatch) -> None:
-        """Record what has changed since the command began. Never raises: the command has had its
-        effect."""
+        """Record what has changed since the command started. Errors are logged and not raised: they
+        must not fail the run."""
         session_id, run_id = watch.author.session_id, watch.author.run_id
         try:
             found, why = await asyncio.to_thread(self._compare, watch.snapshot)
@@ -84,7 +84,7 @@ class ChangesPart(WorkspacePart):
             if changes:
                 await self._workspace.record_changes(session_id, changes)
         except SessionNotFound:
-            pass  # deleted meanwhile: nobody can ask for it any more
+            pass  # the session was deleted meanwhile, and its history with it
         except CrushliteError as error:
             log.warning("what a command of run %s changed is not recorded: %s", run_id, error)
         except Exception:
@@ -93,24 +93,29 @@ class ChangesPart(WorkspacePart):
             self.drop(watch)
 
     def drop(self, watch: SnapshotWatch) -> None:
+        """Forget a watch; with the last one, the reports made meanwhile."""
         self._watches.discard(watch)
         if not self._watches:
             self._reported.clear()
 
     def _compare(self, before: Snapshot) -> tuple[Difference, str]:
+        """The difference between a snapshot and the project now; if that is not known, nothing and
+        the reason. Blocks."""
         if before.why:
             return Difference(), before.why
         after = self._snapshots.take(before.rules)
         return (Difference(), after.why) if after.why else (differences(before, after), "")
 
     def _own(self, watch: SnapshotWatch, found: Difference, run_id: str) -> list[Change]:
+        """The changes of the command itself: those that were reported meanwhile are left out, and
+        what the command changed after a report begins with the reported state."""
         own: list[Change] = []
         for one in found.changes:
             change = Change(self._path(one.parts), one.before, one.after, run_id)
             number, state = self._reported.get(change.path, (0, one.before))
             if number > watch.since:
                 if state.is_like(change.after):
-                    continue  # somebody has reported just that
+                    continue  # this is the reported change
                 change = replace(change, before=state)
             own.append(change)
         return own

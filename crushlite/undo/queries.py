@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PathHistory:
-    """What a run did to a file. `mixed`: somebody else changed it too, in between."""
+    """What a run did to a file. `mixed`: between its changes another one was recorded."""
 
     path: str
     before: FileState
@@ -30,10 +30,11 @@ class PathHistory:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """`gaps` are changes that were not recorded: a path, or '' for all there may be, and why."""
+    """What a run did to files. `gaps` are changes that were not recorded: pairs of a path ('' if it
+    is not known which files changed) and the reason."""
 
     session_id: str
-    undoes: str
+    undoes: str  # the run that this one undoes, if it is an undoing
     paths: list[PathHistory]
     gaps: list[tuple[str, str]]
 
@@ -41,8 +42,8 @@ class RunHistory:
 def record_gaps(
     conn: Connection, scope: str, sid: str, run_id: str, gaps: Sequence[tuple[str, str]]
 ) -> None:
-    """Remember changes of a run that were not recorded: pairs of a path ('' for all there may be)
-    and the reason. One for each path."""
+    """Store which changes of a run were not recorded: pairs of a path ('' if it is not known which
+    files changed) and the reason. For a path that is stored already nothing is added."""
     require_session(conn, scope, sid)
     conn.executemany(
         "INSERT OR IGNORE INTO gaps (scope, session_id, run_id, path, reason) "
@@ -52,7 +53,7 @@ def record_gaps(
 
 
 def changed_runs(conn: Connection, scope: str) -> list[ChangedRun]:
-    """The runs, and undoings of runs, that changed files: the one that changed last is last."""
+    """The runs and undoings that changed files, in the order of their last changes."""
     found: dict[str, tuple[int, ChangedRun]] = {}
     paths: dict[str, set[str]] = {}
     rows = conn.execute(
@@ -67,14 +68,15 @@ def changed_runs(conn: Connection, scope: str) -> list[ChangedRun]:
         changed = ChangedRun(run_id, session_id, undoes, len(paths[run_id]), at)
         found[run_id] = (seq, changed)
     ordered = [run for _, run in sorted(found.values(), key=lambda entry: entry[0])]
-    for run in reversed(ordered):  # an undoing that was undone itself undoes nothing
+    for run in reversed(ordered):  # the latest first: an undoing that was undone does not count
         if run.undoes in found and not run.undone:
             found[run.undoes][1].undone = True
     return ordered
 
 
 def run_history(conn: Connection, scope: str, run_id: str) -> RunHistory:
-    spans: dict[str, tuple[int, int]] = {}  # versions by path, the first and the last of this run
+    """What a run, or an undoing, did to files. Raises RunNotFound."""
+    spans: dict[str, tuple[int, int]] = {}  # by path, the first and the last version of this run
     session_id = undoes = ""
     for row in conn.execute(
         "SELECT session_id, path, version, undoes FROM files "
@@ -108,6 +110,7 @@ def run_history(conn: Connection, scope: str, run_id: str) -> RunHistory:
 def _path_history(  # noqa: PLR0913 - the columns of a span
     conn: Connection, scope: str, run_id: str, sid: str, path: str, first: int, last: int
 ) -> PathHistory:
+    """The states of a file before version `first` and at version `last`, both of this run."""
     rows = conn.execute(
         """
         SELECT content, present, mode, run_id FROM files

@@ -1,15 +1,15 @@
-"""All text files of a project at one moment: what a command changed is told by comparing two.
+"""Snapshots of all text files of a project. Comparing two shows what a command changed.
 
-A command may change anything, and says nothing about it. So the project is looked at before and
-after. That must cost next to nothing in a small project, and nothing must depend on it in a large
-one: there are limits, and beyond them it is said that nothing is known.
+A command may change any file and reports nothing, so a snapshot is taken before it and another one
+after it. In a small project that costs next to nothing. A large project is beyond the limits: then
+there is no snapshot, and what its commands changed is recorded as not known.
 
-The contents are kept from one snapshot to the next, by what the system says of a file (times, size,
-number): only what has changed is read. A file that was changed in the very moment it was read might
-change once more without a trace, so it is read again.
+Contents are kept from one snapshot to the next. A file is read again only if its stat (times, size,
+inode) has changed; and a file that was changed just before it was read is read again next time,
+since another change within the resolution of the clock would not show in its stat.
 
-Left out are the folders that searches leave out and what the .gitignore of the top folder says.
-The rules of the first of two snapshots hold for both, or a new rule would look like deletions.
+Left out are the folders that searches leave out, and what the .gitignore of the top folder names.
+The rules of the first of two snapshots apply to both, or a new rule would look like deletions.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..hosting.plain import OWN_DATA_DIR
 from ..store.files import FileState
-from ..worktree.walk import Ignored
-from .states import as_text
+from ..worktree.walk import LIST, READ, Ignored
+from .states import MISSING, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RULE_BYTES = 64 * 1024
 _TOO_LARGE = "it is too large to be recorded"
-_RACY = 2 * 10**9  # nanoseconds: the coarsest times that file systems in use keep
+_RACY = 2 * 10**9  # nanoseconds: the coarsest resolution of times in the file systems in use
 
 Parts = tuple[str, ...]
 
@@ -47,28 +46,31 @@ class SnapshotLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A regular file. `content` is None if it is not kept, and `why` says why."""
+class _FileEntry:
+    """A regular file in a snapshot. `content` is None if it is not kept; `why` is the reason."""
 
     identity: tuple[int, ...]
     mode: int
     content: bytes | None
     why: str = ""
-    fresh: bool = False  # it had just been changed when it was read
+    fresh: bool = False  # changed just before it was read: read it again next time
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`files` by path below the top; `why` is not empty if they are not all of them."""
+    """`files` by path below the project's folder. If the project is beyond a limit there are none,
+    and `why` is the reason."""
 
-    files: dict[Parts, _Seen] = field(default_factory=dict)
-    rules: str = ""
+    files: dict[Parts, _FileEntry] = field(default_factory=dict)
+    rules: str = ""  # of .gitignore
     why: str = ""
     taken: int = 0  # nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChange:
+    """One file that differs between two snapshots."""
+
     parts: Parts
     before: FileState
     after: FileState
@@ -76,18 +78,19 @@ class SnapshotChange:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`unknown` are files that have changed, each with the reason why nobody knows how."""
+    """`unknown` are files that have changed and whose content was not kept, each with the
+    reason."""
 
     changes: list[SnapshotChange] = field(default_factory=list)
     unknown: list[tuple[Parts, str]] = field(default_factory=list)
 
 
-class _TooMuch(Exception):
+class _LimitExceeded(Exception):
     """The project is beyond a limit; the argument says which."""
 
 
 class Snapshots:
-    """The snapshots of one project. `skip` are folders that are none of its business."""
+    """Takes the snapshots of one project. `skip` are folders to leave out."""
 
     def __init__(
         self, root: Path, skip: tuple[Path, ...] = (), limits: SnapshotLimits | None = None
@@ -95,17 +98,18 @@ class Snapshots:
         self._root = root
         self._limits = limits or SnapshotLimits()
         self._skip = {path.relative_to(root).parts for path in skip if root in path.parents}
-        self._lock = threading.Lock()  # two commands may begin at the same time
-        self._kept: dict[Parts, _Seen] = {}
+        self._lock = threading.Lock()  # snapshots of two commands may be taken in two threads
+        self._kept: dict[Parts, _FileEntry] = {}
 
     def take(self, rules: str | None = None) -> Snapshot:
-        """`rules`: those of the snapshot that this one will be compared with."""
+        """Take a snapshot; blocks. `rules` are those of the snapshot to compare this one with;
+        without them, those of the .gitignore are read."""
         with self._lock:
             now = time.time_ns()
             wanted = rules if rules is not None else self._gitignore()
             try:
-                files = self._files(Ignored(wanted))
-            except (_TooMuch, OSError) as error:
+                files = self._files(Ignored(wanted, [f"{OWN_DATA_DIR}/"]))
+            except (_LimitExceeded, OSError) as error:
                 self._kept = {}
                 return Snapshot(rules=wanted, why=str(error))
             self._kept = files
@@ -113,44 +117,47 @@ class Snapshots:
 
     def _gitignore(self) -> str:
         try:
-            with open(os.open(self._root / ".gitignore", _READ), "rb") as file:
+            with open(os.open(self._root / ".gitignore", READ), "rb") as file:
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return file.read(_RULE_BYTES).decode("utf-8", "replace")
         except OSError:
             pass  # there is none
         return ""
 
-    def _files(self, ignored: Ignored) -> dict[Parts, _Seen]:
-        """First all names, then the contents: a project that is too large is not read at all."""
+    def _files(self, ignored: Ignored) -> dict[Parts, _FileEntry]:
+        """All files that are not ignored. Lists all names before it reads any content, so that
+        nothing is read of a project that is too large. Raises _LimitExceeded."""
         limits, room = self._limits, self._limits.total_bytes
         deadline = time.monotonic() + limits.seconds
         found: list[tuple[Parts, os.stat_result]] = []
         for parts, info in self._walk(ignored):
             found.append((parts, info))
             if len(found) > limits.files:
-                raise _TooMuch(f"the project has more than {limits.files} files")
-            self._in_time(deadline)
-        files: dict[Parts, _Seen] = {}
+                raise _LimitExceeded(f"the project has more than {limits.files} files")
+            self._check_time(deadline)
+        files: dict[Parts, _FileEntry] = {}
         with _Folders(self._root) as folders:
             for parts, info in found:
-                seen = files[parts] = self._seen(parts, info, folders, room)
-                room -= len(seen.content or b"")
-                self._in_time(deadline)
+                entry = files[parts] = self._entry(parts, info, folders, room)
+                room -= len(entry.content or b"")
+                self._check_time(deadline)
         return files
 
-    def _in_time(self, deadline: float) -> None:
+    def _check_time(self, deadline: float) -> None:
         if time.monotonic() > deadline:
-            raise _TooMuch(f"looking at the project takes more than {self._limits.seconds:g} s")
+            raise _LimitExceeded(
+                f"looking at the project takes more than {self._limits.seconds:g} s"
+            )
 
     def _walk(self, ignored: Ignored) -> Iterator[tuple[Parts, os.stat_result]]:
-        """Every regular file, the deepest last; no link is followed."""
+        """Every regular file that is not ignored, with its stat; the deepest come last."""
         todo: list[Parts] = [()]
         with _Folders(self._root) as folders:
             for above in todo:
                 try:
                     folder = folders.enter(above)
                 except OSError:
-                    continue  # gone, or not for us
+                    continue  # removed meanwhile, or not allowed
                 with os.scandir(folder) as entries:
                     for entry in entries:
                         parts = (*above, entry.name)
@@ -162,30 +169,35 @@ class Snapshots:
                         elif entry.is_file(follow_symlinks=False):
                             yield parts, entry.stat(follow_symlinks=False)
 
-    def _seen(self, parts: Parts, info: os.stat_result, folders: _Folders, room: int) -> _Seen:
+    def _entry(
+        self, parts: Parts, info: os.stat_result, folders: _Folders, room: int
+    ) -> _FileEntry:
+        """The file with its content: from the last snapshot if its stat is the same, else read. At
+        most `room` bytes are kept."""
         known = self._kept.get(parts)
         if known is not None and known.identity == _identity(info) and not known.fresh:
             if len(known.content or b"") <= room:
                 return known
-            return _Seen(known.identity, known.mode, None, _TOO_LARGE)
+            return _FileEntry(known.identity, known.mode, None, _TOO_LARGE)
         mode = stat.S_IMODE(info.st_mode)
         if info.st_size > min(self._limits.file_bytes, room):
-            return _Seen(_identity(info), mode, None, _TOO_LARGE)
+            return _FileEntry(_identity(info), mode, None, _TOO_LARGE)
         try:
             folder = folders.enter(parts[:-1])
-            with open(os.open(parts[-1], _READ, dir_fd=folder), "rb") as file:
+            with open(os.open(parts[-1], READ, dir_fd=folder), "rb") as file:
                 info = os.fstat(file.fileno())
                 data = file.read(self._limits.file_bytes)
         except OSError as error:
-            return _Seen(_identity(info), mode, None, f"it cannot be read: {error.strerror}")
+            return _FileEntry(_identity(info), mode, None, f"it cannot be read: {error.strerror}")
         fresh = info.st_mtime_ns > time.time_ns() - _RACY
         if as_text(data) is None:
-            return _Seen(_identity(info), mode, None, "it is a binary file", fresh)
-        return _Seen(_identity(info), mode, data, "", fresh)
+            return _FileEntry(_identity(info), mode, None, "it is a binary file", fresh)
+        return _FileEntry(_identity(info), mode, data, "", fresh)
 
 
 class _Folders:
-    """Descriptors of folders below the top, reached through no link; the last one stays open."""
+    """Opens folders below the project's, through no link. The last one stays open, since files are
+    read folder by folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -199,12 +211,12 @@ class _Folders:
         self._close()
 
     def enter(self, parts: Parts) -> int:
-        """The descriptor is good until the next call."""
+        """A descriptor of a folder, valid until the next call."""
         if parts != self._parts:
             self._close()
-            self._descriptor = os.open(self._root, _LIST)
+            self._descriptor = os.open(self._root, LIST)
             for name in parts:
-                below = os.open(name, _LIST, dir_fd=self._descriptor)
+                below = os.open(name, LIST, dir_fd=self._descriptor)
                 os.close(self._descriptor)
                 self._descriptor = below
             self._parts = parts
@@ -221,9 +233,9 @@ def _identity(info: os.stat_result) -> tuple[int, ...]:
 
 
 def differences(before: Snapshot, after: Snapshot) -> Difference:
-    """What lies between two snapshots that are both complete."""
+    """Compare two snapshots that both have files."""
     found = Difference()
-    known = {seen.identity[:2] for seen in before.files.values()}
+    known = {entry.identity[:2] for entry in before.files.values()}
     for parts in sorted({*before.files, *after.files}):
         old, new = before.files.get(parts), after.files.get(parts)
         if old is new or (
@@ -237,7 +249,8 @@ def differences(before: Snapshot, after: Snapshot) -> Difference:
             continue
         why = next((one.why for one in (old, new) if one and one.content is None), "")
         moved = old is None and new is not None and new.identity[:2] not in known
-        if moved and new and new.identity[4] < before.taken - _RACY:  # to undo it would delete it
+        # A new file that is older than the command was moved here; undoing would delete it.
+        if moved and new and new.identity[4] < before.taken - _RACY:
             why = why or "it is older than the command: it may come from a place left out"
         states = _state(old), _state(new)
         if not why:
@@ -248,12 +261,12 @@ def differences(before: Snapshot, after: Snapshot) -> Difference:
     return found
 
 
-def _state(seen: _Seen | None) -> FileState:
-    if seen is None or seen.content is None:
-        return FileState(None)
-    return FileState(seen.content.decode("utf-8"), seen.mode)
+def _state(entry: _FileEntry | None) -> FileState:
+    if entry is None or entry.content is None:
+        return MISSING
+    return FileState(entry.content.decode("utf-8"), entry.mode)
 
 
-def _looks_changed(old: _Seen | None, new: _Seen | None) -> bool:
-    """By size and time, without the content; not by what a mere chmod or link changes."""
+def _looks_changed(old: _FileEntry | None, new: _FileEntry | None) -> bool:
+    """Whether inode, size or modification time differ: not what a chmod or a link changes."""
     return old is None or new is None or old.identity[1:4] != new.identity[1:4]

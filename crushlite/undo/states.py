@@ -1,7 +1,7 @@
-"""A file at one moment, and putting it back into that state.
+"""Reading the state of a file, and changing a file from one state into another.
 
-Only text counts: what is binary, too large, or no regular file is refused with the reason. A file
-is changed only if it is exactly what the caller believes it to be.
+Only text files have a state: what is binary, too large, or no regular file is refused with the
+reason. A file is changed only if it is exactly in the state that the caller expects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MISSING = FileState(None)
 
 
 def as_text(data: bytes) -> str | None:
-    """The content of a file as it is recorded; None if it is not text."""
+    """The content of a file as text; None if it is binary."""
     try:
         return None if b"\0" in data else data.decode("utf-8")
     except UnicodeDecodeError:
@@ -26,15 +26,17 @@ def as_text(data: bytes) -> str | None:
 
 
 def place_of(root: Path, path: str) -> Place:
-    """A recorded path: absolute, never followed through a link. BadRequest outside of `root`."""
+    """The place of a recorded path, which is absolute and free of links. Raises BadRequest if it is
+    not below `root`."""
     found = Path(path)
     if root not in found.parents or ".." in found.parts:
         raise BadRequest(f"{path} is not in the workspace")
     return Place(found, True, str(found.relative_to(root)))
 
 
-def look(place: Place) -> tuple[FileState, os.stat_result | None]:
-    """What is there now, and what it was when it was read. BadRequest for what is no text file."""
+def read_state(place: Place) -> tuple[FileState, os.stat_result | None]:
+    """The present state of a file, and its stat (None if it does not exist). Raises BadRequest if
+    it is no text file."""
     if not exists(place):
         return MISSING, None
     if not stat.S_ISREG(os.lstat(place.path).st_mode):
@@ -46,10 +48,10 @@ def look(place: Place) -> tuple[FileState, os.stat_result | None]:
     return FileState(content, stat.S_IMODE(info.st_mode)), info
 
 
-def put(place: Place, was: FileState, wanted: FileState) -> None:
-    """Turn a file from one state into another. Conflict if it is not what it was; the mode counts
-    only where the two states differ in it, else it stays as it is."""
-    now, info = look(place)
+def change_state(place: Place, was: FileState, wanted: FileState) -> None:
+    """Change a file from the state `was` into the state `wanted`. Raises Conflict if it is not in
+    the state `was`. The mode is compared and changed only if it differs between the two."""
+    now, info = read_state(place)
     changes_mode = None not in (was.mode, wanted.mode) and was.mode != wanted.mode
     if now.content != was.content or (changes_mode and now.mode != was.mode):
         raise Conflict(f"{place.shown} has changed meanwhile")

@@ -1,8 +1,8 @@
-"""Putting back the files that a run changed.
+"""Undoing a run: putting the files that it changed back into the state before it.
 
-A file is put back only if it is exactly what the run left behind. All files of a run go back or
-none does, unless whoever asks is content with a part. Nothing outside of the workspace is touched
-and no link is followed. An undoing is recorded like a run, so that it can be undone as well.
+A file is put back only if it is exactly as the run left it. Either all files of a run are put back
+or none, unless the client asks for `partial`. Nothing outside of the workspace is touched and no
+link is followed. An undoing is recorded like a run, so it can be undone as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import BadRequest, Conflict, SessionBusy
 from ..protocol.changes import FileChange, RunChanges, UndoAnswer
 from ..store.files import Change
 from .queries import run_history
-from .states import look, place_of, put
+from .states import change_state, place_of, read_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NAMED = 5  # files in a refusal
+NAMED = 5  # how many files a refusal names
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is to be done about one file: nothing if it is as before already, or has a problem."""
+    """What undoing does to one file. `problem` says why it cannot be put back; `place` is set if it
+    is to be put back. Neither is set if the file is as it was before the run already."""
 
     past: PathHistory
     problem: str = ""
@@ -55,12 +56,15 @@ class _Step:
 
 
 class Undoing:
+    """Undoes the runs of one workspace, one at a time."""
+
     def __init__(self, workspace: OpenWorkspace) -> None:
         self._workspace = workspace
         self._one_at_a_time = asyncio.Lock()
 
-    async def look(self, run_id: str) -> RunChanges:
-        """What a run changed, and what stands in the way of putting it back."""
+    async def changes(self, run_id: str) -> RunChanges:
+        """What a run changed, and for each file what prevents putting it back. Raises
+        RunNotFound."""
         past = await self._past(run_id)
         steps = await asyncio.to_thread(_steps, self._workspace.path, past)
         unknown = [_unknown(path, reason) for path, reason in past.gaps if path]
@@ -69,8 +73,9 @@ class Undoing:
         return RunChanges(run_id, past.session_id, past.undoes, files + unknown, notes)
 
     async def undo(self, run_id: str, *, dry_run: bool, partial: bool) -> UndoAnswer:
-        """Put back what a run changed. Raises SessionBusy while its session works, which may be at
-        these files, and Conflict if a file cannot be put back, unless `partial`."""
+        """Put back what a run changed; with `dry_run`, only say what that would do. Raises
+        RunNotFound, SessionBusy while the session has a run (which may change these files), and
+        Conflict if a file cannot be put back, unless `partial`."""
         async with self._one_at_a_time:
             past = await self._past(run_id)
             self._require_idle(past.session_id, dry_run=dry_run)
@@ -122,56 +127,53 @@ def _refusal(kept: list[FileChange]) -> str:
 
 
 def _steps(root: Path, past: RunHistory) -> list[_Step]:
-    """One for each file that the run left different from what it was."""
+    """One for each file that the run left in another state than before."""
     return [_step(root, one) for one in past.paths if not one.before.is_like(one.after)]
 
 
 def _step(root: Path, past: PathHistory) -> _Step:
     try:
         place = place_of(root, past.path)
-        now, _ = look(place)
+        now, _ = read_state(place)
     except BadRequest as error:
         return _Step(past, error.message)
-    if _is(now, past, past.before):
-        return _Step(past)  # somebody was faster
-    if not _is(now, past, past.after):
+    if _is_in(now, past, past.before):
+        return _Step(past)  # it is put back already
+    if not _is_in(now, past, past.after):
         return _Step(past, "it has changed since")
     if past.mixed:
         return _Step(past, "somebody else has changed it during the run")
     return _Step(past, place=place)
 
 
-def _is(now: FileState, past: PathHistory, state: FileState) -> bool:
-    """Whether a file is in a state, as far as the run has to do with it: its mode only counts if
-    the run changed it."""
+def _is_in(now: FileState, past: PathHistory, state: FileState) -> bool:
+    """Whether a file is in a state. Its mode is compared only if the run changed it."""
     modes = {past.before.mode, past.after.mode}
-    moved = len(modes) == 2 and None not in modes
-    return now.content == state.content and (not moved or now.mode == state.mode)
+    mode_changed = len(modes) == 2 and None not in modes
+    return now.content == state.content and (not mode_changed or now.mode == state.mode)
 
 
 def _perform(steps: list[_Step]) -> None:
-    """All or nothing: what was put back before a failure is undone again."""
+    """Put back all files or none. Raises Conflict if one fails, after the files that were put back
+    before it have been restored to what the run left; it names those where that failed too."""
     done: list[_Step] = []
     try:
         for step in steps:
-            _put(step)
+            assert step.place is not None
+            change_state(step.place, step.past.after, step.past.before)
             done.append(step)
     except (BadRequest, Conflict, OSError) as error:
-        left = [step.past.path for step in reversed(done) if not _taken_back(step)]
+        left = [step.past.path for step in reversed(done) if not _reverted(step)]
         what = f"put back and left so are {', '.join(left)}" if left else "nothing was undone"
         raise Conflict(f"{what}; {error}") from error
 
 
-def _put(step: _Step) -> None:
-    assert step.place is not None
-    put(step.place, step.past.after, step.past.before)
-
-
-def _taken_back(step: _Step) -> bool:
+def _reverted(step: _Step) -> bool:
+    """Restore a file that was put back to what the run left. False if that failed."""
     assert step.place is not None
     try:
-        put(step.place, step.past.before, step.past.after)
+        change_state(step.place, step.past.before, step.past.after)
     except (BadRequest, Conflict, OSError) as error:
-        log.error("%s could not be given back: %s", step.past.path, error)
+        log.error("%s was put back and could not be restored: %s", step.past.path, error)
         return False
     return True

@@ -33,16 +33,18 @@ class UndoWing(Wing):
 
 
 async def list_changed_runs(context: Context, request: Request) -> Response:
-    """The runs that changed files, and their undoings: the latest is last."""
+    """The runs and undoings that changed files, in the order of their last changes."""
     return answer(await context.workspace(request).store.read(changed_runs))
 
 
 async def run_changes(context: Context, request: Request) -> Response:
+    """What a run changed, and what prevents undoing it."""
     part = context.workspace(request).part(ChangesPart)
-    return answer(await part.undoing.look(request.params["run_id"]))
+    return answer(await part.undoing.changes(request.params["run_id"]))
 
 
 async def undo(context: Context, request: Request) -> Response:
+    """Undo a run; this goes on when the client disconnects."""
     workspace, wanted = context.workspace(request), body(UndoRequest, request)
     undoing, run_id = workspace.part(ChangesPart).undoing, request.params["run_id"]
     work = undoing.undo(run_id, dry_run=wanted.dry_run, partial=wanted.partial)

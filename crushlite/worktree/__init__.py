@@ -1,9 +1,7 @@
-"""The files of a project, without being led astray by links.
+"""The files of a project, read and written without following links out of it.
 
-    paths      one file: where a path leads, reading it, replacing it as one step
-    states     a file at one moment, and putting it back into that state
-    walk       everything below a folder: the program behind ls, glob and grep
-    snapshot   all text files of a project at one moment, and what has changed since
+    paths   one file: where a path leads, reading it, replacing it as one step
+    walk    everything below a folder: the program behind ls, glob and grep
 
-Blocking: call it in a thread. Knows nothing of sessions, runs or the store.
+All of it blocks: call it in a thread. Knows nothing of sessions, runs or the store.
 """

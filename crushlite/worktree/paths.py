@@ -1,13 +1,13 @@
-"""Files by path, without being led astray by links.
+"""Reading and writing one file by its path, without being redirected by links.
 
-A path is *located* once: links resolved, and inside the workspace or not. What is then done with it
-walks the resolved path from the root directory, one component at a time, and follows no link at
-all. So whatever was located, and shown to the user if it is outside, is what is used: a link that
-is slipped in between makes the operation fail, it cannot redirect it.
+`locate` resolves the links of a path once and says whether it is inside the workspace. Every later
+operation walks the resolved path from the root directory, one component at a time, and follows no
+link at all. So the file that was located, and shown to the user if it is outside, is the file that
+is used: a link that is put there in between makes the operation fail, but cannot redirect it.
 
 Only regular files are opened, without blocking: a FIFO or a device is refused at once. A file is
-replaced by another one under its name, never written into, so that a hard link to a file elsewhere
-is cut and not written through.
+replaced by a new one of the same name, never written into: a hard link elsewhere keeps the old
+content.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict
+from ..version import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,27 +31,29 @@ if TYPE_CHECKING:
 FILE_BYTES = 5 * 1024 * 1024  # larger files are not for a model to read or rewrite
 PATH_CHARS = 4096
 
-# O_PATH where there is one: a folder above may be one that we can pass through, but not read.
-_THROUGH = getattr(os, "O_PATH", os.O_RDONLY)
-_DIRECTORY = _THROUGH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_PATH where it exists: we may be allowed to pass through a folder above, but not to list it.
+_PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
+    """Where a path leads."""
+
     path: Path  # absolute, links resolved
-    inside: bool  # in the workspace
-    shown: str  # as short as it can be said: relative to the workspace if inside
+    inside: bool  # of the workspace
+    shown: str  # for messages: relative to the workspace if inside
 
 
 def locate(root: Path, raw: str) -> Place:
-    """Where a path leads. `root` is the workspace, resolved; relative paths start there."""
+    """Resolve a path. `root` is the workspace, resolved; relative paths start there. Raises
+    BadRequest for a path that cannot exist."""
     if not raw or "\0" in raw:
         raise BadRequest("a path must not be empty or contain NUL")
     if len(raw) > PATH_CHARS:
         raise BadRequest(f"a path has at most {PATH_CHARS} characters")
     try:
         path = Path(os.path.realpath(os.path.join(root, os.path.expanduser(raw))))
-        str(path).encode("utf-8")  # a name of other bytes could be neither shown nor recorded
+        str(path).encode("utf-8")  # other names could be neither shown nor recorded
     except (OSError, ValueError) as error:
         raise BadRequest(f"{raw!r} cannot be resolved: {error}") from None
     inside = path == root or root in path.parents
@@ -59,18 +62,19 @@ def locate(root: Path, raw: str) -> Place:
 
 @contextlib.contextmanager
 def _parent(path: Path, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of the directory that holds `path`, reached without following a link."""
-    descriptor = os.open("/", _DIRECTORY)
+    """A descriptor of the directory that holds `path`, reached without following a link. With
+    `make`, missing directories are created. Raises BadRequest for any OSError, in the block too."""
+    descriptor = os.open("/", _PASS)
     try:
         for name in path.parts[1:-1]:
             try:
-                following = os.open(name, _DIRECTORY, dir_fd=descriptor)
+                following = os.open(name, _PASS, dir_fd=descriptor)
             except FileNotFoundError:
                 if not make:
                     raise
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=descriptor)
-                following = os.open(name, _DIRECTORY, dir_fd=descriptor)
+                following = os.open(name, _PASS, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = following
         yield descriptor
@@ -81,7 +85,8 @@ def _parent(path: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def exists(place: Place) -> bool:
-    """Whether there is anything under this name. Nothing is opened and nothing is read."""
+    """Whether there is anything of this name; nothing is opened. Raises BadRequest if that cannot
+    be found out."""
     try:
         os.lstat(place.path)
     except (FileNotFoundError, NotADirectoryError):
@@ -92,22 +97,23 @@ def exists(place: Place) -> bool:
 
 
 def read_bytes(place: Place, limit: int = FILE_BYTES) -> tuple[bytes, os.stat_result]:
-    """A regular file's content, and what it was when it was opened."""
+    """The content of a regular file, and its stat at that moment. Raises BadRequest for any other
+    kind of file, and for more than `limit` bytes."""
     path = place.path
     with _parent(path) as parent:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        # Looked at before it is opened: opening a device can do something already.
-        _regular(place, os.stat(path.name or ".", dir_fd=parent, follow_symlinks=False))
+        # Checked before it is opened: merely opening a device can have an effect.
+        _require_regular(place, os.stat(path.name or ".", dir_fd=parent, follow_symlinks=False))
         with open(os.open(path.name or ".", flags, dir_fd=parent), "rb") as file:
             info = os.fstat(file.fileno())
-            _regular(place, info)
+            _require_regular(place, info)
             data = file.read(limit + 1)
     if len(data) > limit:
         raise BadRequest(f"{place.shown} is larger than {limit} bytes")
     return data, info
 
 
-def _regular(place: Place, info: os.stat_result) -> None:
+def _require_regular(place: Place, info: os.stat_result) -> None:
     if stat.S_ISDIR(info.st_mode):
         raise BadRequest(f"{place.shown} is a directory: use ls")
     if not stat.S_ISREG(info.st_mode):
@@ -117,21 +123,21 @@ def _regular(place: Place, info: os.stat_result) -> None:
 def write_bytes(
     place: Place, data: bytes, before: os.stat_result | None, mode: int | None = None
 ) -> None:
-    """Replace a file, or create one, as one step: readers see the old content or the new, never
-    half. `before` is what the file was when it was read, None if there was none; Conflict if that
-    is not so any more. Missing folders are made; a file that is replaced keeps its owner, and its
-    mode unless another one is given."""
+    """Replace a file, or create one, as one step: readers see the old content or the new one, never
+    half of it. `before` is the stat of the file when it was read, None if it did not exist; raises
+    Conflict if it has changed since. Missing folders are created. A file that is replaced keeps its
+    owner, and its mode unless `mode` is given."""
     path = place.path
     if not path.name:
         raise BadRequest(f"{place.shown} is a directory")
     with _parent(path, make=True) as parent:
-        temporary = f".crushlite-{secrets.token_hex(8)}.tmp"
+        temporary = f".{NAME}-{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o666, dir_fd=parent)
         try:
             with open(descriptor, "wb") as file:
                 if before is not None:
-                    _imitate(file.fileno(), before)  # before there is anything to read in it
+                    _copy_rights(file.fileno(), before)  # while there is nothing to read in it
                 if mode is not None:
                     os.fchmod(file.fileno(), mode & 0o1777)
                 file.write(data)
@@ -148,8 +154,9 @@ def write_bytes(
 
 
 def remove(place: Place, before: os.stat_result) -> None:
-    """Take a file away if it is still what it was; Conflict if not. Folders that are empty then go
-    with it, up to the workspace, which stays: whoever made the file may have made them for it."""
+    """Delete a file. `before` is its stat when it was read; raises Conflict if it has changed.
+    Folders of the workspace that are empty then are deleted too: they may have been created for
+    this file. The workspace itself stays."""
     with _parent(place.path) as parent:
         _require_same(place, parent, before)
         os.unlink(place.path.name, dir_fd=parent)
@@ -159,26 +166,27 @@ def remove(place: Place, before: os.stat_result) -> None:
             with _parent(folder) as parent:
                 os.rmdir(folder.name, dir_fd=parent)
         except BadRequest:
-            return  # it holds something else
+            return  # not empty
 
 
-def _imitate(descriptor: int, before: os.stat_result) -> None:
+def _copy_rights(descriptor: int, before: os.stat_result) -> None:
+    """Give a new file the owner and the mode of the one it replaces."""
     info = os.fstat(descriptor)
     if (info.st_uid, info.st_gid) != (before.st_uid, before.st_gid):
         with contextlib.suppress(PermissionError):  # only root may give files away
             os.fchown(descriptor, before.st_uid, before.st_gid)
-    # Without set-uid and set-gid: the kernel takes them from every file that is written, too.
+    # Without set-uid and set-gid: the kernel clears them from every file that is written, too.
     os.fchmod(descriptor, before.st_mode & 0o1777)
 
 
 def _create(temporary: str, place: Place, parent: int) -> None:
-    """Give a new file its name, unless somebody else has taken it meanwhile."""
+    """Give a new file its name. Raises Conflict if another file has it meanwhile."""
     try:
         os.link(temporary, place.path.name, src_dir_fd=parent, dst_dir_fd=parent)
     except FileExistsError:
         raise Conflict(f"{place.shown} exists now: view it first") from None
     except OSError as error:
-        # A file system without hard links. ENOENT and the like are real failures.
+        # These mean a file system without hard links; ENOENT and the like are real failures.
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
         _require_same(place, parent, None)
@@ -186,6 +194,7 @@ def _create(temporary: str, place: Place, parent: int) -> None:
 
 
 def _require_same(place: Place, parent: int, before: os.stat_result | None) -> None:
+    """Raise Conflict unless the file is the one of this stat (None: does not exist)."""
     try:
         now = os.stat(place.path.name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -199,11 +208,11 @@ def _identity(info: os.stat_result) -> tuple[int, ...]:
 
 
 def digest(data: bytes) -> str:
-    """Names a file's content: an edit is refused if it is not what the model has seen."""
+    """A digest of a file's content, to find out whether it has changed."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _explained(error: OSError, path: Path) -> BadRequest:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return BadRequest(f"{path} changed while it was used, or is not what it seemed: try again")
+        return BadRequest(f"{path}: it, or a folder above it, is a link or no folder: look again")
     return BadRequest(f"{path}: {os.strerror(error.errno or 0)}")

@@ -1,13 +1,14 @@
-"""The worker behind ls, glob and grep: a program of its own, run for one search.
+"""The search program behind ls, glob and grep, run as a process of its own for each search.
 
-A regular expression can take for ever, a file system can hang, a tree can be endless. In a process
-under a keeper all of that ends when the search is cancelled or its time is up, and it costs the
-daemon nothing. It imports only the standard library, gets its request as JSON in its one
-argument, and prints one JSON object: `found`, `cut` (why there is not more: "", "limit" or "time"),
-or `error`, a text for the model.
+A regular expression can take for ever, a file system can hang, a tree can be endless. A process
+under a keeper is killed when the search is cancelled or its time is up, and never blocks the
+daemon. The program imports only the standard library, gets its request as JSON in its one argument,
+and prints one JSON object: `found` and `cut` (why it did not find more: "", "limit" or "time"), or
+`error`, a text for the model.
 
-It goes through the tree by descriptors and follows no link, neither on the way to where it begins
-nor below: what it reads lies where it was asked to look, whatever is moved or linked meanwhile.
+It walks the tree by descriptors and follows no link, neither on the way to the folder where it
+begins nor below it: so it reads only what lies in that folder, whatever is moved or linked
+meanwhile.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 FILE_BYTES = 5 * 1024 * 1024
 LINE_CHARS = 300
 DEPTH = 64
 MEMORY = 1 << 30
 MOST_BRACES = 64
-SKIPPED = frozenset({".git", "node_modules", "__pycache__", ".venv", ".crushlite"})
+SKIPPED = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 
-_THROUGH = getattr(os, "O_PATH", os.O_RDONLY)
-_WAY = _THROUGH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# For os.open: a folder to pass through (O_PATH needs no right to list it), a folder to list, a file
+# to read. None follows a link; opening a FIFO does not block.
+_PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Parts = tuple[str, ...]
 
@@ -45,7 +47,8 @@ Parts = tuple[str, ...]
 
 
 def braces(pattern: str) -> list[str]:
-    """Every reading of a pattern with alternatives in braces: `*.{c,h}` -> `*.c`, `*.h`."""
+    """The patterns that one with alternatives in braces stands for: `*.{c,h}` -> `*.c`, `*.h`. At
+    most about MOST_BRACES of them; braces beyond that are left as they are."""
     done: list[str] = []
     todo = deque([pattern])
     while todo:
@@ -59,10 +62,10 @@ def braces(pattern: str) -> list[str]:
 
 
 class Pattern:
-    """A path pattern: `*`, `?` and `[...]` within a name, `**` for any number of folders.
+    """A pattern of paths: `*`, `?` and `[...]` within a name, `**` for any number of folders.
 
-    Name by name, with fnmatch's expressions, which do not explode, and a set of positions for
-    `**`: the time grows with the product of the lengths and not worse.
+    Names are matched one by one, with the expressions of fnmatch, which never take exponential
+    time, and a set of positions for `**`: the time grows with the product of the two lengths.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -87,7 +90,7 @@ class Pattern:
         return len(names) in at
 
     def _skip(self, at: set[int]) -> set[int]:
-        """`**` may also stand for nothing."""
+        """Add to these positions those behind a `**`, which may also stand for no folder."""
         todo = list(at)
         while todo:
             i = todo.pop()
@@ -98,24 +101,26 @@ class Pattern:
 
 
 class Ignored:
-    """What a search leaves out: folders nobody means, and the simple rules of a .gitignore."""
+    """Which entries a search leaves out: those named in SKIPPED, and those that the text of a
+    .gitignore or one of the `extra` rules names. Of .gitignore only the simple rules are known."""
 
-    def __init__(self, rules: str = "", extra: list[str] | None = None) -> None:
-        # What matches a name, or else a whole path; only folders; taken back.
+    def __init__(self, rules: str = "", extra: Iterable[str] = ()) -> None:
+        # Expression for a name ("" if the rule is about a whole path), pattern for the path,
+        # whether only folders match, whether it is an exception (`!rule`).
         self._rules: list[tuple[str, Pattern, bool, bool]] = []
-        for line in [*rules.split("\n"), *(extra or [])]:
+        for line in [*rules.split("\n"), *extra]:
             rule = line.strip()
             if not rule or rule.startswith("#"):
                 continue
-            back = rule.startswith("!")
+            exception = rule.startswith("!")
             body = rule.removeprefix("!")
             name = body.rstrip("/")
             anywhere = "/" not in name
             by_name = fnmatch.translate(name) if anywhere and name not in ("", ".", "**") else ""
             pattern = Pattern(f"**/{body}" if anywhere else body)
-            self._rules.append((by_name, pattern, body.endswith("/"), back))
-        # Most rules are about names, and their order means nothing unless one is taken back: all
-        # at once is much quicker then. By whether a folder is asked for.
+            self._rules.append((by_name, pattern, body.endswith("/"), exception))
+        # Most rules are about names, and without exceptions their order does not matter: then one
+        # expression for all of them is much faster. One is for folders, the other for files.
         names = {
             is_dir: "|".join(r[0] for r in self._rules if r[0] and (is_dir or not r[2]))
             for is_dir in (True, False)
@@ -125,12 +130,13 @@ class Ignored:
         self._paths = [rule for rule in self._rules if self._ordered or not rule[0]]
 
     def covers(self, parts: Parts, is_dir: bool) -> bool:
+        """Whether an entry is left out; `parts` is its path below the folder of the rules."""
         if is_dir and parts[-1] in SKIPPED:
             return True
         ignored = not self._ordered and self._names[is_dir].match(parts[-1]) is not None
-        for _, pattern, only_folders, back in self._paths:
-            if (is_dir or not only_folders) and ignored == back and pattern.matches(parts):
-                ignored = not back
+        for _, pattern, only_folders, exception in self._paths:
+            if (is_dir or not only_folders) and ignored == exception and pattern.matches(parts):
+                ignored = not exception
         return ignored
 
 
@@ -138,22 +144,19 @@ class Ignored:
 
 
 class TreeEntry(NamedTuple):
-    parts: Parts  # below where the search began
+    parts: Parts  # its path below the folder where the search began
     is_dir: bool
-    folder: int  # a descriptor, valid until the next entry
-
-    def open(self) -> bytes | None:
-        """Its content; None if it is not a text file of a reasonable size."""
-        return _content(self.parts[-1], self.folder)
+    folder: int  # a descriptor of its folder, valid until the next entry
 
 
 class _Stop(Exception):
-    """The search ends here; the argument says why."""
+    """The search ends before it has seen everything; the argument is the value of `cut`."""
 
 
 def _content(name: str, folder: int) -> bytes | None:
+    """The content of a file; None if it cannot be read, is binary or larger than FILE_BYTES."""
     try:
-        with open(os.open(name, _READ, dir_fd=folder), "rb") as file:
+        with open(os.open(name, READ, dir_fd=folder), "rb") as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode) or info.st_size > FILE_BYTES:
                 return None
@@ -164,14 +167,16 @@ def _content(name: str, folder: int) -> bytes | None:
 
 
 def _enter(path: str) -> int:
-    at = os.open("/", _WAY)
+    """A descriptor of the folder at an absolute path, reached through no link."""
+    at = os.open("/", _PASS)
     for name in path.split("/"):
         if name:
-            at = _down(at, name, _WAY)
+            at = _down(at, name, _PASS)
     return at
 
 
 def _down(at: int, name: str, flags: int) -> int:
+    """Open an entry of the folder `at`, and close `at`."""
     try:
         return os.open(name, flags, dir_fd=at)
     finally:
@@ -179,14 +184,16 @@ def _down(at: int, name: str, flags: int) -> int:
 
 
 def _reopen(top: int, parts: Parts) -> int:
-    at = os.open(".", _WAY, dir_fd=top)
+    """A descriptor of a folder below `top`, to list it."""
+    at = os.open(".", _PASS, dir_fd=top)
     for name in parts:
-        at = _down(at, name, _WAY)
-    return _down(at, ".", _LIST)
+        at = _down(at, name, _PASS)
+    return _down(at, ".", LIST)
 
 
 class Tree:
-    """Everything below a folder, level by level: what is cut off is what lies deepest."""
+    """Everything below a folder, level by level, so that a search that ends early has missed what
+    lies deepest."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._deadline = time.monotonic() + request["seconds"]
@@ -195,20 +202,21 @@ class Tree:
         root = request.get("root") or ""
         rules = _content(".gitignore", _enter(root)) if root else b""
         self._ignored = Ignored((rules or b"").decode("utf-8", "replace"))
-        self._extra = Ignored("", request.get("ignore"))
-        # Where the rules of the workspace's top folder begin to count.
+        self._extra = Ignored("", request.get("ignore") or ())
+        # The path of the searched folder below the workspace, whose rules apply to whole paths.
         self._prefix = tuple(os.path.relpath(request["path"], root).split("/")) if root else ()
         if self._prefix == (".",):
             self._prefix = ()
 
     def entries(self) -> Iterator[TreeEntry]:
+        """Raises _Stop when the time is up."""
         todo: deque[Parts] = deque([()])
         while todo:
             above = todo.popleft()
             try:
                 folder = _reopen(self._top, above)
             except OSError:
-                continue  # gone, or not for us
+                continue  # removed meanwhile, or not allowed
             try:
                 for name, is_dir in self._names(folder):
                     parts = (*above, name)
@@ -224,17 +232,17 @@ class Tree:
         names = []
         with os.scandir(folder) as entries:
             for entry in entries:
-                self._in_time()
+                self._check_time()
                 names.append((entry.name, entry.is_dir(follow_symlinks=False)))
         return sorted(names)
 
     def _skips(self, parts: Parts, is_dir: bool) -> bool:
-        self._in_time()
+        self._check_time()
         return self._ignored.covers(self._prefix + parts, is_dir) or self._extra.covers(
             parts, is_dir
         )
 
-    def _in_time(self) -> None:
+    def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
             raise _Stop("time")
 
@@ -243,12 +251,13 @@ class Tree:
 
 
 def _shown(parts: Parts) -> str:
-    """A name as it can be read: one with strange characters is escaped, not printed."""
+    """A path as text; one with characters that cannot be printed is escaped."""
     name = "/".join(parts)
     return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 def _ls(request: dict[str, Any], found: list[Any]) -> None:
+    """Add [path as a list of names, whether it is a folder] for each entry."""
     for entry in Tree(request).entries():
         if len(found) >= request["limit"]:
             raise _Stop("limit")
@@ -256,14 +265,14 @@ def _ls(request: dict[str, Any], found: list[Any]) -> None:
 
 
 def _glob(request: dict[str, Any], found: list[Any]) -> None:
-    """The newest come first: they are what one works on."""
+    """Add the paths of matching files, the newest first: they are what the user works on."""
     patterns = [Pattern(pattern) for pattern in braces(request["pattern"])]
     newest: list[tuple[float, str]] = []
     cut = ""
     try:
         for entry in Tree(request).entries():
             if not entry.is_dir and any(pattern.matches(entry.parts) for pattern in patterns):
-                heapq.heappush(newest, (_changed(entry), _shown(entry.parts)))
+                heapq.heappush(newest, (_modified(entry), _shown(entry.parts)))
                 if len(newest) > request["limit"]:
                     heapq.heappop(newest)
                     cut = "limit"
@@ -274,7 +283,7 @@ def _glob(request: dict[str, Any], found: list[Any]) -> None:
         raise _Stop(cut)
 
 
-def _changed(entry: TreeEntry) -> float:
+def _modified(entry: TreeEntry) -> float:
     try:
         return os.stat(entry.parts[-1], dir_fd=entry.folder, follow_symlinks=False).st_mtime
     except OSError:
@@ -282,10 +291,11 @@ def _changed(entry: TreeEntry) -> float:
 
 
 def _grep(request: dict[str, Any], found: list[Any]) -> None:
+    """Add [path, number of the line, text around the match] for each matching line."""
     pattern = request["pattern"]
     wanted = re.compile(re.escape(pattern) if request.get("literal") else pattern)
     for entry in _files(request):
-        data = entry.open()
+        data = _content(entry.parts[-1], entry.folder)
         if data is None:
             continue
         for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
@@ -298,6 +308,7 @@ def _grep(request: dict[str, Any], found: list[Any]) -> None:
 
 
 def _files(request: dict[str, Any]) -> Iterator[TreeEntry]:
+    """The files that grep reads: the one it was given, or those below a folder."""
     if request.get("file"):
         folder, _, name = request["path"].rpartition("/")
         at = _enter(folder)
@@ -312,7 +323,7 @@ def _files(request: dict[str, Any]) -> Iterator[TreeEntry]:
 
 
 def _around(line: str, at: int) -> str:
-    """The part of a long line that holds the match."""
+    """The part of a line around the match at `at`, as it can be shown."""
     first = max(at - LINE_CHARS // 2, 0) if len(line) > LINE_CHARS else 0
     piece = line[first : first + LINE_CHARS].rstrip()
     readable = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in piece)
@@ -333,11 +344,11 @@ def _limit_memory() -> None:
         try:
             resource.setrlimit(which, (most, most))
         except (OSError, ValueError):
-            pass  # the system does not let us; the time is limited anyway
+            pass  # the system refuses; the search has a time limit in any case
 
 
 def main(argument: str) -> str:
-    """One search: a request in JSON to its answer in JSON."""
+    """Perform one search: takes a request and returns an answer, both in JSON."""
     request = json.loads(argument)
     found: list[Any] = []
     cut = ""

@@ -1,4 +1,4 @@
-"""The offline agent: each directive over a real daemon, as somebody who tries it would see it."""
+"""The offline agent: each directive in a real daemon, as a client sees it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import base64
 import unittest.mock
 from typing import Any
 
-from crushlite.agent.offline import HELP, OfflineAgent
+from crushlite.agent.offline import DIRECTIVES, HELP, OfflineAgent
 from crushlite.testing import LocalDaemon, Participant, Seen
 from tests.support.basics import BoundedTestCase
 
 
 class Pauses:
-    """Stands in for asyncio inside the agent: a pause of a second lasts until the test says so."""
+    """Replaces asyncio inside the agent: a pause of a second lasts until the test ends it."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Semaphore(0)
@@ -58,7 +58,7 @@ class OfflineTests(OfflineCase):
         done = await self.ask("hello, world")
         self.assertEqual((done["text"], done["error"]), ("You said: hello, world\n", None))
 
-    async def test_who_did_not_ask_for_it_learns_why_it_answers(self) -> None:
+    async def test_a_user_who_did_not_choose_it_learns_why_it_answers(self) -> None:
         async with LocalDaemon(OfflineAgent(pace=0, why="no key is set")) as daemon:
             anna = await daemon.join()
             await anna.prompt(await anna.session(), "hello")
@@ -89,7 +89,7 @@ class OfflineTests(OfflineCase):
     async def test_help_names_every_directive(self) -> None:
         done = await self.ask("/help")
         self.assertEqual(done["text"], HELP + "\n")
-        for name in OfflineAgent()._directives():
+        for name in DIRECTIVES:
             self.assertIn(f"\n{name} ", HELP)
 
     async def test_think_shows_reasoning_before_the_answer(self) -> None:
@@ -116,7 +116,7 @@ class OfflineTests(OfflineCase):
         self.assertFalse(result["is_error"])
         self.assertEqual(self.part(step, "tool_call")["id"], request["tool_call_id"])
 
-    async def test_tool_tells_the_denial_and_its_reason(self) -> None:
+    async def test_the_result_of_a_tool_holds_the_denial_and_its_reason(self) -> None:
         await self.anna.prompt(self.session, "/tool rm")
         request = await self.anna.events.wait_for("permission_request")
         body = {"action": "deny", "reason": "not today"}

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.claims import Graces
 from crushlite.settings import Settings
-from tests.support.cli import PATIENCE, Child, CommandCase, ScriptedCase
+from tests.support.cli import PATIENCE, Call, Child, CommandCase, ScriptedCase
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -28,7 +28,7 @@ async def work(turn: Turn) -> None:
 
 
 class DetachCase(ScriptedCase):
-    """Nothing but its run keeps the workspace here: whoever leaves has left."""
+    """Without a detach grace: only a run keeps the workspace open when its clients have left."""
 
     settings: Settings | None = Settings(graces=Graces(detach=0.0))
 
@@ -41,8 +41,8 @@ class DetachCase(ScriptedCase):
         self.assertIn(f"crushlite attach {printed.strip()}", child.errors)
         return printed.strip(), scripted
 
-    async def attach(self, *arguments: str, **env: str) -> Child:
-        return await self.start("attach", self.host, *arguments, **env)
+    async def attach(self, *arguments: str) -> Call:
+        return await self.start("attach", self.host, *arguments)
 
 
 class DetachTests(DetachCase):
@@ -75,6 +75,14 @@ class DetachTests(DetachCase):
         again = await self.attach(run_id[:8])
         await self.ended(again, 0, "I look. \nDone\n")
 
+    async def test_a_run_that_ends_while_it_is_looked_for_is_told_whole(self) -> None:
+        """Its workspace closes with it, perhaps between the search for it and the first event."""
+        for _ in range(10):
+            run_id, scripted = await self.detached("hello")
+            await scripted.do(work)
+            scripted.release()
+            await self.ended(await self.attach(run_id), 0, "I look. \nDone\n")
+
     async def test_a_failure_and_a_cancel_are_told_by_the_exit_code(self) -> None:
         run_id, scripted = await self.detached("hello")
         await scripted.say("one")
@@ -90,7 +98,7 @@ class DetachTests(DetachCase):
 
     async def test_ctrl_c_leaves_the_run_alone(self) -> None:
         run_id, scripted = await self.detached("hello")
-        child = await self.attach(run_id)
+        child = await self.spawn("attach", self.host, run_id)
         await scripted.say("one")
         await child.prints("one")
         child.process.send_signal(signal.SIGINT)
@@ -135,23 +143,24 @@ class DetachTests(DetachCase):
         self.assertEqual(list(roles.values()), ["user", "assistant", "tool", "assistant"])
 
     async def test_ctrl_c_before_the_promise_is_a_clean_end(self) -> None:
-        """A daemon that answers everything but the question for a session."""
-        asked = asyncio.Event()
+        """While the daemon does not answer the request for a session."""
+        asked, leave = asyncio.Event(), asyncio.Event()
 
         async def hang(*asked_for: str) -> None:
             asked.set()
-            await asyncio.Event().wait()
+            await leave.wait()
 
         workspace = (await self.daemon.join()).workspace["id"]
         hosted = self.daemon.backend.everything()[0]
         self.assertEqual(hosted.workspace.id, workspace)
         self.enterContext(mock.patch.object(hosted.workspace, "create_session", hang))
-        child = await self.run_it("--detach", "hello")
+        child = await self.spawn("run", self.host, "--detach", "hello")
         async with asyncio.timeout(PATIENCE):
             await asked.wait()
         child.process.send_signal(signal.SIGINT)
         await self.ended(child, 130, "")
         self.assertNotIn("Traceback", child.errors)
+        leave.set()
 
     async def test_what_only_makes_sense_for_somebody_who_stays_is_refused(self) -> None:
         for option in ("--timeout", "--deny-after"):
@@ -220,23 +229,24 @@ class RunsTests(ScriptedCase):
         for who, name in ((anna, "one"), (bert, "two")):
             await who.prompt(await who.session(), "hello", run_id=name)
         self.project = self.root
-        listed = json.loads(await self.runs("--all", "--json"))
+        _, printed, _ = await self.run_process("runs", self.host, "--all", "--json")
+        listed = json.loads(printed)
         self.assertEqual([entry["run_id"] for entry in listed], ["one", "two"])
         self.assertIn("DIRECTORY", await self.runs("--all"))
         self.assertEqual(len(self.daemon.backend.everything()), 2)
 
 
 class StartedTests(CommandCase):
-    """With a daemon that the command itself started."""
+    """With a daemon that the command itself starts."""
 
     async def test_a_detached_run_outlives_its_command_in_a_daemon_that_was_started_for_it(
         self,
     ) -> None:
         self.addCleanup(self.end_daemon, self.socket)
-        child = await self.start("run", "-q", "--detach", "/slow 1")
+        child = await self.spawn("run", "-q", "--detach", "/slow 1")
         code, printed = await child.end()
         self.assertEqual(code, 0, child.errors)
-        other: Any = await self.start("attach", "-q", printed.strip())
+        other = await self.spawn("attach", "-q", printed.strip())
         async with asyncio.timeout(PATIENCE):
             code, whole = await other.end()
         self.assertEqual((code, whole[:2]), (0, "1 "), other.errors)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def has_ended(pid: int) -> bool:
-    """Of a child of ours, whether or not somebody has asked for its exit code."""
+    """Whether a child process has ended. Does not reap it: asyncio may still have to."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -30,9 +30,10 @@ def has_ended(pid: int) -> bool:
 
 
 class DaemonCase(CommandCase):
-    """Commands about the daemon itself, which is a process of its own here, or is not there."""
+    """Commands about a daemon that is a process of its own, or is not there."""
 
     async def call(self, *arguments: str) -> tuple[int, str, str]:
+        """Call a command; returns its exit code, standard output and standard error."""
         child = await self.start(*arguments)
         code, printed = await child.end()
         return code, printed, child.errors
@@ -40,8 +41,8 @@ class DaemonCase(CommandCase):
 
 class DaemonTests(DaemonCase):
     async def stop(self, daemon: Child, *arguments: str) -> None:
-        """When the command has returned, the process has ended, and well."""
-        self.assertEqual((await self.call("stop", *arguments))[:2], (0, "stopped\n"))
+        """Insist that when `stop` has returned, the daemon has ended with exit code 0."""
+        self.assertEqual((await self.run_process("stop", *arguments))[:2], (0, "stopped\n"))
         self.assertTrue(has_ended(daemon.process.pid))
         self.assertEqual((await daemon.end())[0], 0)
 
@@ -79,15 +80,15 @@ class DaemonTests(DaemonCase):
 
     async def test_stop_says_what_keeps_it_and_force_ends_that_in_order(self) -> None:
         daemon = await self.serve(self.socket)
-        worker = await self.start("run", "/slow 600")
-        await worker.prints("1 ")
+        worker = await self.start("run", "begun\n/slow 600")
+        await worker.prints("You said: begun\n")
         code, _, errors = await self.call("stop")
         self.assertEqual(code, 1)
         self.assertIn(f"{self.project}: 1 run (", errors)
         self.assertIn("crushlite stop --force", errors)
         self.assertIsNone(daemon.process.returncode)
         await self.stop(daemon, "--force")
-        # In order: the run is on record as canceled, not as interrupted by a crash.
+        # In order: the run is recorded as canceled, not as interrupted by a crash.
         code, printed, _ = await self.call("runs", "--json", "--agent=offline")
         self.addCleanup(self.end_daemon, self.socket)
         self.assertEqual([each["outcome"] for each in json.loads(printed)], ["canceled"])
@@ -102,7 +103,7 @@ class DaemonTests(DaemonCase):
         self.assertIn(str(path), errors)
         self.assertEqual((await self.call("logs", "--path"))[1], f"{path}\n")
         self.assertEqual(len((await self.call("logs", "-n", "1"))[1].splitlines()), 1)
-        child = await self.start("logs", "-f", "-n", "1")
+        child = await self.spawn("logs", "-f", "-n", "1")
         await child.prints("\n")
         with path.open("a") as log:
             log.write("something new\n")
@@ -117,7 +118,7 @@ class DaemonTests(DaemonCase):
         path.parent.mkdir(mode=0o700)
         record = "2026-01-02 03:04:05,678 WARNING crushlite.events: 日 slow: 3 s\n"
         path.write_text(f"{record}Traceback (most recent call last):\n")
-        child = await self.start("logs", "--json", "-f", TZ="UTC-2")
+        child = await self.spawn("logs", "--json", "-f", TZ="UTC-2")
         await child.prints("Traceback")
         with path.open("a") as log:
             log.write("something new\n")
@@ -165,7 +166,7 @@ class DoctorTests(DaemonCase):
         return found
 
     async def test_a_fresh_machine_is_well(self) -> None:
-        code, printed, _ = await self.call("doctor")
+        code, printed, _ = await self.run_process("doctor")
         self.assertEqual(code, 0)
         self.assertIn("nothing is broken", printed)
         for way in ("Ollama", "LM Studio", "llama.cpp", "found by themselves", "OPENAI_API_KEY"):
@@ -175,8 +176,8 @@ class DoctorTests(DaemonCase):
 
     async def test_a_daemon_at_work_is_well(self) -> None:
         await self.serve(self.socket)
-        worker = await self.start("run", "/slow 600")
-        await worker.prints("1 ")
+        worker = await self.start("run", "begun\n/slow 600")
+        await worker.prints("You said: begun\n")
         found = await self.findings()
         self.assertIn(f"crushlite-{__version__}", found["daemon"][0]["detail"])
         self.assertIn("in use by the daemon", found["database"][0]["detail"])
@@ -300,7 +301,7 @@ class ConfigTests(DaemonCase):
         self.assertIn(f"options.debug is still set, in {project}\n", said)
 
     async def test_a_key_is_read_from_standard_input_into_ones_own_file(self) -> None:
-        child = await self.start(
+        child = await self.spawn(
             *("config", "set", "--global", "providers.p.api_key", "-"), stdin=subprocess.PIPE
         )
         assert child.process.stdin is not None

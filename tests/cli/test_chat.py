@@ -1,4 +1,5 @@
-"""`crushlite chat` in a real terminal, against an agent whose every move the test decides."""
+"""`crushlite chat` against an agent whose every move the test decides: in a window of this process,
+and in a terminal of its own where the test is about terminals, keys and signals."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import stat
 import subprocess
 from typing import TYPE_CHECKING
 
+from crushlite.protocol.runs import RunComplete
 from tests.support.cli import PATIENCE, ChatCase, CommandCase, Relay, ScriptedCase
 from tests.support.terminal import COMMAND, Terminal
 
@@ -22,7 +24,7 @@ HOSTILE = "A\x1b[31mB\x1b[2J\x1b]0;owned\x07C\x07D\x9b2JE\u202efdp.exe\u202cF\rG
 
 class ConversationTests(ChatCase):
     async def test_an_answer_streams_in_above_the_input_line(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         run = await self.asked(terminal, "hello")
         self.assertTrue(run.turn.interactive)
         await run.say("one ")
@@ -61,6 +63,8 @@ class ConversationTests(ChatCase):
         self.assertNotIn("line 2", seen)
         run.release()
         await self.idle(terminal)
+        terminal.enter("/show 2")
+        await terminal.shows("no item 2")
         terminal.enter("/show 1")
         await terminal.shows("[1] bash\ncommand: make test\n\nline 1\nline 2\nline 3\n")
 
@@ -83,7 +87,21 @@ class ConversationTests(ChatCase):
         run = await self.asked(terminal, "again", 2)
         await run.say("better")
         run.release()
-        await terminal.shows("\nbetter\n")
+        seen = await terminal.shows("\nbetter\n")
+        self.assertEqual(seen.count("out of luck"), 1)
+
+    async def test_an_error_that_no_message_shows_is_shown_when_the_run_ends(self) -> None:
+        """As that of an ending that could not be saved."""
+        terminal = await self.chat()
+        run = await self.asked(terminal, "hello")
+        await run.say("well")
+        run.release()
+        await self.idle(terminal)
+        ending = RunComplete(
+            run.turn.session_id, "m", run.turn.run_id, error="not saved: disk full"
+        )
+        self.daemon.backend.everything()[0].workspace.hub.publish("updated", ending)
+        await terminal.shows("\n✗ not saved: disk full\n")
 
     async def test_what_others_do_in_the_session_is_shown_once(self) -> None:
         terminal = await self.chat()
@@ -111,7 +129,7 @@ class ConversationTests(ChatCase):
         self.assertNotIn("elsewhere", await terminal.shows("\nhere\n"))
 
     async def test_hostile_output_is_harmless_and_still_readable(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         run = await self.asked(terminal, "hello")
         await run.say(HOSTILE)
         call = await run.do(lambda turn: turn.tool_call("x", '{"command": "\\u001b[2J"}'))
@@ -128,7 +146,7 @@ class ConversationTests(ChatCase):
 
     async def test_no_colour_is_respected(self) -> None:
         self.env["NO_COLOR"] = "1"
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         run = await self.asked(terminal, "hello")
         run.fail("red")
         await terminal.shows("red")
@@ -137,7 +155,7 @@ class ConversationTests(ChatCase):
 
 class WorkTests(ChatCase):
     async def test_ctrl_c_cancels_and_the_chat_goes_on(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         run = await self.asked(terminal, "hello")
         await run.say("half an ans")
         await terminal.shows("half an ans")
@@ -163,7 +181,7 @@ class WorkTests(ChatCase):
         self.assertEqual(await terminal.ends(), 0)
 
     async def test_ctrl_c_twice_leaves_an_idle_chat(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         terminal.press("\x03")
         await terminal.shows("Ctrl-C again leaves")
         terminal.press("\x03")
@@ -171,7 +189,7 @@ class WorkTests(ChatCase):
         self.assertTrue(terminal.echoes)
 
     async def test_a_second_ctrl_c_leaves_a_run_that_does_not_end(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         run = await self.asked(terminal, "hello")
         stubborn = asyncio.Event()
 
@@ -189,7 +207,7 @@ class WorkTests(ChatCase):
         stubborn.set()
 
     async def test_ctrl_d_leaves_and_gives_the_terminal_back(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         self.assertFalse(terminal.echoes)
         terminal.press("\x04")
         self.assertEqual(await terminal.ends(), 0)
@@ -205,7 +223,7 @@ class WorkTests(ChatCase):
         self.assertEqual(await terminal.ends(), 0)
 
     async def test_a_closed_window_ends_the_chat(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         anna = await self.daemon.join()
         run = await self.asked(terminal, "hello")
         terminal.hang_up()
@@ -263,7 +281,7 @@ class WorkTests(ChatCase):
         self.assertIn("\n$ echo one; echo two; exit 3\none\ntwo\nexit code 3\n", seen)
 
     async def test_ctrl_c_ends_a_command_of_ones_own(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         os.mkfifo(self.project / "begun")
         terminal.enter("!echo yes > begun; sleep 600")
         await asyncio.to_thread((self.project / "begun").read_text)
@@ -353,7 +371,7 @@ class SessionTests(ChatCase):
         self.assertEqual((await self.daemon.entered(2)).prompt, "hello again")
 
     async def test_a_paste_of_several_lines_is_one_prompt(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         terminal.press("\x1b[200~one\r\n\ttwo\x1b[201~")
         await terminal.shows("> one⏎ two")
         terminal.press("\r")
@@ -387,7 +405,7 @@ class SessionTests(ChatCase):
 class ConnectionTests(ChatCase):
     async def test_after_a_cut_nothing_is_missing_and_nothing_is_there_twice(self) -> None:
         relay = await self.enterAsyncContext(Relay(self.root / "relay.sock", self.daemon.socket))
-        terminal = await self.chat(host=f"--host=unix://{relay.path}")
+        terminal = await self.chat_process(host=f"--host=unix://{relay.path}")
         run = await self.asked(terminal, "hello")
         await run.say("one ")
         await terminal.shows("\none\n")
@@ -402,24 +420,23 @@ class ConnectionTests(ChatCase):
 
 
 class RestartTests(CommandCase):
-    """A daemon of its own, with the offline agent, that is killed in the middle of an answer."""
+    """A daemon process with the offline agent is killed in the middle of an answer."""
 
     async def asyncSetUp(self) -> None:
         daemon = await self.serve(self.socket)
         self.addCleanup(self.end_daemon, self.socket)
-        self.window = await self.terminal("chat", "--agent=offline")
-        await self.window.shows("/help lists")
+        self.window = await self.chat("--agent=offline")
         self.window.enter("hello")
         await self.window.shows("\nYou said: hello\n")
-        self.window.enter("//slow 600")
-        await self.window.shows("\n1 2")
+        self.window.enter("begun\\\r/slow 600")
+        await self.window.shows("\nYou said: begun\n")
         daemon.process.kill()
         await daemon.end()
         await self.window.shows("not connected")
 
     def check(self, seen: str, *more: str) -> None:
-        """Nothing is missing, nothing is there twice."""
-        told = ("You said: hello", "> /slow 600", "connected again", "\n1 2")
+        """Insist that each of these is there once."""
+        told = ("You said: hello", "\n  /slow 600", "connected again", "You said: begun")
         for once in (*told, "✗ interrupted: the daemon stopped", *more):
             self.assertEqual(seen.count(once), 1, once)
 
@@ -439,7 +456,7 @@ class SizeTests(ChatCase):
     async def test_a_change_of_size_tears_nothing(self) -> None:
         # Nothing runs, so that only a change of size makes it draw: what was drawn for the old
         # size and arrives in the new one looks torn in any terminal.
-        terminal = await self.chat(columns=80)
+        terminal = await self.chat_process(columns=80)
         terminal.enter("/help")
         await terminal.shows(lambda seen: seen.endswith("in the next one.\n\n>"))
         before = terminal.seen.removesuffix(">")
@@ -464,7 +481,7 @@ class SizeTests(ChatCase):
             self.assertEqual(seen.count("first"), 1)
 
     async def _emulated(self) -> Terminal:
-        return await self.chat()
+        return await self.chat_process()
 
     async def _scene(self, terminal: Terminal | Tmux) -> str:
         number = len(self.daemon.agent.runs) + 1
@@ -482,7 +499,8 @@ class SizeTests(ChatCase):
 
 
 class Tmux:
-    """The same scene in tmux. It tells when something was written, so that nobody has to poll."""
+    """The same scene in tmux. A pipe from the pane says when something was written, so that no test
+    has to poll."""
 
     def __init__(self, socket: str) -> None:
         self._tmux = ("tmux", "-L", socket, "-f", "/dev/null")
@@ -541,10 +559,7 @@ class PipeTests(ScriptedCase):
     """Without a terminal: lines in, answers out."""
 
     async def test_each_line_is_a_prompt_of_one_session(self) -> None:
-        child = await self.start("chat", self.host, stdin=subprocess.PIPE)
-        assert child.process.stdin is not None
-        child.process.stdin.write(b"one\n\n/help\ntwo")
-        child.process.stdin.close()
+        child = await self.start("chat", self.host, stdin=b"one\n\n/help\ntwo")
         for number, prompt in enumerate(("one", "/help", "two"), 1):
             run = await self.daemon.entered(number)
             self.assertEqual(run.prompt, prompt)
@@ -555,10 +570,7 @@ class PipeTests(ScriptedCase):
         self.assertEqual(len({run.turn.session_id for run in self.daemon.agent.runs}), 1)
 
     async def test_a_failure_is_told_on_standard_error_and_the_rest_is_asked(self) -> None:
-        child = await self.start("chat", self.host, "-q", stdin=subprocess.PIPE)
-        assert child.process.stdin is not None
-        child.process.stdin.write(b"one\ntwo\n")
-        child.process.stdin.close()
+        child = await self.start("chat", self.host, "-q", stdin=b"one\ntwo\n")
         (await self.daemon.entered(1)).fail("out of luck")
         run = await self.daemon.entered(2)
         await run.say("fine")
@@ -567,7 +579,7 @@ class PipeTests(ScriptedCase):
         self.assertEqual(child.errors, "crushlite: ScriptedFailure: out of luck\n")
 
     async def test_a_signal_cancels_and_leaves_though_input_may_come(self) -> None:
-        child = await self.start("chat", self.host, stdin=subprocess.PIPE)
+        child = await self.spawn("chat", self.host, stdin=subprocess.PIPE)
         assert child.process.stdin is not None
         child.process.stdin.write(b"one\n")
         run = await self.daemon.entered(1)

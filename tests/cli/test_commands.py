@@ -1,8 +1,9 @@
-"""Commands about what goes on: `ps`, `watch`, `sessions`, `cancel`, `grant`, as real processes."""
+"""Commands about what goes on: `ps`, `watch`, `sessions`, `cancel`, `grant`."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
 import os
@@ -26,10 +27,10 @@ MINE = {
 
 
 class Case(ScriptedCase):
-    """A daemon in this process, and commands that are pointed at it."""
+    """A daemon in this process, and commands that use it."""
 
     async def call(self, *arguments: str) -> tuple[int, str, str]:
-        """Run a command to its end: exit code, standard output, standard error."""
+        """Call a command; returns its exit code, standard output and standard error."""
         child = await self.start(arguments[0], self.host, *arguments[1:])
         code, printed = await child.end()
         return code, printed, child.errors
@@ -58,18 +59,18 @@ class HelpTests(CommandCase):
                 self.assertIn(f"examples:\n  crushlite {name}", printed)
 
     async def test_without_a_daemon_commands_say_so(self) -> None:
-        for name, code, words in (
+        expected = (
             ("ps", 1, "no daemon at"),
             ("cancel", 1, "nothing is running"),
             ("grant", 1, "nobody asks for anything"),
             ("stop", 0, "no daemon at"),
             ("logs", 1, "no log at"),
-        ):
-            child = await self.start(name)
-            ended, printed = await child.end()
+        )
+        ended = await asyncio.gather(*(self.run_process(name) for name, _, _ in expected))
+        for (name, code, words), (found, printed, errors) in zip(expected, ended, strict=True):
             with self.subTest(name):
-                self.assertEqual((ended, words in printed + child.errors), (code, True))
-                self.assertFalse(self.socket.exists())
+                self.assertEqual((found, words in printed + errors), (code, True))
+        self.assertFalse(self.socket.exists())
 
 
 class PsTests(Case):
@@ -98,7 +99,7 @@ class PsTests(Case):
 
 
 class NarrowTests(Case):
-    """Lists in a terminal of 40 columns: a row is a line, and says which it is."""
+    """Lists in a terminal of 40 columns: each row takes one line, and begins with its id."""
 
     async def printed(self, *arguments: str) -> list[str]:
         terminal = await self.terminal(arguments[0], self.host, *arguments[1:], columns=40)
@@ -139,7 +140,7 @@ class CancelTests(Case):
     async def test_what_is_at_work_here_is_canceled_with_a_receipt(self) -> None:
         anna, session, run = await self.at_work()
         queued = (await anna.prompt(session, "next", when_busy="queue")).json["run_id"]
-        code, printed, _ = await self.call("cancel", "--wait")
+        code, printed, _ = await self.run_process("cancel", self.host, "--wait")
         self.assertEqual(code, 0)
         self.assertEqual(printed, f"{run.turn.run_id}  was active\n{queued}  was queued\n")
         self.assertTrue(run.canceled)
@@ -212,7 +213,7 @@ class GrantTests(Case):
 
     async def test_it_is_allowed(self) -> None:
         _, request, verdict = await self.asked()
-        code, printed, _ = await self.call("grant", request[:8])
+        code, printed, _ = await self.run_process("grant", self.host, request[:8])
         self.assertEqual((code, printed), (0, "allowed: bash ls ?[8m-a\n"))
         self.assertTrue(await verdict)
 
@@ -241,7 +242,8 @@ class GrantTests(Case):
         self.assertIn("no open request", errors)
 
     async def test_whoever_comes_second_is_told_so_and_fails(self) -> None:
-        """Between our look and our answer: no process can be made to lose that race."""
+        """Another answer comes between the look and ours: no real command can be made to lose that
+        race."""
         late = mock.AsyncMock()
         late.grant.return_value = Resolution(False, "bert")
         options = argparse.Namespace(deny=False, session=False, reason="", json=False)
@@ -344,7 +346,7 @@ class SessionsTests(Case):
 class WatchTests(Case):
     async def test_what_happens_is_told_in_lines(self) -> None:
         anna = await self.daemon.join()
-        child = await self.start("watch", self.host)
+        child = await self.spawn("watch", self.host)
         await child.notes("watching")
         session = await anna.session("the parser")
         await anna.prompt(session, "hello \x1b[2J there")

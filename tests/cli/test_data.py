@@ -1,4 +1,4 @@
-"""`undo`, `backup` and `gc` as people type them, against a daemon that is really there."""
+"""`undo`, `backup` and `gc`, against a daemon in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import stat
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from crushlite.cli.gc import age, size
+from crushlite.cli.gc import age
+from crushlite.cli.text import size
 from crushlite.clock import SystemClock
 from crushlite.store import Stores
 from crushlite.store.runs import list_runs
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crushlite.testing import Participant
-    from tests.support.cli import Child
+    from tests.support.cli import Call
 
 
 class DataCase(ScriptedCase):
@@ -28,25 +29,25 @@ class DataCase(ScriptedCase):
         self.session = await self.anna.session()
         self.runs = 0
 
-    async def crushlite(self, *arguments: str, stdin: Any = subprocess.DEVNULL) -> Child:
-        child = await self.start(arguments[0], self.host, *arguments[1:], stdin=stdin)
-        await child.end()
-        return child
+    async def crushlite(self, *arguments: str) -> Call:
+        call = await self.start(arguments[0], self.host, *arguments[1:])
+        await call.end()
+        return call
 
     async def done(self, *arguments: str) -> str:
-        """What a command that must succeed prints."""
-        child = await self.crushlite(*arguments)
-        self.assertEqual(child.process.returncode, 0, child)
-        return child.out.decode()
+        """Call a command that must succeed; returns what it prints."""
+        call = await self.crushlite(*arguments)
+        self.assertEqual(await call.code(), 0, call)
+        return call.out.decode()
 
     async def refused(self, *arguments: str, code: int = 1) -> str:
-        """What a command that must fail says."""
-        child = await self.crushlite(*arguments)
-        self.assertEqual(child.process.returncode, code, child)
-        return child.errors
+        """Call a command that must fail; returns what it says."""
+        call = await self.crushlite(*arguments)
+        self.assertEqual(await call.code(), code, call)
+        return call.errors
 
     async def ran(self, *commands: str) -> str:
-        """A run of commands; its id."""
+        """Have a run carry out shell commands; returns its id."""
         self.runs += 1
         run_id = str((await self.anna.prompt(self.session, "hello")).json["run_id"])
         run = await self.daemon.entered(self.runs)
@@ -81,7 +82,7 @@ class DataCase(ScriptedCase):
 
 class UndoTests(DataCase):
     async def changed(self) -> str:
-        """A run that edits, creates and deletes."""
+        """Have a run edit, create and delete files; returns its id."""
         self.write("edited.py", "one\ntwo\n", 0o755)
         self.write("deep/deleted.py", "gone\n", 0o600)
         self.before = self.tree()
@@ -234,7 +235,7 @@ class BackupTests(DataCase):
 
 class ThinkingTests(DataCase):
     async def test_the_workspace_waits_for_whoever_thinks_about_an_answer(self) -> None:
-        """A client without a stream is taken for gone after a while, however short."""
+        """A client without an event stream counts as gone after a while."""
         terminal = await self.terminal("sessions", self.host, "delete", "last")
         await terminal.hears("[y/N] ")
         clients = self.daemon.backend.claims.clients(self.anna.workspace["id"])
@@ -247,21 +248,19 @@ class ThinkingTests(DataCase):
 class AloneTests(CommandCase):
     async def test_without_a_daemon(self) -> None:
         child = await self.start("backup", str(self.root / "copy.db"))
-        await child.end()
-        self.assertEqual(child.process.returncode, 1)
+        self.assertEqual((await child.end())[0], 1)
         self.assertIn("there is no database", child.errors)
         stores = Stores(clock=SystemClock(), boot_id="b")
         await stores.release(await stores.open(self.project / ".crushlite"))
-        child = await self.start("backup", str(self.root / "copy.db"))
-        code, told = await child.end()
-        self.assertEqual(code, 0, child)
+        code, told, errors = await self.run_process("backup", str(self.root / "copy.db"))
+        self.assertEqual(code, 0, errors)
         self.assertIn("0 sessions, 0 messages, checked", told)
         self.assertFalse(self.socket.exists())
 
 
 class CollectTests(DataCase):
     async def aged(self, *sessions: str, days: float = 40) -> None:
-        """As if they had not been used for so long."""
+        """Make sessions look as if they had not been used for so long."""
         store = self.daemon.backend.get(self.anna.workspace["id"]).store.store
         at = int(self.daemon.clock.now() - days * 86400)
 

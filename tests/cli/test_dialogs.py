@@ -1,4 +1,4 @@
-"""`crushlite chat` when somebody is asked: permissions and questions, in a real terminal."""
+"""`crushlite chat` when it asks its user: permissions and questions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.support.cli import ChatCase
 
 if TYPE_CHECKING:
     from crushlite.agent.scripted import ScriptedRun
-    from tests.support.terminal import Terminal
+    from tests.support.terminal import Shown
 
 ALLOW = "allow? [y/n/always]"
 
 
 class PermissionTests(ChatCase):
-    async def request(self, terminal: Terminal, **params: Any) -> tuple[ScriptedRun, Any]:
-        """A permission request that is shown, and its verdict to come."""
+    async def request(self, terminal: Shown, **params: Any) -> tuple[ScriptedRun, Any]:
+        """A run, and the future answer to its permission request, which is shown."""
         run = await self.asked(terminal, "hello", len(self.daemon.agent.runs) + 1)
         params = params or {"command": "make"}
         verdict = run.begin(
@@ -26,7 +26,7 @@ class PermissionTests(ChatCase):
         return run, verdict
 
     async def test_yes_allows_it_once(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         run, verdict = await self.request(terminal)
         self.assertIn("? bash (execute)\n  command: make\n", terminal.seen)
         terminal.enter("y")
@@ -83,20 +83,20 @@ class PermissionTests(ChatCase):
         await anna.grant(request.payload)
         self.assertTrue(await verdict)
         await terminal.shows("· answered elsewhere: allowed\n")
-        # Somebody who was about to answer does not send a prompt instead.
+        # A user who was about to answer does not send a prompt instead.
         terminal.enter("y")
         await terminal.shows("answered already, so this was not sent: y")
         self.assertEqual(len(self.daemon.agent.runs), 1)
 
     async def test_a_draft_survives_a_request_and_is_no_answer_to_it(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         anna = await self.daemon.join()
         run = await self.asked(terminal, "hello")
         terminal.press("a draft that ends with ")
         await terminal.shows("> a draft that ends with")
         verdict = run.begin(lambda turn: turn.permission("bash", "execute"))
         await terminal.shows(lambda seen: seen.endswith(ALLOW))
-        terminal.enter("y")  # by somebody who may not have seen it
+        terminal.enter("y")  # by a user who may not have seen it
         await terminal.shows("please answer it first; your text is kept")
         self.assertFalse(verdict.done())
         request = await anna.events.wait_for("permission_request")
@@ -143,7 +143,7 @@ class PermissionTests(ChatCase):
 
 
 class QuestionTests(ChatCase):
-    async def ask(self, terminal: Terminal, *questions: Question) -> Any:
+    async def ask(self, terminal: Shown, *questions: Question) -> Any:
         run = await self.asked(terminal, "hello")
         return run.begin(lambda turn: turn.ask(list(questions)))
 
@@ -156,7 +156,7 @@ class QuestionTests(ChatCase):
         return Question("q1", kind, "", "Which colour?", "Paint it.", choices)
 
     async def test_a_choice_is_made_by_number(self) -> None:
-        terminal = await self.chat()
+        terminal = await self.chat_process()
         answers = await self.ask(terminal, self.choice("single_choice"))
         seen = await terminal.shows(lambda seen: seen.endswith("your answer:"))
         self.assertIn("  Paint it.\n  1  Red: hot\n  2  Green: x\n  3  Blue: y\n", seen)

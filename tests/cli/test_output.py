@@ -10,9 +10,8 @@ from typing import Any
 from unittest import mock
 
 from crushlite import cli
-from crushlite.cli import common
-from crushlite.cli.follow import Narrator
-from crushlite.cli.output import JSONOutput, TextOutput
+from crushlite.cli import common, text as words
+from crushlite.cli.follow import JSONOutput, RunNotes, TextOutput
 from crushlite.cli.tables import clip, shorten, table
 from crushlite.client import Lost
 from crushlite.protocol.events import Envelope
@@ -92,7 +91,7 @@ class TextTests(unittest.TestCase):
         text = "red \x1b[31m\x07\ttab\nline\x9b \u202eesrever\u2066"
         self.assertEqual(self.printed(said("a", text)), text)
         self.output = TextOutput("S", terminal=True)
-        self.assertEqual(self.printed(said("a", text)), "red [31m\ttab\nline esrever")
+        self.assertEqual(self.printed(said("a", text)), "red \ttab\nline esrever")
 
 
 class JSONTests(unittest.TestCase):
@@ -108,15 +107,15 @@ class JSONTests(unittest.TestCase):
         self.assertEqual(lines[1]["payload"]["payload"]["parts"][0]["data"]["text"], "caf\u00e9")
 
 
-class NarratorTests(unittest.TestCase):
+class NotesTests(unittest.TestCase):
     def setUp(self) -> None:
         self.progress = mock.Mock()
-        self.narrator = Narrator(self.progress)
+        self.notes = RunNotes(self.progress)
 
     def told(self, *payloads: object) -> tuple[list[str], str]:
-        """The notes so far, and what is said to go on now."""
+        """The notes so far, and the present status."""
         for payload in payloads:
-            self.narrator.take(payload)
+            self.notes.take(payload)
         notes = [call.args[0] for call in self.progress.say.call_args_list]
         return notes, self.progress.doing.call_args.args[0]
 
@@ -153,7 +152,7 @@ class Terminal(io.StringIO):
 class StyleTests(unittest.TestCase):
     def painted(self, stream: io.StringIO, **env: str) -> str:
         with mock.patch.dict("os.environ", env, clear=True):
-            return common.Style(stream).red("x")
+            return words.Style(stream).red("x")
 
     def test_colours_are_for_terminals_that_want_them(self) -> None:
         self.assertEqual(self.painted(Terminal(), TERM="xterm"), "\x1b[31mx\x1b[0m")
@@ -165,11 +164,11 @@ class StyleTests(unittest.TestCase):
 
     def test_without_colours_a_line_can_still_be_drawn_again(self) -> None:
         with mock.patch.dict("os.environ", {"TERM": "xterm", "NO_COLOR": "1"}):
-            self.assertTrue(common.Style(Terminal()).moves)
+            self.assertTrue(words.Style(Terminal()).moves)
 
     def test_a_table_is_aligned_by_what_is_seen(self) -> None:
         rows = [("a", "one\ntwo"), ("\u65e5\u672c", "x"), ("e\u0301e", "\x1b[2J")]
-        text = table(rows, ("ID", "SAID"), common.Style(None))
+        text = table(rows, ("ID", "SAID"), words.Style(None))
         lines = ["ID    SAID", "a     one two", "\u65e5\u672c  x", "e\u0301e    ?[2J"]
         self.assertEqual(text.splitlines(), lines)
 
@@ -178,7 +177,7 @@ class StyleTests(unittest.TestCase):
     ) -> list[str]:
         heads = ("ID", "USED", "DIRECTORY", "SAID")[: len(rows[0])]
         with mock.patch.dict("os.environ", {"COLUMNS": str(columns), "TERM": "dumb"}):
-            return table(rows, heads, common.Style(Terminal()), spare).splitlines()
+            return table(rows, heads, words.Style(Terminal()), spare).splitlines()
 
     def test_on_a_terminal_a_row_is_a_line(self) -> None:
         long = "\u65e5\u672c " * 30
@@ -186,7 +185,7 @@ class StyleTests(unittest.TestCase):
         for columns in (20, 40, 80, 100):
             lines = self.narrow(columns, row)
             self.assertEqual(len(lines), 2)
-            self.assertTrue(all(common.width(line) <= columns for line in lines), lines)
+            self.assertTrue(all(words.width(line) <= columns for line in lines), lines)
             self.assertTrue(lines[1].startswith("12345678  "), "an id is whole")
             self.assertTrue(lines[1].endswith("\u2026"))
         self.assertIn("/parser  ", self.narrow(40, row)[1], "of a path its name is left")
@@ -207,7 +206,7 @@ class StyleTests(unittest.TestCase):
 
     def test_without_a_terminal_nothing_is_cut(self) -> None:
         with mock.patch.dict("os.environ", {"COLUMNS": "20"}):
-            text = table([("12345678", "x" * 150)], ("ID", "SAID"), common.Style(None), ("ID",))
+            text = table([("12345678", "x" * 150)], ("ID", "SAID"), words.Style(None), ("ID",))
         self.assertEqual(text, f"ID        SAID\n12345678  {'x' * 150}")
 
     def test_a_painted_line_is_cut_by_what_is_seen(self) -> None:
@@ -221,10 +220,10 @@ class StyleTests(unittest.TestCase):
     def test_times_are_told_in_few_words(self) -> None:
         spans = (0.04, 0.44, 12.9, 185, 7800, 356400)
         told = ["0.0 s", "0.4 s", "12 s", "3 min 5 s", "2 h 10 min", "4 d 3 h"]
-        self.assertEqual([common.elapsed(span) for span in spans], told)
-        past = [common.ago(1000 - span, 1000) for span in (-5, 1, 30, 90)]
+        self.assertEqual([words.elapsed(span) for span in spans], told)
+        past = [words.ago(1000 - span, 1000) for span in (-5, 1, 30, 90)]
         self.assertEqual(past, ["now", "now", "30 s ago", "1 min ago"])
-        self.assertEqual([common.ago(0, t) for t in (7200, 200000)], ["2 h ago", "2 d ago"])
+        self.assertEqual([words.ago(0, t) for t in (7200, 200000)], ["2 h ago", "2 d ago"])
 
     def test_seconds_are_read_strictly(self) -> None:
         self.assertEqual([common.seconds("0"), common.seconds("2.5")], [0.0, 2.5])

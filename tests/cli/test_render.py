@@ -15,32 +15,38 @@ from crushlite.cli.chat_dialogs import PermissionDialog, QuestionDialog, looks_l
 from crushlite.cli.chat_history import KEPT, HistoryFile, history_path
 from crushlite.cli.chat_lines import LineEditor, Pressed
 from crushlite.cli.chat_screen import Screen, wrapped
-from crushlite.cli.chat_view import ChatTranscript
+from crushlite.cli.chat_view import ChatView, Item
 from crushlite.cli.lookup import choose
+from crushlite.cli.markdown import markdown
 from crushlite.cli.render import (
+    Requests,
+    ShownMessages,
     arguments,
+    brief_line,
     call_line,
-    clean,
-    cut,
     ending_words,
+    reading_lines,
     request_lines,
+    request_words,
     result_words,
-    visible,
 )
-from crushlite.cli.render_markdown import markdown
+from crushlite.cli.text import Style, clean, cut, visible
 from crushlite.client import SessionExport
 from crushlite.errors import CrushliteError
 from crushlite.protocol.messages import (
+    BinaryPart,
     FinishPart,
     Message,
+    Part,
     ReasoningPart,
     ShellCommandPart,
     TextPart,
     ToolCallPart,
+    ToolOutput,
     ToolResultPart,
 )
-from crushlite.protocol.permissions import PermissionRequest
-from crushlite.protocol.questions import Choice, Question, QuestionBatch
+from crushlite.protocol.permissions import PermissionNotification, PermissionRequest
+from crushlite.protocol.questions import Choice, Question, QuestionBatch, QuestionNotification
 from crushlite.protocol.sessions import File, Session
 from tests.support.terminal import Emulator
 
@@ -153,6 +159,115 @@ class MarkdownTests(unittest.TestCase):
         self.assertIn("\n*canceled*\n\n## You\n\n```\n$ ls\na\n[exit code 0]\n```\n", text)
         self.assertTrue(text.endswith("## Files\n\n- `a.py`\n"))
         self.assertEqual(text.count("## Assistant"), 1)
+
+
+class ShownTests(unittest.TestCase):
+    """What is new in messages, and the lines that `watch` and `sessions show` make of it."""
+
+    def setUp(self) -> None:
+        self.shown = ShownMessages()
+
+    def message(self, ident: str, role: str, *parts: Part) -> Message:
+        return Message(ident, role, "s", list(parts))
+
+    def tags(self, message: Message, *, final: bool = False) -> list[str]:
+        return [new.part.tag for new in self.shown.take(message, final=final)]
+
+    def test_a_part_is_new_once_and_when_it_is_complete(self) -> None:
+        call = ToolCallPart("c", "bash", "{")
+        thinking, text = ReasoningPart("hm"), TextPart("I look.")
+        self.assertEqual(self.tags(self.message("a", "assistant", thinking)), [])
+        states = ([thinking, text], [thinking, text, call])
+        found = [self.tags(self.message("a", "assistant", *state)) for state in states]
+        self.assertEqual(found, [["reasoning", "text"], []])
+        call.finished = True
+        ended = self.message("a", "assistant", thinking, text, call, FinishPart("tool_use"))
+        self.assertEqual([self.tags(ended) for _ in range(2)], [["tool_call", "finish"], []])
+
+    def test_what_is_there_counts_as_complete_when_nothing_more_comes(self) -> None:
+        call = ToolCallPart("c", "bash", "{")
+        message = self.message("a", "assistant", ReasoningPart("hm"), call)
+        self.assertEqual(self.tags(message, final=True), ["reasoning", "tool_call"])
+
+    def test_a_text_that_another_part_comes_before_is_not_new_again(self) -> None:
+        self.tags(self.message("a", "assistant", TextPart("one")))
+        later = self.message("a", "assistant", ReasoningPart("hm"), TextPart("one two"))
+        texts = [new.part.text for new in self.shown.take(later) if isinstance(new.part, TextPart)]
+        self.assertEqual(texts, [" two"])
+
+    def test_a_call_runs_until_its_result_or_the_end_of_its_run(self) -> None:
+        for number, reason in enumerate(("tool_use", "canceled")):
+            call = ToolCallPart(f"c{number}", "bash", '{"command": "make"}', finished=True)
+            self.tags(self.message(f"a{number}", "assistant", call))
+            self.shown.output(ToolOutput("s", call.id, "one\n\x1b[2Jtwo\n\n"))
+            self.assertEqual(self.shown.activity, "bash make → two")
+            self.tags(self.message(f"a{number}", "assistant", call, FinishPart(reason)))
+            running = "bash make → two" if reason == "tool_use" else ""
+            self.assertEqual(self.shown.activity, running)
+            result = self.message(f"t{number}", "tool", ToolResultPart(call.id, "bash", "x"))
+            (new,) = self.shown.take(result)
+            self.assertEqual((new.call, self.shown.activity), (call, ""))
+
+    def test_an_error_is_known_as_shown_by_the_end_of_its_message(self) -> None:
+        finish = FinishPart("error", 0, "Oops", "it broke")
+        self.tags(self.message("a", "assistant", finish))
+        for message_id, error, shown in (
+            ("a", "it broke", True),
+            ("a", "not saved: disk full; it broke", False),
+            ("", "it broke", False),
+        ):
+            self.assertEqual(self.shown.error_shown(message_id, error), shown)
+
+    def test_lines_for_reading_and_in_brief(self) -> None:
+        call = ToolCallPart("c", "bash", '{"command": "make"}', finished=True)
+        picture, shell = BinaryPart("/a.png", "image/png"), ShellCommandPart("ls", "a\nb\n", 2)
+        failed = ToolResultPart("c", "bash", "bad\nworse", is_error=True)
+        messages = (
+            self.message("u", "user", TextPart("one\ntwo"), picture, FinishPart("stop")),
+            self.message("x", "user", shell, FinishPart("stop")),
+            self.message("a", "assistant", TextPart("I look."), call, FinishPart("tool_use")),
+            self.message("t", "tool", failed, FinishPart("stop")),
+            self.message("b", "assistant", FinishPart("canceled")),
+        )
+        style, found = Style(None), [new for m in messages for new in self.shown.take(m)]
+        reading = [line for new in found for line in reading_lines(new, style)]
+        self.assertEqual(
+            reading,
+            [
+                *("", "> one", "  two", "(attached: /a.png)"),
+                *("", "$ ls", "a", "b", "exit code 2"),
+                *("", "I look.", "  * bash make", "    failed: bad (+1 line)", "  ! canceled"),
+            ],
+        )
+        brief = [line for new in found if (line := brief_line(new, style))]
+        self.assertEqual(
+            brief,
+            [
+                *("> one two", "$ ls (exit code 2)", "tool bash make", "I look."),
+                *("  failed: bad (+1 line)", "canceled"),
+            ],
+        )
+
+
+class RequestTests(unittest.TestCase):
+    def test_a_request_is_new_once_and_answered_once(self) -> None:
+        requests = Requests()
+        asked = PermissionRequest("p", "s", "c", "bash", params={"command": "ls"})
+        batch = QuestionBatch("b", "s", "d", [Question("q", question="Sure?")])
+        found = [requests.take(each) for each in (asked, asked, batch)]
+        self.assertEqual(found, [(asked, "asked"), None, (batch, "asked")])
+        self.assertIs(requests.first, asked)
+        self.assertEqual([request_words(each) for each in (asked, batch)], ["bash ls", "Sure?"])
+        answers = (
+            PermissionNotification("c"),
+            PermissionNotification("c", granted=True),
+            PermissionNotification("c", denied=True),
+            QuestionNotification("b"),
+            QuestionNotification("b"),
+        )
+        verdicts = [requests.take(each) for each in answers]
+        self.assertEqual(verdicts, [None, (asked, "allowed"), None, (batch, "closed"), None])
+        self.assertIsNone(requests.first)
 
 
 class EditorTests(unittest.TestCase):
@@ -317,6 +432,11 @@ class ScreenTests(ScreenCase):
         expected = "> hello\n\nan answer\n\nmore\n\n✓ tool one\n✓ tool two\n\n> typing"
         self.assertEqual(self.seen(), expected)
 
+    def test_line_breaks_in_front_of_an_answer_are_left_out(self) -> None:
+        for piece in ("\n", "\n\n", "\nan answer", "\n\nand more"):
+            self.screen.stream(piece)
+        self.assertEqual(self.seen(), "an answer\n\nand more\n\n>")
+
     def test_an_aside_does_not_break_a_line_that_streams(self) -> None:
         self.screen.stream("half a ")
         self.screen.aside(["· a note"])
@@ -383,11 +503,11 @@ class ScreenTests(ScreenCase):
         self.assertEqual(self.seen(), "half a line\n")
 
 
-class TranscriptTests(ScreenCase):
+class ViewTests(ScreenCase):
     def setUp(self) -> None:
         super().setUp()
         self.columns = self.emulator.columns = 60
-        self.transcript = ChatTranscript(self.screen)
+        self.view = ChatView(self.screen)
 
     def said(self, ident: str, text: str, finish: str = "") -> Message:
         parts = [TextPart(text), *([FinishPart(finish)] if finish else [])]
@@ -404,33 +524,32 @@ class TranscriptTests(ScreenCase):
         ]
         for _ in range(3):
             for message in states:
-                self.transcript.take(message)
+                self.view.take(message)
         expected = "> hello\n\none two three\n\ncanc\n\n✗ canceled\n\n>"
         self.assertEqual(self.seen(), expected)
 
     def test_what_is_skipped_is_not_shown_but_goes_on_growing(self) -> None:
-        self.transcript.skip(self.said("a", "old", "end_turn"))
-        self.transcript.skip(self.said("b", "half "))
+        self.view.skip(self.said("a", "old", "end_turn"))
+        self.view.skip(self.said("b", "half "))
         for message in (self.said("a", "old", "end_turn"), self.said("b", "half more")):
-            self.transcript.take(message)
+            self.view.take(message)
         self.assertEqual(self.seen(), "more\n\n>")
 
     def test_an_answer_that_was_erased_is_shown_anew(self) -> None:
         for text in ("wrong", "", "right"):
-            self.transcript.take(self.said("a", text))
+            self.view.take(self.said("a", text))
         self.assertEqual(self.seen(), "wrong\n\n(the answer begins anew)\nright\n\n>")
 
     def test_calls_are_told_while_they_run_and_shown_when_they_are_over(self) -> None:
         call = ToolCallPart("c", "bash", '{"command": "make"}', finished=True)
-        self.transcript.take(Message("a", "assistant", "s", [call]))
-        self.assertEqual((self.transcript.activity, self.seen()), ("bash make", ""))
+        self.view.take(Message("a", "assistant", "s", [call]))
+        self.assertEqual((self.view.activity, self.seen()), ("bash make", ""))
         result = Message("t", "tool", "s", [ToolResultPart("c", "bash", "a\nb")])
         for _ in range(2):
-            self.transcript.take(result)
-        self.assertEqual(self.transcript.activity, "thinking")
+            self.view.take(result)
+        self.assertEqual(self.view.activity, "thinking")
         self.assertEqual(self.seen(), "✓ bash make → 2 lines  /show 1\n\n>")
-        self.assertEqual(self.transcript.item(1), ("bash", ["command: make", "", "a", "b"]))
-        self.assertEqual((self.transcript.item(0), self.transcript.item(2)), (None, None))
+        self.assertEqual(self.view.items, [Item("bash", ["command: make", "", "a", "b"])])
 
 
 class DialogTests(unittest.TestCase):

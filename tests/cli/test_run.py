@@ -1,4 +1,4 @@
-"""`crushlite run` as a process against the scripted agent, and against daemons that go away."""
+"""`crushlite run` against the scripted agent, and against daemons that go away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crushlite.cli.attachments import PROMPT_BYTES
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.questions import Question
 from crushlite.settings import Settings
-from tests.support.cli import PATIENCE, Child, CommandCase, Relay, ScriptedCase
+from tests.support.cli import PATIENCE, Call, Child, CommandCase, Relay, ScriptedCase
 from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 class RunTests(ScriptedCase):
     async def test_an_answer_is_printed_as_it_grows(self) -> None:
-        child, scripted = await self.begun("what", "is", "it?")
+        child, scripted = await self.begun_process("what", "is", "it?")
         self.assertEqual(scripted.prompt, "what is it?")
         self.assertEqual(scripted.turn.env["XDG_RUNTIME_DIR"], str(self.root))
         self.assertFalse(scripted.turn.interactive)
@@ -52,10 +52,8 @@ class RunTests(ScriptedCase):
         self.assertEqual(list(claims._live(anna.workspace["id"]).claims), [anna.id])
 
     async def test_standard_input_comes_before_the_prompt(self) -> None:
-        child = await self.run_it("-q", "explain this", stdin=subprocess.PIPE)
-        assert child.process.stdin is not None
-        child.process.stdin.write("line 1\n  l\u00efne 2\n\n".encode() + b"\xff")
-        child.process.stdin.close()
+        piped = "line 1\n  l\u00efne 2\n\n".encode() + b"\xff"
+        child = await self.run_it("-q", "explain this", stdin=piped)
         scripted = await self.daemon.entered(1)
         self.assertEqual(scripted.prompt, "line 1\n  l\u00efne 2\n\n\ufffd\n\nexplain this")
         scripted.release()
@@ -64,14 +62,14 @@ class RunTests(ScriptedCase):
     async def test_standard_input_alone_is_a_prompt(self) -> None:
         (self.project / "prompt.txt").write_text("from a file\n")
         with (self.project / "prompt.txt").open("rb") as file:
-            child = await self.run_it(stdin=file)
+            child = await self.run_it(stdin=file.fileno())
         scripted = await self.daemon.entered(1)
         self.assertEqual(scripted.prompt, "from a file")
         scripted.release()
         await self.ended(child, 0, "")
 
     async def test_300_run_exit_codes(self) -> None:
-        child, scripted = await self.begun("-q", "hello")
+        child, scripted = await self.begun_process("-q", "hello")
         scripted.fail("out of luck")
         await self.ended(child, 1, "one \n")
         self.assertEqual(child.errors, "crushlite: ScriptedFailure: out of luck\n")
@@ -211,7 +209,7 @@ class AttachmentTests(ScriptedCase):
         anna = await self.daemon.join()
         (self.project / "prompt.txt").write_bytes(b"x" * PROMPT_BYTES)
         with (self.project / "prompt.txt").open("rb") as file:
-            child = await self.run_it(stdin=file)
+            child = await self.run_it(stdin=file.fileno())
         await self.ended(child, 2, "")
         self.assertIn("the prompt would be 33 MiB on its way", child.errors)
         self.assertEqual((await anna.call("GET", "/sessions")).json, [])
@@ -274,7 +272,7 @@ class SessionTests(ScriptedCase):
         session = await anna.session()
         await anna.prompt(session, "first")
         other = await self.daemon.entered(1)
-        child = await self.run_it("--session", session, "second")
+        child = await self.spawn("run", self.host, "--session", session, "second")
         await child.notes("waiting for 1 earlier prompt(s)")
         third = await self.run_it("--session", session, "third")
         await third.notes("waiting for 2 earlier prompt(s)")
@@ -292,7 +290,7 @@ class SessionTests(ScriptedCase):
 
 
 class WaitingTests(ScriptedCase):
-    """What only somebody at another client can answer."""
+    """Requests that are answered in another client."""
 
     async def asked(self, kind: str, **fields: Any) -> tuple[Participant, Any]:
         anna = await self.daemon.join()
@@ -332,7 +330,7 @@ class WaitingTests(ScriptedCase):
 
 
 class RefusalTests(ScriptedCase):
-    """--deny-after: nobody is there, and nobody waits for somebody."""
+    """--deny-after, where the daemon itself would wait for ever."""
 
     settings: Settings | None = Settings(unattended=None)
 
@@ -383,7 +381,7 @@ class RefusalTests(ScriptedCase):
 
 class StopTests(ScriptedCase):
     async def test_ctrl_c_cancels_and_waits_for_the_end(self) -> None:
-        child, scripted = await self.begun("hello")
+        child, scripted = await self.begun_process("hello")
         stopping, leave = asyncio.Event(), asyncio.Event()
 
         async def linger(turn: Turn) -> None:
@@ -403,7 +401,7 @@ class StopTests(ScriptedCase):
         self.assertTrue(scripted.canceled)
 
     async def test_ctrl_c_costs_nobody_else_who_waits_in_the_session(self) -> None:
-        child, scripted = await self.begun("hello")
+        child, scripted = await self.begun_process("hello")
         other = await self.run_it("--session", scripted.turn.session_id, "behind it")
         await other.notes("waiting for 1 earlier prompt(s)")
         child.process.send_signal(signal.SIGINT)
@@ -414,7 +412,7 @@ class StopTests(ScriptedCase):
         await self.ended(other, 0, "still here\n")
 
     async def test_a_second_ctrl_c_leaves_at_once(self) -> None:
-        child, scripted = await self.begun("hello")
+        child, scripted = await self.begun_process("hello")
         stopping, leave = asyncio.Event(), asyncio.Event()
 
         async def linger(turn: Turn) -> None:
@@ -434,11 +432,11 @@ class StopTests(ScriptedCase):
         leave.set()
 
     async def test_a_time_limit_cancels_and_is_exit_code_1(self) -> None:
-        child = await self.run_it("-q", "--timeout", "0.5", "hello")
+        child = await self.run_it("-q", "--timeout", "0.1", "hello")
         await self.ended(child, 1, "")
         # On a slow machine the time may be up before there is a run.
         self.assertTrue(all(scripted.canceled for scripted in self.daemon.agent.runs))
-        self.assertEqual(child.errors, "crushlite: canceled: not done in 0.5 s\n")
+        self.assertEqual(child.errors, "crushlite: canceled: not done in 0.1 s\n")
 
     async def test_when_nobody_reads_the_answer_the_run_is_canceled(self) -> None:
         reader, writer = os.pipe()
@@ -479,7 +477,8 @@ class TornDownTests(LostStreamTests):
     settings: Settings | None = Settings(graces=Graces(detach=0.0))
 
     async def test_a_lost_stream_is_resumed_and_nothing_is_missing(self) -> None:
-        """Here the workspace does not wait for us: what became of the run is read afresh."""
+        """Here the workspace is closed meanwhile, and what became of the run is read from the
+        store."""
         child, scripted = await self.begun("hello")
         scripted.begin(lambda turn: turn.say("two"))
         scripted.begin(lambda turn: asyncio.Event().wait())
@@ -490,18 +489,19 @@ class TornDownTests(LostStreamTests):
 
 
 class KilledTests(CommandCase):
-    async def begun(self, host: Path, **env: str) -> Child:
-        child = await self.start("run", f"--host=unix://{host}", "/slow 3600", **env)
-        await child.prints("1 ")
+    async def begun(self, host: Path) -> Call:
+        child = await self.start("run", f"--host=unix://{host}", "begun\n/slow 3600")
+        await child.prints("You said: begun\n")
         return child
 
     async def test_a_daemon_that_is_killed_ends_the_command_with_a_clear_message(self) -> None:
         host = self.root / "d.sock"
         daemon = await self.serve(host)
-        child = await self.begun(host, CRUSHLITE_READY_TIMEOUT="0.5")
+        self.env["CRUSHLITE_READY_TIMEOUT"] = "0.5"
+        child = await self.begun(host)
         daemon.process.kill()
         code, printed = await child.end()
-        self.assertEqual((code, printed[:2], printed[-1]), (1, "1 ", "\n"))
+        self.assertEqual((code, printed), (1, "You said: begun\n"))
         self.assertIn("the daemon is gone and has taken the run along", child.errors)
         self.assertIn("crushlite run --session ", child.errors)
 

@@ -24,7 +24,7 @@ def lines_drawn(heard: str) -> list[str]:
 
 
 def left_over(heard: str) -> list[str]:
-    """What is still to be seen at the end: a status line that was cleared is not."""
+    """The lines that are still to be seen at the end, without status lines that were cleared."""
     lines = COLOURS.sub("", heard).replace("\r\n", "\n").split("\n")
     return [line.split(CLEAR)[-1] for line in lines]
 
@@ -113,7 +113,7 @@ class ProgressTests(TerminalCase):
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
         await terminal.hears("\n")
-        self.assertEqual(terminal.heard, "]0;owned[2Jred\r\n")
+        self.assertEqual(terminal.heard, "red\r\n")
 
     async def test_a_change_of_size_does_no_harm(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
@@ -187,7 +187,7 @@ class AskingTests(TerminalCase):
 
 class InterruptTests(TerminalCase):
     async def lingering(self, *arguments: str) -> tuple[Terminal, ScriptedRun, asyncio.Event]:
-        """A run that has heard a Ctrl-C and takes its time."""
+        """A run that was canceled with Ctrl-C and does not end until the event is set."""
         terminal, scripted = await self.run_in_terminal(*arguments)
         stopping, leave = asyncio.Event(), asyncio.Event()
 

@@ -1,5 +1,5 @@
-"""The model agent on its own: attempts, limits, tools, usage, histories, summaries, titles, and
-what the model is told beside the conversation."""
+"""The coder on its own: attempts, limits, tools, usage, histories, summaries, titles and the system
+message."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
-from crushlite.coder.coder import CoderOptions
 from crushlite.coder.history import chat_messages, estimated_tokens, valid_input
+from crushlite.coder.loop import CoderOptions
 from crushlite.coder.prompts import SUMMARY, TITLE, context_files, system_prompt
 from crushlite.coder.providers.base import (
     CallPiece,
@@ -58,15 +58,15 @@ from tests.support.model import (
     EchoTool,
     GateTool,
     PlannedProvider,
-    chat_of,
+    chat,
     said,
 )
 from tests.support.turns import SCOPE, SESSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
-    from crushlite.coder.providers.base import Piece
+    from crushlite.coder.providers.base import ModelRequest, Piece
     from crushlite.protocol.messages import Part
     from crushlite.protocol.sessions import Session
     from crushlite.testing.model import Step
@@ -131,12 +131,12 @@ class AttemptTests(CoderBench):
         self.assertEqual((call.input, call.finished), ("{}", True))
         self.assertTrue(result.tool_results[0].is_error)
 
-    async def test_retry_after_is_kept_to(self) -> None:
+    async def test_retry_after_is_respected(self) -> None:
         provider = PlannedProvider([broken(7.5)], [broken()], said("hi"))
         await self.converse(self.coder(provider))
         self.assertEqual(self.naps.slept, [7.5, 2.0])
 
-    async def test_nobody_waits_for_more_than_three_minutes_in_all(self) -> None:
+    async def test_all_pauses_together_last_three_minutes_at_most(self) -> None:
         for waits, slept in (([181.0], []), ([100.0, 81.0], [100.0]), ([100.0, 80.0], [100, 80])):
             with self.subTest(waits):
                 provider = PlannedProvider(*([broken(wait)] for wait in waits), said("hi"))
@@ -148,7 +148,7 @@ class AttemptTests(CoderBench):
                     await self.converse(agent)
                 self.assertEqual(self.naps.slept, slept)
 
-    async def test_what_waiting_does_not_help_is_tried_once(self) -> None:
+    async def test_an_error_that_no_retry_helps_is_tried_once(self) -> None:
         for status in (400, 401, 403, 404):
             with self.subTest(status):
                 script = [Fail(status, f"no: {status}")]
@@ -159,14 +159,15 @@ class AttemptTests(CoderBench):
                     await provider.aclose()
                 self.assertEqual((len(model.calls), self.naps.slept), (1, []))
 
-    async def test_an_error_that_is_no_providers_is_not_retried(self) -> None:
+    async def test_an_error_that_is_not_the_provider_s_is_not_retried(self) -> None:
         provider = PlannedProvider([Text("half"), KeyError("oops")], said("never asked"))
         with self.assertRaises(KeyError):
             await self.converse(self.coder(provider))
         self.assertEqual(len(provider.requests), 1)
 
-    async def test_an_answer_that_nobody_takes_any_more_is_closed_at_once(self) -> None:
-        """Not when the garbage collector finds it: the model would go on at the user's cost."""
+    async def test_the_stream_of_a_turn_that_is_over_is_closed_at_once(self) -> None:
+        """Else it would stay open until the garbage collector finds it, and the model would go on
+        at the user's cost."""
         provider = PlannedProvider([Text("one"), *echo(1), Text("never read")])
 
         def end(_: str) -> None:
@@ -179,7 +180,7 @@ class AttemptTests(CoderBench):
         except TurnOver:
             self.assertEqual((len(provider.requests), provider.open), (1, 0))
         else:
-            self.fail("the turn was over, and nobody noticed")
+            self.fail("the turn was over, and the agent went on")
 
     async def test_closing_the_agent_closes_both_providers(self) -> None:
         large, small = PlannedProvider(), PlannedProvider()
@@ -206,7 +207,7 @@ class AttemptTests(CoderBench):
 
 class LimitTests(CoderBench):
     async def steps(self, texts: list[str], **order: Any) -> tuple[int, str]:
-        """How many of these echoes are run before the turn ends, and its last words."""
+        """How many of these calls of echo are run before the turn ends, and its last text."""
         tool = EchoTool()
         answers = [echo(number, text) for number, text in enumerate(texts)]
         turn = await self.converse(
@@ -234,13 +235,13 @@ class LimitTests(CoderBench):
         self.assertEqual(ran, 9)
         self.assertIn("I stopped", last)
 
-    async def test_the_guarded_turn_ends_well_and_with_a_message_of_its_own(self) -> None:
+    async def test_a_turn_that_repeats_itself_completes_with_a_message_that_says_so(self) -> None:
         await self.steps(["same"] * 6)
         rows = await self.stored(self.live)
         finishes = [row.finish.reason for row in rows if row.finish and row.role == "assistant"]
         self.assertEqual(finishes, ["tool_use"] * 6 + ["end_turn"])
 
-    async def test_a_turn_takes_a_hundred_steps_unless_told(self) -> None:
+    async def test_a_turn_takes_a_hundred_steps_by_default(self) -> None:
         with self.assertRaisesRegex(LimitReached, "100"):
             await self.steps([f"{n}" for n in range(101)])
         self.assertEqual(len([c for c in self.hub.log if self.is_result(c.payload)]), 100)
@@ -271,7 +272,7 @@ class ToolTests(CoderBench):
     async def results(
         self, *calls: tuple[str, str, str], tools: Any, last: str = "done"
     ) -> list[ToolResultPart]:
-        """What a turn stored about these calls of one answer, in the order it was stored."""
+        """The results that a turn stores for these calls of one answer, in the order of storing."""
         self.provider = PlannedProvider(use(*calls), said(last))
         self.turned = await self.converse(self.coder(self.provider, tools=tools))
         self.turned.close(Outcome.COMPLETED, None)
@@ -302,7 +303,7 @@ class ToolTests(CoderBench):
         self.assertIn("echo", result.content)
         self.assertEqual(self.turned.last.message.text, "done")
 
-    async def test_arguments_that_are_no_object_are_told_to_the_model(self) -> None:
+    async def test_arguments_that_are_no_object_are_an_error_for_the_model(self) -> None:
         deep = '{"a":' * 5_000
         for arguments in ("[1]", '"text"', "3", "null", "{", '{"a": NaN}', deep):
             with self.subTest(arguments[:20]):
@@ -378,7 +379,7 @@ class ToolTests(CoderBench):
         task = asyncio.create_task(self.converse(self.coder(provider, tools=[gate, echo_tool])))
         for _ in range(3):
             await gate.inside.acquire()
-        self.assertEqual(echo_tool.ran, [])  # it may change what they read
+        self.assertEqual(echo_tool.ran, [])  # it may change what the others read: they run first
         gate.gate.set()
         await task
         self.assertEqual(len(echo_tool.ran), 1)
@@ -391,13 +392,13 @@ class ToolTests(CoderBench):
         task = asyncio.create_task(self.converse(self.coder(provider, tools=[gate])))
         await gate.inside.acquire()
         await self.clock.settle()
-        self.assertTrue(gate.inside.locked())  # nobody else has come in
+        self.assertTrue(gate.inside.locked())  # no other call has begun
         gate.gate.set()
         await task
         self.assertEqual(gate.left, 2)
 
     async def test_a_server_that_numbers_its_calls_anew_in_each_answer_is_understood(self) -> None:
-        """Ids are stored, and results are told by them: two calls must not share one."""
+        """Ids are stored, and a result names its call by the id: two calls must not share one."""
         tool = EchoTool()
         answers = [use(("call_0", "echo", json.dumps({"text": text}))) for text in "abc"]
         provider = PlannedProvider(*answers, said("done"), use(("call_0", "echo", "{}")), said("2"))
@@ -438,7 +439,7 @@ class UsageTests(CoderBench):
         counted = await self.used([Text("hi"), tokens, ModelStop("end_turn")])
         self.assertEqual(counted, (1011, 100, 0.0121))
 
-    async def test_a_price_below_nothing_is_none(self) -> None:
+    async def test_a_negative_price_counts_as_zero(self) -> None:
         self.model = Model(id="m", cost_per_1m_in=-1.0)
         counted = await self.used([Text("hi"), Tokens(1000, 100), ModelStop("end_turn")])
         self.assertEqual(counted, (1000, 100, 0.0))
@@ -469,7 +470,7 @@ class UsageTests(CoderBench):
                 last: Answer = [Thought("h" * 40), Text("a" * 400), *report, ModelStop("end_turn")]
                 prompt, completion, cost = await self.used([*asked[:-1], *report, asked[-1]], last)
                 self.assertEqual((completion, cost), (110, 0.0))
-                # The call and its result are both part of what the second request holds.
+                # The second request holds both the call and its result.
                 self.assertGreater(prompt, 2000)
                 self.assertLess(prompt, 5000)
 
@@ -483,7 +484,7 @@ class SummaryTests(CoderBench):
         prompt: str = "hello",
         options: CoderOptions | None = None,
     ) -> bool:
-        """Whether a turn with a call that used so much makes a summary before its next step."""
+        """Whether a turn makes a summary after a model call with this usage."""
         self.count = getattr(self, "count", 0) + 1
         self.provider = PlannedProvider(
             echo(self.count, "x", used), said("one"), said("two"), said("three")
@@ -522,7 +523,7 @@ class SummaryTests(CoderBench):
         self.assertFalse(await self.summarized(5000, None))
 
     async def test_the_turn_goes_on_with_the_summary_and_what_was_asked(self) -> None:
-        """Also at the steps after the next: the summary alone does not say what is wanted."""
+        """At the later steps of the turn too: the summary alone does not say what was asked."""
         provider = PlannedProvider(
             echo(1, "big", Tokens(990, 10)),
             said("We talked about frogs."),
@@ -583,7 +584,7 @@ class SummaryTests(CoderBench):
     async def test_files_come_along_behind_a_summary_that_was_made_before_they_were_read(
         self,
     ) -> None:
-        """Behind a later one they do not: they may be what fills the window."""
+        """After a later summary they are not repeated: they may be what fills the window."""
         full = Tokens(800, 1)
         provider = PlannedProvider(
             [Text("a long answer"), full, ModelStop("end_turn")],
@@ -638,6 +639,18 @@ class SummaryTests(CoderBench):
         self.assertEqual(provider.requests[0].messages[-1].text, SUMMARY)
 
 
+class SilentProvider(PlannedProvider):
+    """Begins to answer and never goes on."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        self.open += 1
+        try:
+            yield Text("Sm")
+            await asyncio.Event().wait()
+        finally:
+            self.open -= 1
+
+
 class TitleTests(CoderBench):
     async def title(self, text: str, small: Any, large: Any = None) -> str:
         self.small, self.large = PlannedProvider(small), PlannedProvider(large or said("Large"))
@@ -652,7 +665,7 @@ class TitleTests(CoderBench):
         self.assertEqual((request.model, request.system, request.tools), ("small", TITLE, []))
         self.assertEqual([m.text for m in request.messages], ["draw a frog"])
 
-    async def test_the_large_model_stands_in(self) -> None:
+    async def test_the_large_model_replaces_a_small_one_that_fails(self) -> None:
         self.assertEqual(await self.title("x", [Text("Sm"), broken()]), "Large")
         self.assertEqual(self.large.requests[0].model, "large")
 
@@ -682,6 +695,16 @@ class TitleTests(CoderBench):
         self.assertEqual(await self.title("x", refused, refused), "Untitled Session")
         self.assertEqual((self.made.usage.cost, self.made.usage.estimated), (0.0, True))
 
+    async def test_a_small_model_that_is_silent_for_a_minute_is_left_at_once(self) -> None:
+        small, large = SilentProvider(), PlannedProvider(said("Large"))
+        agent = self.coder(large, small=small)
+        agent._clock = self.clock
+        task = asyncio.create_task(agent.title("x"))
+        await self.clock.advance(59.0)
+        self.assertEqual((task.done(), small.open), (False, 1))
+        await self.clock.advance(1.0)
+        self.assertEqual(((await task).text, small.open, self.clock.pending), ("Large", 0, 0))
+
     async def test_a_title_reports_what_it_used(self) -> None:
         await self.title("x", [Text("A Frog"), Tokens(30, 3), ModelStop("end_turn")])
         usage = self.made.usage
@@ -705,7 +728,7 @@ class SystemTests(CoderBench):
         self.assertNotIn("MISSING", system)
         self.assertIn(f"Working directory: {self.path}", system)
 
-    async def test_they_are_read_anew_for_each_turn(self) -> None:
+    async def test_context_files_are_read_again_for_each_turn(self) -> None:
         (self.path / "AGENTS.md").write_text("Use tabs.")
         options = CoderOptions(context_paths=("AGENTS.md",))
         provider = PlannedProvider(said("hi"), said("hi"))
@@ -717,7 +740,7 @@ class SystemTests(CoderBench):
         self.assertIn("Use tabs.", first)
         self.assertIn("Use spaces.", second)
 
-    async def test_what_leads_out_of_the_project_is_not_read(self) -> None:
+    async def test_a_context_file_that_leads_out_of_the_project_is_not_read(self) -> None:
         outside = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
         (outside / "secret.md").write_text("the secret")
         project = self.path / "project"
@@ -730,7 +753,7 @@ class SystemTests(CoderBench):
         names = ["LINK.md", "folder/secret.md", str(outside / "secret.md"), "../x", "PIPE.md", "."]
         self.assertEqual(context_files(project, names), [])
         self.assertEqual(context_files(project, ["~a\0b", "~\ud800", "a\0b", ""]), [])
-        # A link within the project is a file of the project, and one file is shown once.
+        # A link inside the project counts as a file of it, and each file is shown once.
         self.assertEqual(context_files(project, ["INNER.md", "IN.md"]), [("INNER.md", "inside")])
 
     async def test_a_context_file_takes_64_kib_at_most(self) -> None:
@@ -738,7 +761,7 @@ class SystemTests(CoderBench):
         ((_, text),) = context_files(self.path, ["AGENTS.md"])
         self.assertEqual(text, "\ufffd" + "a" * (64 * 1024 - 1))
 
-    async def test_a_model_that_nobody_watches_is_told_so_and_cannot_ask(self) -> None:
+    async def test_a_model_without_a_user_knows_it_and_cannot_ask(self) -> None:
         for interactive in (True, False):
             with self.subTest(interactive=interactive):
                 lifetime = self.lifetime(interactive=interactive)
@@ -751,7 +774,9 @@ class SystemTests(CoderBench):
                 self.assertLessEqual({"bash", "view", "edit", "todos"}, names)
                 self.assertEqual("Nobody is watching" in request.system, not interactive)
 
-    async def test_a_question_that_was_not_offered_is_an_error_and_waits_for_nobody(self) -> None:
+    async def test_a_question_that_was_not_offered_is_an_error_and_waits_for_no_answer(
+        self,
+    ) -> None:
         self.services = dataclasses.replace(
             self.services, lifetime=self.lifetime(interactive=False)
         )
@@ -896,7 +921,7 @@ class HistoryTests(unittest.TestCase):
         damaged = BinaryPart("c.txt", "text/plain", "no base64!")
         self.assertIn("damaged", self.roles(user("look", damaged))[0][1])
 
-    def test_images_go_to_models_that_take_them_and_others_are_told(self) -> None:
+    def test_images_go_to_models_that_take_them_and_are_named_to_others(self) -> None:
         asked = user("look", binary("image/png", b"png", "a.png"), binary("image/tiff", b"t", "b"))
         (seeing,) = chat_messages([asked], images=True)
         self.assertEqual(seeing.images, [Image("image/png", base64.b64encode(b"png").decode())])
@@ -906,7 +931,7 @@ class HistoryTests(unittest.TestCase):
         self.assertEqual(blind.images, [])
         self.assertIn("a.png of type image/png is not shown", blind.text)
 
-    def test_a_shell_command_is_told_with_its_output_and_exit_code(self) -> None:
+    def test_a_shell_command_is_shown_with_its_output_and_exit_code(self) -> None:
         ran = message("user", ShellCommandPart("make", "no rule\n", 2), FinishPart("stop"))
         ((role, text),) = self.roles(ran)
         self.assertEqual(role, "user")
@@ -916,7 +941,7 @@ class HistoryTests(unittest.TestCase):
         self.assertEqual(estimated_tokens("a" * 10, "b" * 6), 4)
 
 
-# The whole way ------------------------------------------------------------------------------------
+# In a daemon --------------------------------------------------------------------------------------
 
 
 class SessionTests(CoderTestCase):
@@ -926,15 +951,15 @@ class SessionTests(CoderTestCase):
         return found
 
     async def test_244_title_generated_from_first_text(self) -> None:
-        """The first prompt makes the title, though it is canceled meanwhile; neither a command
-        before it nor a prompt behind it does."""
+        """The title comes from the first prompt, although its run is canceled meanwhile, and
+        neither from a shell command before it nor from a later prompt."""
         await self.start(titles=None)
         await self.anna.call("POST", f"/agent/sessions/{self.session}/shell", {"command": "true"})
         run_id = await self.post("  draw a frog")
         title = await self.titles.call(1)
         await self.anna.cancel(self.session)
         await self.complete(run_id)
-        self.assertEqual(chat_of(title.request), [("user", "  draw a frog")])
+        self.assertEqual(chat(title.request), [("user", "  draw a frog")])
         await title.text("A Frog")
         await title.finish()
         await self.until_titled("A Frog")
@@ -959,7 +984,7 @@ class SessionTests(CoderTestCase):
     async def test_a_failed_title_is_a_fallback_and_no_failed_turn(self) -> None:
         await self.start(titles=lambda _: [Fail(500, "no titles today")])
         run_id = await self.post("draw a frog")
-        for number in (1, 2):  # the turn, and the title that the small model could not make
+        for number in (1, 2):  # the turn, and the title, for which the small model failed
             call = await self.model.call(number)
             if call.request["messages"][0]["content"] == TITLE:
                 call.error(404, "no such model")
@@ -973,10 +998,10 @@ class SessionTests(CoderTestCase):
         """Tool, summary, answer: clients see one run, and the session points to the summary."""
 
         def script(request: dict[str, Any]) -> list[Step]:
-            chat = chat_of(request)
-            if chat[-1][1].startswith(SUMMARY):
+            asked = chat(request)
+            if asked[-1][1].startswith(SUMMARY):
                 return [Say("the gist"), End(usage=(900, 20))]
-            if "the gist" in chat[0][1]:
+            if "the gist" in asked[0][1]:
                 return [Say("done"), End(usage=(30, 5))]
             return [Use("echo", "{}"), End(usage=(900, 50))]
 
@@ -1006,7 +1031,7 @@ class SessionTests(CoderTestCase):
         await self.anna.cancel(self.session)
         self.assertTrue((await self.complete(run_id))["cancelled"])
         self.assertEqual((await self.row())["summary_message_id"], "")
-        finishes = [(role, finish) for role, _, finish in await self.told()]
+        finishes = [(role, finish) for role, finish, _ in await self.shape()]
         self.assertEqual(finishes, [("user", "stop"), ("assistant", "canceled"), ("tool", "stop")])
 
     async def test_a_shell_command_is_part_of_the_next_request(self) -> None:
@@ -1022,7 +1047,7 @@ class SessionTests(CoderTestCase):
 
 class BuildTests(BoundedTestCase):
     async def test_a_configured_model_is_found_and_works_on_the_project(self) -> None:
-        """The whole way, from a crush.json of the user to a changed file."""
+        """From a crush.json of the user to a file that the model has changed."""
         model = await self.enterAsyncContext(FakeModel(script=obedient))
 
         def make(path: Path, env: Mapping[str, str], config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Models that nobody listed: a server on this machine, and providers that can be asked for them."""
+"""Models that are not configured: of a server on this machine, and of providers that list them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DiscoveryTestCase(BoundedTestCase):
         clock: Clock | None = None,
     ) -> None:
         servers = [LocalServer(f"local{n}", f"Local {n}", port) for n, port in enumerate(ports)]
-        # Time stands still unless a test says otherwise: a busy machine must not look like a port
+        # The clock does not move by itself: a busy machine must not look like a port
         # without an answer.
         factory = find_agent(agent, clock or FakeClock(), [CoderWing(servers)])
         self.daemon = LocalDaemon(factory)
@@ -87,7 +87,7 @@ class LocalServerTests(DiscoveryTestCase):
         done = await self.anna.events.wait_for("run_complete")
         self.assertEqual(done["text"], "I am local")
 
-    async def test_its_models_are_listed_without_those_that_cannot_talk(self) -> None:
+    async def test_models_that_cannot_chat_are_not_listed(self) -> None:
         await self.start(self.model.port)
         config = (await self.anna.call("GET", "")).json["config"]
         self.assertEqual(list(config["providers"]), ["local0"])
@@ -167,7 +167,7 @@ class LocalServerTests(DiscoveryTestCase):
                 self.assertEqual(await self.in_use(), "offline/offline")
                 self.assertEqual(silent.came, 0)
 
-    async def test_an_agent_that_was_named_asks_nobody(self) -> None:
+    async def test_an_agent_that_was_named_probes_no_server(self) -> None:
         for agent, ready in (("coder", False), ("offline", True)):
             silent = Silent()
             port = await self.enterAsyncContext(serving(silent))
@@ -195,7 +195,7 @@ class RememberingTests(DiscoveryTestCase):
         await self.settled()
         self.assertEqual(self.changes(), 0)
 
-    async def test_that_there_is_none_is_remembered_only_for_a_while(self) -> None:
+    async def test_a_missing_server_is_remembered_only_briefly(self) -> None:
         clock = FakeClock()
         asked: list[bytes] = []
 
@@ -247,7 +247,7 @@ class ProviderTests(DiscoveryTestCase):
         ids = [model["id"] for model in config["providers"]["lab"]["models"]]
         self.assertEqual(ids, ["qwen", "llama", "text-embedding-x", "unlisted"])
 
-    async def test_a_provider_that_does_not_answer_fails_nobody(self) -> None:
+    async def test_a_provider_that_does_not_answer_fails_no_create(self) -> None:
         silent = Silent()
         port = await self.enterAsyncContext(serving(silent))
         for url in (f"http://127.0.0.1:{closed_port()}/v1", f"http://127.0.0.1:{port}/v1"):
@@ -256,7 +256,7 @@ class ProviderTests(DiscoveryTestCase):
             self.assertEqual(await self.in_use(), "offline/offline")
             self.assertIn("lab lists no models", "\n".join(logged.output))
 
-    async def test_a_list_that_nobody_needs_is_not_waited_for(self) -> None:
+    async def test_a_list_that_is_not_needed_is_not_waited_for(self) -> None:
         silent = Silent()
         port = await self.enterAsyncContext(serving(silent))
         config = self.lab(models=[{"id": "mine", "name": "Mine"}])

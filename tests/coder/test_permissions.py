@@ -1,4 +1,4 @@
-"""Permissions and questions of the model agent: what a person decides is what its tools do."""
+"""Permissions and questions of the coder: its tools do what the user decides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.clock import FakeClock
 from crushlite.settings import Settings
 from crushlite.testing.model import End, Use
-from tests.support.configured import CoderTestCase, chat, notes, results, use
+from tests.support.configured import ConfiguredTestCase, chat, notes, results, use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ def tool_names(request: dict[str, Any]) -> list[str]:
     return [tool["function"]["name"] for tool in request["tools"]]
 
 
-class TwoClients(CoderTestCase):
+class TwoClients(ConfiguredTestCase):
     """Anna and Ben in one workspace, with one session."""
 
     async def asyncSetUp(self) -> None:
@@ -44,7 +44,7 @@ class TwoClients(CoderTestCase):
         return event.payload
 
     async def decided(self, action: str, answer: Sequence[Step], session: str = "") -> Seen:
-        """A turn whose one tool call is answered like that by Anna; its end."""
+        """A turn with one tool call, whose permission Anna answers like that; its run_complete."""
         self.plan.append(answer)
         run_id = await self.prompt(self.anna, session or self.session, "go on")
         self.assertTrue(await self.anna.grant(await self.shown(), action))
@@ -59,7 +59,8 @@ class TwoClients(CoderTestCase):
 
 class PermissionScenarios(TwoClients):
     async def test_207_cross_client_grant(self) -> None:
-        """What one client allows is run; the other is told, and its own answer comes too late."""
+        """What one client allows is run; the other client sees the grant, and its answer is too
+        late."""
         self.plan.append(command("printf made > made.txt; echo it is done", "c1"))
         run_id = await self.prompt(self.anna, self.session, "make it")
         request = await self.shown()
@@ -83,7 +84,8 @@ class PermissionScenarios(TwoClients):
         self.assertEqual(chat(self.model.requests[1])[-1], ("tool", result["content"]))
 
     async def test_211_allow_session_remembered(self) -> None:
-        """An equal call later in the session runs unseen; another tool, or session, asks."""
+        """An equal call later in the session runs without a request; another tool or session
+        asks."""
         await self.decided("allow_session", command("touch one", "c1"))
         self.plan.append(command("touch two", "c2"))
         await self.turn(self.anna, self.session, "again")
@@ -103,7 +105,8 @@ class PermissionScenarios(TwoClients):
         self.assertEqual((self.project / "log").read_text(), "x\n")
 
     async def test_216_notification_sequence(self) -> None:
-        """First that it is asked, then exactly one outcome, for every kind of answer."""
+        """For every kind of answer: the notification of the request, then exactly one of its
+        outcome."""
         for action in ("allow", "deny", "allow_session"):
             await self.decided(action, command("true", action))
         self.plan.append(command("true", "remembered"))
@@ -119,7 +122,8 @@ class PermissionScenarios(TwoClients):
         self.assertEqual(notes(self.ben), expected)
 
     async def test_219_skip_mode(self) -> None:
-        """With skip on commands run unannounced; what is on the screen already stays undecided."""
+        """With skip on, commands run without any event; a request that is open already stays
+        open."""
         self.plan.append(command("touch asked", "c1"))
         first = await self.prompt(self.anna, self.session, "one")
         request = await self.shown()
@@ -138,7 +142,7 @@ class PermissionScenarios(TwoClients):
         self.assertFalse((self.project / "later").exists())
 
     async def test_224_serialised_dialogs_same_session(self) -> None:
-        """Two calls that run at the same time are asked for one after the other."""
+        """Of two calls that run at the same time, the second asks when the first has its answer."""
         outside = self.folder("outside")
         for name in ("one", "two"):
             (outside / name).write_text(f"content of {name}")
@@ -163,7 +167,7 @@ class PermissionScenarios(TwoClients):
             self.assertEqual(sum(f"content of {name}" in text for text in contents), 1)
 
     async def test_224_a_second_command_waits_for_the_first_to_be_decided(self) -> None:
-        """Two commands of one answer: the second is asked for when the first has run."""
+        """Of two commands in one answer, the second asks when the first has run."""
         self.plan.append([*command("touch one", "c1")[:1], *command("touch two", "c2")])
         run_id = await self.prompt(self.anna, self.session, "both")
         request = await self.shown()
@@ -177,7 +181,7 @@ class PermissionScenarios(TwoClients):
         self.assertTrue((self.project / "two").exists())
 
 
-class AllowListScenario(CoderTestCase):
+class AllowListScenario(ConfiguredTestCase):
     async def asks(self, machine: list[str], project: list[str] | None, answer: list[Step]) -> bool:
         """Whether a tool call asks, with these allow-lists in the user's and the project's file."""
         self.configure(permissions={"allowed_tools": machine})
@@ -276,11 +280,14 @@ class DenialTests(TwoClients):
         self.assertNotIn("shown c2", notes(self.anna))
         ended = await self.turn(self.anna, self.session, "why not?")
         self.assertEqual(ended["error"], None)
+        one, two = (
+            f'bash({{"command": "touch {n}", "description": "a test"}})' for n in ("one", "two")
+        )
         self.assertEqual(
             chat(self.model.requests[-1]),
             [
                 ("user", "both"),
-                ("assistant", ""),
+                ("assistant", one + two),
                 ("tool", denied["content"]),
                 ("tool", unrun["content"]),
                 ("user", "why not?"),
@@ -304,7 +311,7 @@ class DenialTests(TwoClients):
 
 
 def question(**fields: Any) -> dict[str, Any]:
-    """A question that would do, but for what is given."""
+    """A valid question, with these fields replaced."""
     choices = [{"id": key, "label": key.upper(), "description": "One."} for key in "ab"]
     base = {"type": "single_choice", "question": "Which?", "description": "Pick one."}
     return {**base, "choices": choices, **fields}
@@ -319,7 +326,7 @@ class QuestionScenarios(TwoClients):
         return event.payload
 
     async def answer(self, client: Participant, batch: dict[str, Any]) -> bool:
-        """As the Crush client does: without the batch's id."""
+        """Answer as the Crush client does: without the id of the batch."""
         responses = [{"request_id": q["id"], "selected_ids": ["pg"]} for q in batch["questions"]]
         body = {"batch_request_id": "", "responses": responses}
         answer = await client.call("POST", "/questions/answer", body)
@@ -327,7 +334,8 @@ class QuestionScenarios(TwoClients):
         return bool(answer.json["resolved"])
 
     async def test_231_ask_answer_roundtrip(self) -> None:
-        """Both clients get the form; what one answers reaches the model, the other is told."""
+        """Both clients get the form; the answer of one reaches the model, and closes it for the
+        other."""
         run_id = await self.prompt(self.anna, self.session, "@ask")
         batch = await self.form()
         self.assertEqual(await self.listed("questions"), [batch])
@@ -361,7 +369,7 @@ class QuestionScenarios(TwoClients):
         self.assertEqual(len(self.model.requests), 1)
 
     async def test_234_validation_errors_to_model(self) -> None:
-        """A form nobody could show is an error the model can read; no client sees it."""
+        """A form that no client could show is an error that the model reads; no client sees it."""
         twice = [{"id": "a", "label": "A", "description": "One."}] * 2
         for wrong, words in (
             ([], "at least one"),
@@ -386,7 +394,8 @@ class QuestionScenarios(TwoClients):
         self.assertEqual(self.anna.events.all("question_batch_request"), [])
 
     async def test_235_turn_cancel_while_asked(self) -> None:
-        """A canceled turn closes its form on every screen; an answer after that is too late."""
+        """The cancel of a turn closes its form for every client; an answer after that is too
+        late."""
         run_id = await self.prompt(self.anna, self.session, "@ask")
         batch = await self.form()
         [canceled] = await self.ben.cancel(self.session, wait=10)
@@ -425,9 +434,10 @@ class QuestionScenarios(TwoClients):
         self.assertEqual(len(closed), 1)
 
 
-class InteractiveScenario(CoderTestCase):
+class InteractiveScenario(ConfiguredTestCase):
     async def test_240_not_offered_noninteractive(self) -> None:
-        """Who has nobody to ask is offered no way to ask; the first person who joins changes it."""
+        """The question tool is offered to the model only while an interactive client is
+        attached."""
         script = await self.join()
         await script.call("POST", f"/agent/init?client_id={script.id}", {"interactive": False})
         session = await script.session()
@@ -444,11 +454,11 @@ class InteractiveScenario(CoderTestCase):
         self.assertIn("question", tool_names(self.model.requests[-1]))
 
 
-# Nobody is there ---------------------------------------------------------------------------------
+# No interactive client ---------------------------------------------------------------------------
 
 
-class UnattendedTests(CoderTestCase):
-    """The daemon's clock is the test's; commands and the model keep real time."""
+class UnattendedTests(ConfiguredTestCase):
+    """The test moves the daemon's clock; commands and the model use real time."""
 
     def make_clock(self) -> FakeClock:
         self.time = FakeClock()
@@ -496,10 +506,10 @@ class UnattendedTests(CoderTestCase):
         self.assertEqual((await self.run_info(client, run_id))["denied"], 0)
 
 
-class DetachedTests(CoderTestCase):
+class DetachedTests(ConfiguredTestCase):
     settings = Settings(unattended=0.2)
 
-    async def test_a_detached_run_that_everybody_left_ends_by_itself(self) -> None:
+    async def test_a_detached_run_without_clients_ends_by_itself(self) -> None:
         gone = await self.join()
         session = await gone.session()
         run_id = await self.prompt(gone, session, "@bash touch made", detach=True)
@@ -519,9 +529,9 @@ class DetachedTests(CoderTestCase):
 # Skipping permissions ----------------------------------------------------------------------------
 
 
-class Unasked(CoderTestCase):
+class Unasked(ConfiguredTestCase):
     async def runs_unasked(self, client: Participant) -> bool:
-        """Whether a command of the model runs without anybody being asked."""
+        """Whether a command of the model runs without a permission request."""
         self.plan.append(command("true"))
         run_id = await self.prompt(client, await client.session(), "go on")
         seen = await client.events.wait_for(
@@ -534,7 +544,7 @@ class Unasked(CoderTestCase):
 
 
 class YoloTests(Unasked):
-    async def test_only_the_creator_of_a_workspace_can_ask_for_it(self) -> None:
+    async def test_only_the_creator_of_a_workspace_can_turn_permissions_off(self) -> None:
         plain = await self.join()
         self.assertFalse(await self.runs_unasked(plain))
         late = await self.join(yolo=True)
@@ -545,7 +555,7 @@ class YoloTests(Unasked):
         self.assertTrue(await self.runs_unasked(creator))
         self.assertEqual(notes(creator), [])
 
-    async def test_no_file_of_a_project_can_ask_for_it(self) -> None:
+    async def test_no_file_of_a_project_can_turn_permissions_off(self) -> None:
         path = self.folder("cunning")
         wishes = {
             "permissions": {"skip_requests": True, "yolo": True, "allowed_tools": ["bash"]},
@@ -561,7 +571,7 @@ class YoloTests(Unasked):
 class YoloDaemonTests(Unasked):
     settings = Settings(yolo=True)
 
-    async def test_a_daemon_that_was_started_with_it_asks_in_no_workspace(self) -> None:
+    async def test_a_daemon_that_was_started_with_yolo_asks_in_no_workspace(self) -> None:
         for path in (None, self.folder("other")):
             client = await self.join(path)
             self.assertEqual((await client.call("GET", "/permissions/skip")).json, {"skip": True})

@@ -1,4 +1,4 @@
-"""Each request begins with what the one before was, and what is cached is counted."""
+"""Prompt caching: each request begins with the one before it, and cached tokens are counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import SystemClock
-from crushlite.coder.coder import CoderAgent, CoderOptions
+from crushlite.coder.loop import CoderAgent, CoderOptions
 from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import ChatMessage, ModelRequest, ToolCall
 from crushlite.coder.providers.openai import OpenAIProvider
@@ -17,7 +17,7 @@ from crushlite.protocol.config import Model
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say, Use
 from tests.support.basics import BoundedTestCase
-from tests.support.model import brain
+from tests.support.model import served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,14 +36,15 @@ MODEL = Model(
 
 
 def unmarked(value: Any) -> Any:
-    """Without the marks: they move on from step to step, and are no part of what is cached."""
+    """The request without cache marks, which differ from step to step and are not cached
+    themselves."""
     if isinstance(value, dict):
         return {key: unmarked(item) for key, item in value.items() if key != "cache_control"}
     return [unmarked(item) for item in value] if isinstance(value, list) else value
 
 
 def marks(value: Any, path: str = "") -> list[str]:
-    """Where the marks are."""
+    """The places of the cache marks in a request."""
     if isinstance(value, dict):
         own = [path] if value.get("cache_control") == MARK else []
         return own + [m for key, item in value.items() for m in marks(item, f"{path}/{key}")]
@@ -58,7 +59,7 @@ class CachingTestCase(BoundedTestCase):
 
         def make(path: Path, env: Mapping[str, str], config: Any) -> CoderAgent:
             large, small = (
-                brain(kind(self.model.base_url, "key", clock=SystemClock()), MODEL)
+                served(kind(self.model.base_url, "key", clock=SystemClock()), MODEL)
                 for _ in range(2)
             )
             return CoderAgent(
@@ -81,12 +82,12 @@ class CachingTestCase(BoundedTestCase):
         await self.anna.events.wait_for("run_complete", run_id=run)
 
     def turns(self) -> list[dict[str, Any]]:
-        """The requests of turns; a title is asked for without tools."""
+        """The requests for turns; those for titles have no tools."""
         return [call.request for call in self.model.calls if call.request.get("tools")]
 
 
 def working(request: dict[str, Any]) -> list[Any]:
-    """Looks at a file, writes one, looks again with two tools at once, then answers."""
+    """A model that views a file, writes one, looks again with two tools at once, then answers."""
     if not request.get("tools"):
         return [Say("A title"), End()]
     step = sum(message["role"] == "assistant" for message in request["messages"]) % 4
@@ -147,7 +148,7 @@ class MarkTests(CachingTestCase):
             end = [mark for mark in marks(before) if "/messages/" in mark][-1]
             self.assertIn(end, marks(after))
 
-    def test_there_are_never_more_than_the_four_that_the_api_takes(self) -> None:
+    def test_there_are_never_more_than_four_cache_marks(self) -> None:
         messages = [
             ChatMessage("user", "a"),
             *(
@@ -223,7 +224,8 @@ class UsageTests(CachingTestCase):
         self.assertEqual(await self.counted(), (1100, 50, cost))
 
     async def prompted(self) -> Any:
-        """A prompt's request; that for a title is refused, so that it costs nothing."""
+        """Post a prompt and return the call for it. The one for a title is refused, so that it
+        costs nothing."""
         await self.anna.prompt(self.session, "hello")
         found = None
         for number in (1, 2, 3):

@@ -1,7 +1,8 @@
-"""Providers: what is sent, what is understood, and that everything else is a ProviderError.
+"""Providers: which requests they send, which answers they understand, and that everything else is a
+ProviderError.
 
-Exact bytes go through memory transports, so that splits and ends are where the test puts them;
-what is about connections goes through the fake model's real sockets.
+Answers come through memory transports, so that they are split and end where the test decides. Tests
+of connections use the real sockets of the fake model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.coder.providers import transport
+from crushlite.coder.providers import reply
 from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import (
     CallPiece,
@@ -32,8 +33,9 @@ from crushlite.coder.providers.base import (
     ToolCall,
     ToolSpec,
 )
-from crushlite.coder.providers.openai import OpenAIOptions, OpenAIProvider
-from crushlite.coder.providers.transport import Mender, Timeouts
+from crushlite.coder.providers.decoding import SurrogateJoiner
+from crushlite.coder.providers.openai import OpenAIProvider
+from crushlite.coder.providers.transport import Timeouts
 from crushlite.http.client import TCPConnector
 from crushlite.testing.memory import MemoryTransport
 from crushlite.testing.model import FakeModel
@@ -51,7 +53,7 @@ AnyProvider = OpenAIProvider | AnthropicProvider
 
 
 def sse(*values: Any) -> bytes:
-    """Events; a str is sent as it is, anything else as JSON."""
+    """The bytes of events; a str is sent as it is, anything else as JSON."""
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
     return "".join(f"data: {text}\n\n" for text in texts).encode()
 
@@ -83,7 +85,7 @@ HI: list[Piece] = [Text("hi"), ModelStop("end_turn")]
 
 
 class Memory:
-    """Connections of memory, on which a test plays the provider's server."""
+    """Connections in memory, on which a test plays the provider's server."""
 
     def __init__(self) -> None:
         self.transports: list[MemoryTransport] = []
@@ -100,12 +102,12 @@ async def pieces_of(provider: ModelClient, request: ModelRequest | None = None) 
 
 
 class Case(HTTPTestCase):
-    """Every test leaves no timer behind and no connection open."""
+    """Checks that a test leaves no timer and no connection behind."""
 
     async def asyncSetUp(self) -> None:
         self.providers: list[AnyProvider] = []
         self.memories: dict[AnyProvider, Memory] = {}
-        # The debug mode notes a traceback for each of a hundred thousand callbacks.
+        # Debug mode records a traceback for each of a hundred thousand callbacks.
         asyncio.get_running_loop().set_debug(False)
 
     async def asyncTearDown(self) -> None:
@@ -134,7 +136,8 @@ class Case(HTTPTestCase):
     async def answered(
         self, provider: AnyProvider, data: bytes, *, step: int = 0, eof: bool = True
     ) -> list[Piece]:
-        """What the provider makes of these bytes of a server, in pieces of `step` bytes."""
+        """The pieces that the provider yields for these bytes, which come `step` bytes at a
+        time."""
         memory = self.in_memory(provider)
         task = asyncio.create_task(pieces_of(provider))
         await self.settle()
@@ -145,7 +148,7 @@ class Case(HTTPTestCase):
         return await self.within(task)
 
     async def cut_anywhere(self, provider: AnyProvider, data: bytes, pieces: list[Piece]) -> None:
-        """The same pieces come out, wherever the network cuts the bytes in two."""
+        """Check that the same pieces come out, wherever the network splits the bytes in two."""
         memory = self.in_memory(provider)
         for at in range(len(data) + 1):
             task = asyncio.create_task(pieces_of(provider))
@@ -175,7 +178,8 @@ class Case(HTTPTestCase):
     async def asking(
         self, model: FakeModel, provider: AnyProvider, request: ModelRequest | None = None
     ) -> AsyncIterator[tuple[ModelCall, asyncio.Task[list[Piece]]]]:
-        """A request that has arrived, and the task that waits for its pieces."""
+        """Send a request; the block gets it as the model does, and the task that waits for its
+        pieces."""
         task = asyncio.create_task(pieces_of(provider, request))
         try:
             yield await model.call(len(model.calls) + 1), task
@@ -418,7 +422,7 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
     ),
 }
 
-# Answers that are not ----------------------------------------------------------------------------
+# Answers that are errors -------------------------------------------------------------------------
 
 TEXT = sse(says("partial"))
 ODD_VALUES: list[Any] = [5, 1.5, True, "x", {"a": 1}, [5]]
@@ -445,7 +449,7 @@ def odd_chunks() -> dict[str, Any]:
 
 
 def bodies() -> dict[str, tuple[bytes, str]]:
-    """What a server may send that is no answer, and a word that the error must hold."""
+    """Bodies that are no answer, each with a word that the error must hold."""
     found = {f"odd {name}": (TEXT + sse(odd, DONE), "sent") for name, odd in odd_chunks().items()}
     texts = ["{", "}", "nope", '{"choices": [}', "{'a': 1}", '{"a": 1,}', '{"choices":[{"del']
     texts += ["\x00", '{"a": "\x01"}', "{}{}", "[" * 100_000, "1" * 5000, "[DONE", "\ufffd"]
@@ -483,7 +487,7 @@ def bodies() -> dict[str, tuple[bytes, str]]:
     return found
 
 
-# An error inside the stream, a word of it, and whether trying again can help.
+# An error inside a stream, a word of its message, and whether a retry can help.
 TOLD: list[tuple[Any, str, bool]] = [
     ({"error": {"message": "out of memory"}}, "out of memory", True),
     ({"error": {"message": "slow down", "code": 429}}, "slow down", True),
@@ -535,10 +539,10 @@ class ChatAnswers(Case):
             with self.subTest(name):
                 error = await self.failure(self.openai(), HEAD + data)
                 self.assertIn(word, str(error))
-                # What came in the middle of a stream may come whole the next time.
+                # A stream that broke off may be complete the next time.
                 self.assertTrue(error.retryable or b"<" in data)
 
-    async def test_an_error_inside_the_stream_is_told_in_its_own_words(self) -> None:
+    async def test_an_error_inside_the_stream_is_quoted(self) -> None:
         for value, word, retryable in TOLD:
             for data in (TEXT + sse(value, DONE), json.dumps(value).encode()):
                 with self.subTest(value=value, data=data[:20]):
@@ -546,7 +550,7 @@ class ChatAnswers(Case):
                     self.assertIn(word, str(error))
                     self.assertEqual(error.retryable, retryable)
 
-    async def test_an_event_called_error_is_one(self) -> None:
+    async def test_an_event_named_error_is_an_error(self) -> None:
         data = b"event: error\n" + sse({"message": "worker died"})
         self.assertIn("worker died", str(await self.failure(self.openai(), HEAD + data)))
 
@@ -587,7 +591,7 @@ class ChatAnswers(Case):
         ids = [piece.id for piece in pieces if isinstance(piece, CallPiece)]
         self.assertEqual((ids[0], len(set(ids))), ("a", 2))
 
-    async def test_the_function_call_of_old_is_a_call(self) -> None:
+    async def test_the_old_function_call_field_is_a_call(self) -> None:
         data = sse(chunk({"function_call": {"name": "ls", "arguments": "{"}}))
         data += sse(chunk({"function_call": {"arguments": "}"}}), chunk({}, "function_call"))
         first, second, stop = await self.answered(self.openai(), HEAD + data)
@@ -665,7 +669,7 @@ class Failures(Case):
         error = await self.failure(self.openai(), http(429, b"slow"))
         self.assertEqual(error.upstream_status, 429)
 
-    async def test_when_to_try_again(self) -> None:
+    async def test_the_wait_before_a_retry_is_read_from_the_headers(self) -> None:
         now = self.clock.now()
         for header, seconds in (
             ("Retry-After: 7", 7.0),
@@ -700,7 +704,7 @@ class Failures(Case):
             self.assertIn("reset by peer", str(error))
 
     async def test_half_a_secret_at_the_end_is_not_shown(self) -> None:
-        # What is read of an error is cut; the cut may go through the key.
+        # Only a part of an error body is read, and it may end in the middle of the key.
         for length in range(4, len(KEY)):
             page = b"<p>" * 2724 + b"the key was " + KEY.encode()[:length]
             error = await self.failure(self.openai(), http(401, page))
@@ -713,7 +717,7 @@ class Failures(Case):
         error = await self.failure(provider, data)
         self.assertIn("[secret] [secret] and [secret]", str(error))
 
-    async def test_nobody_there_can_be_retried(self) -> None:
+    async def test_a_server_that_does_not_listen_can_be_retried(self) -> None:
         async with FakeModel() as model:
             url = model.base_url
         for provider in (self.openai(url), self.anthropic(url)):
@@ -767,13 +771,15 @@ class Failures(Case):
 
     async def test_https_checks_certificates(self) -> None:
         endpoint = self.openai("https://api.example.com/v1")._transport.endpoint
-        context = await self.within(endpoint.context())
-        assert context is not None
-        self.assertEqual((endpoint.port, context.check_hostname), (443, True))
+        context = await self.within(endpoint.server.tls.context())
+        self.assertEqual((endpoint.server.port, context.check_hostname), (443, True))
         self.assertEqual(context.verify_mode, ssl.CERT_REQUIRED)
-        self.assertIs(await self.within(endpoint.context()), context)
+        self.assertIs(await self.within(endpoint.server.tls.context()), context)
+        connector: Any = await self.within(endpoint.server.connector())
+        self.assertIs(connector._ssl, context)
         plain = self.openai("http://api.example.com/v1")._transport.endpoint
-        self.assertIsNone(await self.within(plain.context()))
+        connector = await self.within(plain.server.connector())
+        self.assertIsNone(connector._ssl)
 
     async def test_tls_with_a_server_that_has_none_fails(self) -> None:
         async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -807,7 +813,7 @@ class Bounds(Case):
             self.assertIn("over 8 MiB", str(error))
 
     async def test_an_answer_over_the_limit_is_ended(self) -> None:
-        with mock.patch.object(transport, "_TOTAL_LIMIT", 3 << 20):
+        with mock.patch.object(reply, "TOTAL_LIMIT", 3 << 20):
             for start in (b": ", b"{", b"<p>"):
                 data = HEAD + start + (b"x" * 1000 + b"\n: ") * 4000
                 error = await self.failure(self.openai(), data)
@@ -829,10 +835,10 @@ class Bounds(Case):
         self.assertEqual(await self.within(task), HI)
         self.assertTrue(memory.transports[-1].aborted)
 
-    async def test_lone_halves_of_pairs_are_mended(self) -> None:
-        mend = Mender()
+    async def test_halves_of_surrogate_pairs_are_joined_or_replaced(self) -> None:
+        join = SurrogateJoiner()
         texts = ["a", "\ud83d", "", "\ude00", "\ud83d", "x", "\ude00\ud83d"]
-        self.assertEqual("".join(map(mend, texts)), "a\U0001f600\ufffdx\ufffd")
+        self.assertEqual("".join(map(join, texts)), "a\U0001f600\ufffdx\ufffd")
 
 
 # Time --------------------------------------------------------------------------------------------
@@ -840,7 +846,7 @@ class Bounds(Case):
 
 class Time(Case):
     async def waiting(self, provider: AnyProvider, data: bytes) -> asyncio.Task[list[Piece]]:
-        """A request whose answer stops after these bytes."""
+        """Send a request, of whose answer only these bytes come."""
         memory = self.in_memory(provider)
         task = asyncio.create_task(pieces_of(provider))
         await self.settle()
@@ -860,7 +866,7 @@ class Time(Case):
                 self.assertTrue(error.retryable)
                 self.assertIn(word, str(error))
 
-    async def test_each_piece_starts_the_silence_anew(self) -> None:
+    async def test_each_piece_of_the_body_restarts_the_time_limit(self) -> None:
         provider = self.openai()
         memory = self.in_memory(provider)
         task = asyncio.create_task(pieces_of(provider))
@@ -890,7 +896,7 @@ class Time(Case):
             self.assertIn(Text("hi"), pieces)
             self.assertEqual(pieces[-1], ModelStop("end_turn"))
 
-    async def test_a_failure_after_the_finish_is_only_an_end(self) -> None:
+    async def test_a_failure_after_the_finish_counts_as_the_end(self) -> None:
         provider = self.openai()
         memory = self.in_memory(provider)
         task = asyncio.create_task(pieces_of(provider))
@@ -928,8 +934,8 @@ class Time(Case):
         self.assertIn("500: half", str(await self.refused(task)))
 
     async def test_the_limits_can_be_set(self) -> None:
-        options = OpenAIOptions(timeouts=Timeouts(first_byte=500.0, idle=300.0))
-        task = await self.waiting(self.openai(options=options), HEAD)
+        timeouts = Timeouts(first_byte=500.0, idle=300.0)
+        task = await self.waiting(self.openai(timeouts=timeouts), HEAD)
         await self.clock.advance(299.0)
         self.assertFalse(task.done())
         await self.clock.advance(1.5)
@@ -987,7 +993,7 @@ class Connections(Case):
                     self.assertEqual((await task)[-1], ModelStop("end_turn"))
                 self.assertEqual(model.connections, number)
 
-    async def test_who_leaves_at_the_stop_leaves_the_connection_whole(self) -> None:
+    async def test_a_consumer_that_ends_at_the_stop_leaves_the_connection_usable(self) -> None:
         async with FakeModel() as model:
             provider = self.openai(model.base_url)
 
@@ -1046,7 +1052,7 @@ class SentCase(Case):
         self.addAsyncCleanup(self.model.aclose)
 
     async def sent(self, provider: AnyProvider, request: ModelRequest) -> dict[str, Any]:
-        """The body of the request; the provider's base URL must be the model's."""
+        """The body of a request, as the fake model gets it."""
         async with self.asking(self.model, provider, request) as (call, task):
             self.call = call
             await call.finish("stop")
@@ -1055,9 +1061,13 @@ class SentCase(Case):
 
 
 class ChatSent(SentCase):
-    async def messages(self, *history: ChatMessage, **options: Any) -> list[dict[str, Any]]:
+    async def messages(
+        self, *history: ChatMessage, return_thinking: bool = False
+    ) -> list[dict[str, Any]]:
+        """The messages of a request with this history, as the server gets them."""
         request = ModelRequest("m", "", list(history))
-        provider = self.openai(self.model.base_url, **options)
+        provider = self.openai(self.model.base_url)
+        provider._return_thinking = return_thinking
         found = (await self.sent(provider, request))["messages"]
         assert isinstance(found, list)
         return found
@@ -1090,7 +1100,7 @@ class ChatSent(SentCase):
         function = {"name": "ls", "description": "Lists.", "parameters": TOOL.parameters}
         self.assertEqual(body["tools"], [{"type": "function", "function": function}])
 
-    async def test_the_limit_has_two_names(self) -> None:
+    async def test_the_token_limit_has_two_names(self) -> None:
         for host, name in (
             ("https://api.openai.com/v1", "max_completion_tokens"),
             ("https://me.openai.azure.com/openai", "max_completion_tokens"),
@@ -1098,15 +1108,14 @@ class ChatSent(SentCase):
         ):
             self.assertIn(name, self.openai(host)._body(ask(max_tokens=5)))
         for flag, name in ((True, "max_completion_tokens"), (False, "max_tokens")):
-            provider = self.openai(
-                self.model.base_url, options=OpenAIOptions(completion_tokens=flag)
-            )
+            provider = self.openai(self.model.base_url)
+            provider._completion_tokens = flag
             self.assertEqual((await self.sent(provider, ask(max_tokens=5)))[name], 5)
 
     async def test_configured_fields_and_headers_win(self) -> None:
         provider = self.openai(
             self.model.base_url,
-            extra_headers=[("authorization", "Basic abcd"), ("X-Title", "demo")],
+            extra_headers={"authorization": "Basic abcd", "X-Title": "demo"},
             extra_body={"model": "other", "seed": 1},
         )
         body = await self.sent(provider, ask())
@@ -1118,7 +1127,7 @@ class ChatSent(SentCase):
         provider = self.openai(self.model.base_url, extra_body={"stream": False})
         self.assertNotIn("stream_options", await self.sent(provider, ask()))
 
-    async def test_no_key_no_header(self) -> None:
+    async def test_without_a_key_there_is_no_authorization_header(self) -> None:
         provider = OpenAIProvider(self.model.base_url, " ", clock=self.clock)
         self.providers.append(provider)
         await self.sent(provider, ask())
@@ -1173,8 +1182,7 @@ class ChatSent(SentCase):
     async def test_thinking_goes_back_only_if_wanted(self) -> None:
         message = ChatMessage("assistant", "x", thinking="hm")
         self.assertNotIn("reasoning_content", (await self.messages(message))[0])
-        options = OpenAIOptions(return_thinking=True)
-        found = await self.messages(message, options=options)
+        found = await self.messages(message, return_thinking=True)
         self.assertEqual(found[0]["reasoning_content"], "hm")
 
 
@@ -1186,12 +1194,12 @@ class Adapting(Case):
 
     async def test_a_field_that_is_refused_is_left_out_from_then_on(self) -> None:
         for flag, complaint, gone, here in (
-            (None, "Unknown field: stream_options", "stream_options", "messages"),
-            (None, "Use 'max_completion_tokens'.", "max_tokens", "max_completion_tokens"),
+            (False, "Unknown field: stream_options", "stream_options", "messages"),
+            (False, "Use 'max_completion_tokens'.", "max_tokens", "max_completion_tokens"),
             (True, "What is max_completion_tokens?", "max_completion_tokens", "max_tokens"),
         ):
-            options = OpenAIOptions(completion_tokens=flag)
-            provider = self.openai(self.model.base_url, options=options)
+            provider = self.openai(self.model.base_url)
+            provider._completion_tokens = flag
             first = len(self.model.calls)
             task = asyncio.create_task(pieces_of(provider, ask(max_tokens=5)))
             (await self.model.call(first + 1)).error(400, complaint)
@@ -1220,7 +1228,7 @@ class Adapting(Case):
             await self.refused(task)
             self.assertEqual(len(self.model.calls), first + 1)
 
-    async def test_a_server_that_is_never_content_is_given_up(self) -> None:
+    async def test_a_server_that_refuses_every_try_is_given_up(self) -> None:
         provider = self.openai(self.model.base_url, extra_body={"stream_options": {}})
         task = asyncio.create_task(pieces_of(provider))
         for number in (1, 2, 3, 4):
@@ -1643,7 +1651,7 @@ class MessagesSent(SentCase):
             with self.subTest(signature):
                 self.assertEqual(found["content"], [*blocks, {"type": "text", "text": "x"}])
 
-    async def test_what_was_thought_goes_back_as_it_came(self) -> None:
+    async def test_thinking_is_sent_back_as_it_came(self) -> None:
         for name in ("thinking", "redacted", "thinking twice"):
             pieces = await self.answered(self.anthropic(), HEAD + GOOD_MESSAGES[name][0])
             thoughts = [piece for piece in pieces if isinstance(piece, Thought)]
@@ -1678,11 +1686,11 @@ class MessagesSent(SentCase):
                 self.assertEqual("temperature" in body, not budget)
 
 
-# Anything ----------------------------------------------------------------------------------------
+# Random damage -----------------------------------------------------------------------------------
 
 
 def spoiled(value: Any, rng: random.Random) -> Any:
-    """The value with one thing in it replaced, removed or doubled."""
+    """The value with one part of it replaced, removed or doubled."""
     odd: Any = rng.choice([None, 0, -1, 1.5, True, "", "x", [], {}, [None], {"a": []}, "0", 10**30])
     if isinstance(value, dict) and value and rng.random() < 0.85:
         name = rng.choice(list(value))

@@ -1,4 +1,5 @@
-"""Proxies of the environment: used where they are wanted, never for this machine, never shown."""
+"""Proxies of the environment: used as the variables say, never for this machine, and their
+passwords never shown."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class RuleTests(BoundedTestCase):
         proxy = Proxies(env).find(host, port, secure=port == 443)
         return str(proxy) if proxy else ""
 
-    def test_each_scheme_has_its_variable_and_small_letters_win(self) -> None:
+    def test_each_scheme_has_its_variable_and_lower_case_wins(self) -> None:
         env = {"HTTP_PROXY": "http://plain:1", "HTTPS_PROXY": "http://big:2"}
         self.assertEqual(self.found(env, "a.example", 80), "plain:1")
         self.assertEqual(self.found(env, "a.example"), "big:2")
@@ -38,7 +39,7 @@ class RuleTests(BoundedTestCase):
         self.assertEqual(self.found({"HTTP_PROXY": "http://plain:1"}, "a.example"), "")
         self.assertEqual(self.found({"HTTPS_PROXY": " "}, "a.example"), "")
 
-    def test_this_machine_is_never_asked_for_through_a_proxy(self) -> None:
+    def test_this_machine_is_never_reached_through_a_proxy(self) -> None:
         env = {"ALL_PROXY": "http://p:1"}
         for host in (
             *("localhost", "LOCALHOST.", "app.localhost", "127.0.0.1", "127.8.0.1", "::1"),
@@ -75,7 +76,7 @@ class RuleTests(BoundedTestCase):
                     with self.subTest(entry, host=host):
                         self.assertEqual(self.found(env, host), proxy)
 
-    def test_a_variable_that_makes_no_sense_is_refused_without_its_value(self) -> None:
+    def test_a_variable_that_is_no_address_is_refused_without_its_value(self) -> None:
         for value in (
             "socks5://u:secret@p:1",
             "http://u:secret@p:99999",
@@ -135,7 +136,7 @@ class ProxyTestCase(BoundedTestCase):
 
 
 class ModelTests(ProxyTestCase):
-    async def test_https_goes_by_connect_with_tls_to_the_server_inside(self) -> None:
+    async def test_https_uses_connect_with_tls_to_the_server_inside(self) -> None:
         secure = await self.enterAsyncContext(tls_before(self.model.port))
         proxy = await self.proxy(secure)
         for anthropic in (False, True):
@@ -164,7 +165,7 @@ class ModelTests(ProxyTestCase):
         self.assertEqual(await self.answer("https://model.test/v1", proxies), "hi")
         self.assertEqual(len(proxy.heads), 1)
 
-    async def test_plain_http_is_asked_of_the_proxy_with_the_whole_address(self) -> None:
+    async def test_plain_http_is_sent_to_the_proxy_with_the_whole_address(self) -> None:
         proxy = await self.proxy(authorization=PASSWORD)
         proxies = self.proxies(proxy, user="user:pass%40word@")
         self.assertEqual(await self.answer("http://model.test:81/v1", proxies), "hi")
@@ -187,7 +188,7 @@ class ModelTests(ProxyTestCase):
             self.assertEqual(await self.answer(url, self.proxies(proxy)), "hi")
         self.assertEqual(proxy.heads, [])
 
-    async def test_a_refusal_of_the_proxy_is_told_and_no_secret_with_it(self) -> None:
+    async def test_a_refusal_of_the_proxy_is_quoted_without_secrets(self) -> None:
         for status, words, again in (
             (b"", "407 Who are you", False),
             (b"403 Not there", "403 Not there", False),

@@ -1,5 +1,5 @@
-"""The scenarios of prompts, cancels, queues and endings, driven through the model agent: real
-sockets on both sides, a real store, real commands, and a model server that the test plays."""
+"""The scenarios of prompts, cancels, queues and endings with the coder: real sockets on both sides,
+a real store, real commands, and a model server that the test plays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crushlite.coder.tools.base import ToolOutcome
 from crushlite.coder.tools.registry import all_tools
 from crushlite.http.client import ClientError
 from crushlite.testing.model import End, Fail, Say, Use
-from tests.support.model import QUICK, CoderTestCase, EchoTool, GateTool, results_of
+from tests.support.model import QUICK, CoderTestCase, EchoTool, GateTool, results
 from tests.support.prompts import until
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def bash(command: str) -> str:
 
 class AcceptanceTests(CoderTestCase):
     async def test_001_accept_returns_202_at_once(self) -> None:
-        """The 202 comes while the model has not said a word, and the turn goes on after it."""
+        """The 202 comes before the model has answered anything, and the turn goes on after it."""
         await self.start()
         run_id = await self.post("hello")
         call = await self.model.call(1)
@@ -49,21 +49,21 @@ class AcceptanceTests(CoderTestCase):
         answer = await self.anna.try_prompt(session, text)
         self.assertEqual(answer.status, 400, answer.json)
         await self.anna.events.never("run_complete")
-        self.assertEqual(await self.told(), [])
+        self.assertEqual(await self.shape(), [])
         self.assertEqual(self.model.calls, [])
 
     async def test_004_reject_empty_prompt(self) -> None:
-        """Nothing to say is refused, stored nowhere and sent to no model."""
+        """An empty prompt is refused, stored nowhere and sent to no model."""
         await self.start()
         await self.assert_refused(self.session, "")
 
     async def test_005_reject_missing_session_id(self) -> None:
-        """A prompt for no session is refused, stored nowhere and sent to no model."""
+        """A prompt without a session is refused, stored nowhere and sent to no model."""
         await self.start()
         await self.assert_refused("", "hello")
 
     async def test_006_text_attachment_replaces_prompt(self) -> None:
-        """A text file alone is a prompt, and the model reads what is in it."""
+        """A text file without a text is a prompt, and the model gets its content."""
         await self.start(script=lambda request: [Say("read"), End()])
         content = base64.b64encode("naïve notes\n".encode()).decode()
         file = {"content": content, "file_path": "notes.txt", "mime_type": "text/plain"}
@@ -75,10 +75,10 @@ class AcceptanceTests(CoderTestCase):
         self.assertIn("notes.txt", text)
 
     async def test_012_request_timeout_does_not_own_run(self) -> None:
-        """A poster that gives up after 50 ms does not take its run along."""
+        """A client that gives up its request after 50 ms does not end its run."""
         await self.start()
         http = self.daemon.connect()
-        # Once connected, the whole request leaves in one piece, however busy the machine is.
+        # On an open connection the request is sent in one piece, however busy the machine is.
         await http.request("GET", "/v1/health", timeout=60)
         body = json.dumps({"session_id": self.session, "prompt": "hello", "run_id": "r"})
         with contextlib.suppress(ClientError):
@@ -92,10 +92,11 @@ class AcceptanceTests(CoderTestCase):
         await call.finish()
         done = await self.complete("r")
         self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
-        self.assertEqual((await self.told())[-1], ("assistant", "still here", "end_turn"))
+        self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "still here"))
 
     async def test_013_connection_reset_after_202(self) -> None:
-        """The poster's connection is reset in the middle of the answer: the run ends normally."""
+        """The client's connection is reset in the middle of the answer, and the run ends
+        normally."""
         await self.start(tcp=True)
         port = self.daemon.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -105,7 +106,7 @@ class AcceptanceTests(CoderTestCase):
         self.assertIn(b" 202 ", await reader.readline())
         call = await self.model.call(1)
         await call.text("still ")
-        # Linger of zero: the kernel sends a reset instead of a farewell.
+        # With a linger of zero, the kernel sends a reset instead of a FIN.
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
@@ -115,8 +116,8 @@ class AcceptanceTests(CoderTestCase):
         self.assertEqual((done["text"], done["cancelled"]), ("still here", None))
 
     async def test_015_concurrent_dispatch_single_stream(self) -> None:
-        """Eight prompts at once on an idle session never make two requests at once, and all eight
-        are stored and reach the model."""
+        """Of eight prompts sent at once to an idle session, never two are with the model at a time,
+        and all eight are stored and reach it."""
         await self.start()
         texts = [f"prompt {number}" for number in range(8)]
         runs = await asyncio.gather(
@@ -140,13 +141,13 @@ class AcceptanceTests(CoderTestCase):
                 "the next turn, or the last ending",
             )
         self.assertEqual(self.model.most_concurrent, 1)
-        users = [text for role, text, _ in await self.told() if role == "user"]
+        users = [text for role, _, text in await self.shape() if role == "user"]
         self.assertEqual(sorted(users), texts)
         last = [text for role, text in self.asked(number) if role == "user"]
         self.assertEqual(sorted(last), texts)
 
     async def test_016_sessions_run_in_parallel(self) -> None:
-        """Two sessions stream at the same time, and the end of one does not touch the other."""
+        """Two sessions stream at the same time, and the end of one does not affect the other."""
         await self.start()
         other = await self.anna.session()
         first = await self.post("one")
@@ -165,7 +166,7 @@ class AcceptanceTests(CoderTestCase):
         self.assertEqual((await self.complete(second))["text"], "second answer")
 
     async def test_017_agent_init_survives_request_end(self) -> None:
-        """An init that is aborted right after it was sent does not spoil a later prompt."""
+        """An init whose connection is aborted does not affect a later prompt."""
         await self.start()
         _, writer = await asyncio.open_unix_connection(str(self.daemon.socket))
         head = f"POST {self.anna.base}/agent/init HTTP/1.1\r\nHost: localhost\r\n"
@@ -194,15 +195,16 @@ class CancelTests(CoderTestCase):
         await bert.events.never("agent_event", quiet=0)
 
     async def test_021_idle_cancel_is_noop(self) -> None:
-        """A cancel with nothing to hit leaves the next prompt alone."""
+        """A cancel of an idle session does not affect the next prompt."""
         await self.start()
         self.assertEqual(await self.anna.cancel(self.session), [])
         done = await self.exchange("hello", "hi")
         self.assertEqual((done["text"], done["cancelled"]), ("hi", None))
-        self.assertEqual((await self.told())[-1], ("assistant", "hi", "end_turn"))
+        self.assertEqual((await self.shape())[-1], ("assistant", "end_turn", "hi"))
 
     async def test_023_cancel_active_and_accepted_followup(self) -> None:
-        """One cancel ends the running turn and the prompt behind it, which no model ever sees."""
+        """One cancel ends the running turn and the prompt behind it, which is never sent to a
+        model."""
         await self.start()
         await self.post("first", run_id="r1")
         call = await self.model.call(1)
@@ -214,12 +216,12 @@ class CancelTests(CoderTestCase):
         for run_id in ("r1", "r2"):
             self.assertTrue((await self.complete(run_id))["cancelled"])
         self.assertEqual(
-            await self.told(),
+            await self.shape(),
             [
-                ("user", "first", "stop"),
-                ("assistant", "", "canceled"),
-                ("user", "second", "stop"),
-                ("assistant", "", "canceled"),
+                ("user", "stop", "first"),
+                ("assistant", "canceled", ""),
+                ("user", "stop", "second"),
+                ("assistant", "canceled", ""),
             ],
         )
         self.assertEqual(len(self.model.calls), 1)
@@ -234,12 +236,12 @@ class CancelTests(CoderTestCase):
         done = await self.exchange("second", "hi")
         self.assertEqual((done["text"], done["cancelled"]), ("hi", None))
         self.assertEqual(
-            await self.told(),
+            await self.shape(),
             [
-                ("user", "first", "stop"),
-                ("assistant", "", "canceled"),
-                ("user", "second", "stop"),
-                ("assistant", "hi", "end_turn"),
+                ("user", "stop", "first"),
+                ("assistant", "canceled", ""),
+                ("user", "stop", "second"),
+                ("assistant", "end_turn", "hi"),
             ],
         )
         # The canceled answer is empty, which providers refuse: only the prompts are sent.
@@ -250,15 +252,15 @@ class CancelTests(CoderTestCase):
         await self.start()
         run_id = await self.post("hello")
         await self.model.call(1)
-        self.assertEqual(await self.told(), [("user", "hello", "stop")])
+        self.assertEqual(await self.shape(), [("user", "stop", "hello")])
         await self.anna.cancel(self.session)
         await self.complete(run_id)
         self.assertEqual(
-            await self.told(), [("user", "hello", "stop"), ("assistant", "", "canceled")]
+            await self.shape(), [("user", "stop", "hello"), ("assistant", "canceled", "")]
         )
 
     async def test_037_cancel_mid_text(self) -> None:
-        """What the model said before the cancel stays, in the message and in the ending."""
+        """What was streamed before the cancel stays, in the message and in the run_complete."""
         await self.start()
         run_id = await self.post("hello")
         call = await self.model.call(1)
@@ -267,10 +269,10 @@ class CancelTests(CoderTestCase):
         await self.anna.cancel(self.session)
         done = await self.complete(run_id)
         self.assertEqual((done["cancelled"], done["text"]), (True, "hel"))
-        self.assertEqual((await self.told())[-1], ("assistant", "hel", "canceled"))
+        self.assertEqual((await self.shape())[-1], ("assistant", "canceled", "hel"))
 
     async def test_040_cancel_during_tool(self) -> None:
-        """A cancel kills the running command and answers its call; the session is idle."""
+        """A cancel kills the running command and closes its call; the session is idle then."""
         await self.start(tools=all_tools())
         run_id = await self.post("wait")
         call = await self.model.call(1)
@@ -289,7 +291,7 @@ class CancelTests(CoderTestCase):
         self.assertEqual((result["tool_call_id"], result["is_error"]), ("c1", True))
         self.assertIn("cancelled", result["content"])
         self.assertEqual(
-            [(role, finish) for role, _, finish in await self.told()],
+            [(role, finish) for role, finish, _ in await self.shape()],
             [("user", "stop"), ("assistant", "canceled"), ("tool", "stop")],
         )
         self.assertEqual(len(self.model.calls), 1)
@@ -312,7 +314,7 @@ class CancelTests(CoderTestCase):
         self.assertFalse((self.project / "touched").exists())
 
     async def test_047_cancel_isolated_per_session(self) -> None:
-        """A cancel in one session leaves the answer that streams in another alone."""
+        """A cancel in one session does not affect the answer that streams in another."""
         await self.start()
         other = await self.anna.session()
         first = await self.post("one")
@@ -326,10 +328,10 @@ class CancelTests(CoderTestCase):
         await call_two.finish()
         done = await self.complete(second)
         self.assertEqual((done["text"], done["cancelled"]), ("unharmed", None))
-        self.assertEqual((await self.told(other))[-1], ("assistant", "unharmed", "end_turn"))
+        self.assertEqual((await self.shape(other))[-1], ("assistant", "end_turn", "unharmed"))
 
     async def test_050_cancel_after_completion(self) -> None:
-        """A cancel after the end hits nothing, and the next prompt runs."""
+        """A cancel after the end of a run changes nothing, and the next prompt runs."""
         await self.start()
         await self.exchange("one", "first")
         self.assertEqual(await self.anna.cancel(self.session), [])
@@ -339,7 +341,8 @@ class CancelTests(CoderTestCase):
 
 class QueueTests(CoderTestCase):
     async def at_the_gate(self) -> GateTool:
-        """A turn of the prompt `main` whose model has called a tool that is still running."""
+        """Start a turn with the prompt `main`, whose model has called a tool that is still
+        running."""
         gate = GateTool()
         await self.start(tools=[gate])
         await self.post("main", run_id="main")
@@ -356,7 +359,7 @@ class QueueTests(CoderTestCase):
         await call.finish()
 
     async def test_055_queue_count_and_list(self) -> None:
-        """Prompts that wait behind a turn are counted and listed in post order."""
+        """Prompts that wait behind a turn are counted, and listed in the order of arrival."""
         await self.start()
         await self.post("main", run_id="r1")
         await self.model.call(1)
@@ -374,7 +377,8 @@ class QueueTests(CoderTestCase):
         self.assertEqual(await self.queue("queued"), 0)
 
     async def test_056_followup_folds_at_next_step(self) -> None:
-        """A prompt typed while a tool runs is in the next request, behind the tool's result."""
+        """A prompt that is sent while a tool runs is in the next request, after the tool's
+        result."""
         gate = await self.at_the_gate()
         rider = await self.post("also this")
         gate.gate.set()
@@ -391,20 +395,20 @@ class QueueTests(CoderTestCase):
             ],
         )
         self.assertEqual(
-            await self.told(),
+            await self.shape(),
             [
-                ("user", "main", "stop"),
-                ("assistant", "wait ", "tool_use"),
-                ("tool", "", "stop"),
-                ("user", "also this", "stop"),
-                ("assistant", "both done", "end_turn"),
+                ("user", "stop", "main"),
+                ("assistant", "tool_use", "wait "),
+                ("tool", "stop", ""),
+                ("user", "stop", "also this"),
+                ("assistant", "end_turn", "both done"),
             ],
         )
         self.assertEqual((second["folded_into"], second["text"]), ("main", first["text"]))
         self.assertEqual(len(self.model.calls), 2)
 
     async def test_058_followup_without_more_steps_becomes_own_turn(self) -> None:
-        """A prompt typed during the last answer of a turn starts a turn by itself."""
+        """A prompt that is sent during the last step of a turn gets a turn of its own."""
         await self.start()
         main = await self.post("main")
         call = await self.model.call(1)
@@ -420,7 +424,7 @@ class QueueTests(CoderTestCase):
         )
 
     async def test_059_several_followups_fold_in_order(self) -> None:
-        """Three prompts typed during one tool call reach model and store in the order typed."""
+        """Three prompts sent during one tool call reach the model and the store in their order."""
         gate = await self.at_the_gate()
         riders = [await self.post(text) for text in ("f1", "f2", "f3")]
         gate.gate.set()
@@ -428,11 +432,11 @@ class QueueTests(CoderTestCase):
         for run_id in ("main", *riders):
             self.assertEqual((await self.complete(run_id))["text"], "all done")
         self.assertEqual(self.asked(2)[-3:], [("user", "f1"), ("user", "f2"), ("user", "f3")])
-        users = [text for role, text, _ in await self.told() if role == "user"]
+        users = [text for role, _, text in await self.shape() if role == "user"]
         self.assertEqual(users, ["main", "f1", "f2", "f3"])
 
     async def test_060_runid_prompt_never_folds(self) -> None:
-        """A prompt with an id of its own stays out of the running turn and gets its own answer."""
+        """A prompt with a run_id is not folded into the running turn and gets its own answer."""
         gate = await self.at_the_gate()
         await self.post("mine", run_id="mine")
         gate.gate.set()
@@ -444,7 +448,8 @@ class QueueTests(CoderTestCase):
         self.assertEqual((await self.complete("mine"))["text"], "and so is mine")
 
     async def test_065_cancel_clears_queue_with_rc(self) -> None:
-        """A cancel ends each waiting prompt once, with or without an id, and empties the queue."""
+        """A cancel ends each waiting prompt once, with or without a run_id, and empties the
+        queue."""
         await self.start()
         await self.post("main", run_id="main")
         await self.model.call(1)
@@ -460,7 +465,7 @@ class QueueTests(CoderTestCase):
         self.assertEqual(len(self.model.calls), 1)
 
     async def test_068_both_turns_publish_rc(self) -> None:
-        """A turn and the one queued behind it both end well, with a message each."""
+        """A turn and the one queued behind it both complete, with a message each."""
         await self.start()
         await self.post("first", run_id="r1")
         await self.model.call(1)
@@ -473,7 +478,8 @@ class QueueTests(CoderTestCase):
         self.assertEqual([m["id"] for m in messages], [e["message_id"] for e in endings])
 
     async def test_077_same_runid_twice(self) -> None:
-        """A repeated prompt is the same run, now and after its end; another text is refused."""
+        """A repeated prompt is the same run, during it and after its end; another text with its
+        run_id is refused."""
         await self.start()
         await self.post("hello", run_id="r")
         await self.model.call(1)
@@ -488,13 +494,14 @@ class QueueTests(CoderTestCase):
         await self.complete("r")
         self.assertEqual(len(self.model.calls), 1)
         self.assertEqual(
-            await self.told(), [("user", "hello", "stop"), ("assistant", "hi", "end_turn")]
+            await self.shape(), [("user", "stop", "hello"), ("assistant", "end_turn", "hi")]
         )
 
 
 class EndingTests(CoderTestCase):
     async def test_079_rc_success_shape(self) -> None:
-        """A good ending names session, run and last message, holds its text, and nothing bad."""
+        """The run_complete of a success names session, run and last message, holds the text of
+        that, and neither an error nor a cancel."""
         await self.start()
         done = await self.exchange("hello", "hi")
         run_id = (await self.anna.call("GET", "/runs")).json[0]["run_id"]
@@ -512,7 +519,7 @@ class EndingTests(CoderTestCase):
         self.assertEqual((event["type"], event["session_id"]), ("agent_finished", self.session))
 
     async def test_080_rc_text_is_last_assistant(self) -> None:
-        """After a tool loop the ending holds the text of the last message only."""
+        """After several steps the run_complete holds the text of the last message only."""
         await self.start(tools=[EchoTool()])
         run_id = await self.post("go")
         call = await self.model.call(1)
@@ -527,7 +534,7 @@ class EndingTests(CoderTestCase):
         self.assertEqual((done["text"], done["message_id"]), ("seen", last["id"]))
 
     async def test_081_rc_cancel_shape(self) -> None:
-        """A cancel in the middle of an answer says so and names the message it left."""
+        """The run_complete of a cancel says so, and names the message that it left."""
         await self.start()
         run_id = await self.post("hello")
         await (await self.model.call(1)).think("hmm")
@@ -542,7 +549,8 @@ class EndingTests(CoderTestCase):
         self.assertGreater(reasoning["data"]["finished_at"], 0)
 
     async def failed(self, run_id: str) -> Seen:
-        """The last message of a run that failed, after checking that all agree that it did."""
+        """The last message of a failed run, after checking that its run_complete, its record and
+        its message agree."""
         done = await self.complete(run_id)
         (event,) = self.anna.events.all("agent_event", type="error")
         self.assertEqual((event["session_id"], event["run_id"]), (self.session, run_id))
@@ -557,7 +565,7 @@ class EndingTests(CoderTestCase):
         return last
 
     async def test_085_error_event_has_run_id(self) -> None:
-        """A request that the model server refuses is told with session, run and its own words."""
+        """The error event of a refused request names session and run and quotes the provider."""
         await self.start()
         await self.post("hello", run_id="r")
         (await self.model.call(1)).error(400, "context_length_exceeded: too many words")
@@ -566,8 +574,8 @@ class EndingTests(CoderTestCase):
         self.assertEqual((len(self.model.calls), self.naps.slept), (1, []))
 
     async def test_086_provider_error_persisted(self) -> None:
-        """When every attempt has failed, the words of the server are stored, above what the last
-        attempt had said; the attempts before it left nothing."""
+        """When every attempt has failed, the provider's error is stored with what the last attempt
+        had streamed; nothing is left of the attempts before it."""
         await self.start()
         await self.post("hello", run_id="r")
         for number in range(1, 4):
@@ -581,12 +589,12 @@ class EndingTests(CoderTestCase):
         self.assertEqual(last.text, "partial")
         self.assertIn("the GPU is on fire", last["parts"][-1]["data"]["details"])
         self.assertEqual((len(self.model.calls), self.naps.slept), (4, [1.0, 2.0, 4.0]))
-        # The session is not spoilt.
+        # The session can be used again.
         self.assertEqual((await self.exchange("again", "fine now"))["text"], "fine now")
 
     async def test_088_reauth_retry_single_rc(self) -> None:
-        """Attempts inside one run are one ending. A refused key is not tried again: keys here do
-        not refresh themselves, and the user is told at once."""
+        """Several attempts are one run with one ending. A refused key is not tried again, since
+        keys do not change by themselves: the user gets the error at once."""
         answers: list[list[Step]] = [
             [Fail(429, "slow down", QUICK)],
             [Fail(503, "one moment", QUICK)],
@@ -603,7 +611,8 @@ class EndingTests(CoderTestCase):
         self.assertEqual(len(self.anna.events.all("run_complete")), 2)
 
     async def test_089_malformed_tool_json(self) -> None:
-        """Arguments that are no JSON are stored as {}, the model is told, and the turn goes on."""
+        """Arguments that are no JSON are stored as {}, the model gets an error, and the turn goes
+        on."""
         echo = EchoTool()
         await self.start(tools=[echo])
         run_id = await self.post("go")
@@ -623,8 +632,8 @@ class EndingTests(CoderTestCase):
         self.assertTrue(stored["is_error"])
 
     async def test_090_loop_guard(self) -> None:
-        """The sixth equal call with an equal result ends the turn; equal calls whose results
-        differ are work, and go on."""
+        """The sixth equal call with an equal result ends the turn; equal calls with different
+        results do not."""
 
         def script(request: dict[str, Any]) -> list[Step]:
             steps = sum(message["role"] == "tool" for message in request["messages"])
@@ -643,8 +652,8 @@ class EndingTests(CoderTestCase):
         self.assertEqual((done["text"], len(same.ran)), ("enough", 6 + 8))
 
     async def test_091_orphan_tool_call_repaired(self) -> None:
-        """A call whose result is missing in the store gets one in the request, right behind it;
-        the call beside it keeps its own."""
+        """A call without a stored result gets one in the request, right after it; the call next to
+        it keeps its own."""
         await self.start(tools=[EchoTool(read_only=True)])
         run_id = await self.post("go")
         call = await self.model.call(1)
@@ -654,7 +663,7 @@ class EndingTests(CoderTestCase):
         await (await self.model.call(2)).finish()
         await self.complete(run_id)
         messages = await self.anna.messages(self.session)
-        lost = next(m for m in messages if [r["tool_call_id"] for r in results_of([m])] == ["c1"])
+        lost = next(m for m in messages if [r["tool_call_id"] for r in results([m])] == ["c1"])
 
         def delete(conn: Connection) -> None:
             conn.execute("DELETE FROM messages WHERE id = ?", (lost["id"],))
@@ -671,7 +680,8 @@ class EndingTests(CoderTestCase):
         self.assertEqual(sent[3]["content"], "echo two")
 
     async def test_096_content_filter_and_max_tokens(self) -> None:
-        """An answer cut by the server's filter or limit says so, and is no error."""
+        """An answer that the provider's filter or limit cut has that finish reason, and is no
+        error."""
         await self.start()
         for reason, finish in (("length", "max_tokens"), ("content_filter", "content_filter")):
             with self.subTest(reason):
@@ -681,11 +691,11 @@ class EndingTests(CoderTestCase):
                 await call.finish(reason)
                 done = await self.complete(run_id)
                 self.assertEqual((done["text"], done["error"]), ("cut", None))
-                self.assertEqual((await self.told())[-1], ("assistant", "cut", finish))
+                self.assertEqual((await self.shape())[-1], ("assistant", finish, "cut"))
 
     async def test_098_teardown_waits_for_runs(self) -> None:
-        """A tool that takes its time to stop holds the teardown: the store is closed behind the
-        last words of its run, and nothing is written too late."""
+        """A tool that takes its time to stop delays the teardown: the store is closed after the
+        ending of its run was written, and nothing is written too late."""
         gate = GateTool(cleanup=asyncio.Event())
         await self.start(tools=[gate])
         path = str(self.anna.workspace["path"])
@@ -697,7 +707,7 @@ class EndingTests(CoderTestCase):
         store = self.daemon.backend.get(self.anna.workspace["id"]).store.store
         with self.assertNoLogs("crushlite", "WARNING"):
             await self.anna.retire()
-            await gate.inside.acquire()  # it has been told to stop, and has not yet
+            await gate.inside.acquire()  # it has been cancelled and has not ended
             self.assertEqual((await self.anna.call("GET", "")).status, 404)
             self.assertEqual(
                 await store.read(lambda conn: conn.execute("SELECT 1").fetchone()), (1,)
@@ -709,6 +719,6 @@ class EndingTests(CoderTestCase):
             await self.anna.events.end()
             self.anna = await self.join(path=path)
         self.assertEqual(
-            [(role, finish) for role, _, finish in await self.told()],
+            [(role, finish) for role, finish, _ in await self.shape()],
             [("user", "stop"), ("assistant", "canceled"), ("tool", "stop")],
         )

@@ -1,4 +1,4 @@
-"""What the model agent leaves in the database: sessions, counters, titles, files."""
+"""What the coder leaves in the database: sessions, counters, titles, files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.clock import FakeClock
 from crushlite.store import files as file_rows, messages as message_rows, runs as run_rows
 from crushlite.testing.model import End, Say, Use
-from tests.support.configured import CoderTestCase, chat, marked, new_mark, results, until, use
+from tests.support.configured import ConfiguredTestCase, chat, marked, new_mark, results, until, use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,8 @@ COSTS = {"cost_per_1m_in": 1000.0, "cost_per_1m_out": 10000.0}
 PIXEL = base64.b64encode(b"\x89PNG and so on").decode()
 
 
-class StoreCase(CoderTestCase):
-    """Anna, in a workspace that asks nobody."""
+class StoreCase(ConfiguredTestCase):
+    """Anna is the client of a workspace that asks for no permissions."""
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
@@ -37,7 +37,7 @@ class StoreCase(CoderTestCase):
         return [row["id"] for row in (await self.anna.call("GET", "/sessions")).json]
 
     async def child(self, parent: str) -> str:
-        """A session of a sub-agent: no route makes one."""
+        """Insert a session of a sub-agent into the database: no route makes one."""
         return (await self.workspace(self.anna).create_session("helper", parent)).id
 
     async def left(self, session: str) -> list[int]:
@@ -60,7 +60,8 @@ class StoreCase(CoderTestCase):
 
 class SessionScenarios(StoreCase):
     async def test_241_session_crud_and_order(self) -> None:
-        """The session that something happened in last is first; counts follow; children hide."""
+        """Sessions are listed by their last change, with their counts, and without child
+        sessions."""
         second = await self.anna.session("second")
         self.assertEqual(await self.listed(), [second, self.session])
         await self.turn(self.anna, self.session, "@bash echo hi")
@@ -81,7 +82,8 @@ class SessionScenarios(StoreCase):
         self.assertEqual(await self.listed(), [self.session])
 
     async def test_248_delete_session_cascade(self) -> None:
-        """Messages, files, read marks and runs go in one go; one event says so; then it is 404."""
+        """Messages, files, read marks and runs are deleted at once, with one event; then it is
+        404."""
         self.plan += [
             use("write", file_path="a.txt", content="one"),
             use("view", file_path="a.txt"),
@@ -104,7 +106,7 @@ class SessionScenarios(StoreCase):
         self.assertTrue((self.project / "a.txt").exists(), "the user's files are not ours to take")
 
     async def test_248_a_deleted_session_takes_its_background_jobs_along(self) -> None:
-        """What a session left running ends with it."""
+        """The background jobs of a session are killed when it is deleted."""
         mark = new_mark()
         self.plan.append(
             use("bash", command=f"sleep {mark}", description="", run_in_background=True)
@@ -115,7 +117,8 @@ class SessionScenarios(StoreCase):
         self.assertEqual((answer.status, marked(mark)), (200, []))
 
     async def test_256_attachments_retained_but_filtered_for_text_model(self) -> None:
-        """A model without eyes is told of an image and not sent it; the upload is kept."""
+        """A model that takes no images gets the name of one and not its content; the upload is
+        kept."""
         files = [
             {"file_path": "p.png", "mime_type": "image/png", "content": PIXEL},
             {"file_path": "n.txt", "mime_type": "text/plain", "content": "bm90ZXM="},
@@ -148,7 +151,8 @@ class ActiveDeletion(StoreCase):
     scripted = False
 
     async def test_248_a_session_at_work_is_stopped_before_it_is_deleted(self) -> None:
-        """Its run ends first, for the model too, and is not heard of after the goodbye."""
+        """Its run and the request to the model end first; no event of it follows `session
+        deleted`."""
         run_id = await self.prompt(self.anna, self.session, "hello")
         call = await self.model.call(1)
         await call.text("One moment")
@@ -164,7 +168,8 @@ class ActiveDeletion(StoreCase):
         self.assertEqual(await self.left(self.session), [0, 0, 0, 0])
 
     async def test_250_delete_parent_removes_children(self) -> None:
-        """Children and theirs go with their parent, at work or not."""
+        """Child sessions and theirs are deleted with their parent, whether they have a run or
+        not."""
         child = await self.child(self.session)
         grandchild = await self.child(child)
         run_id = await self.prompt(self.anna, grandchild, "hello")
@@ -186,7 +191,7 @@ class OrderScenario(StoreCase):
         return FakeClock()
 
     async def test_242_message_order_stable_within_one_second(self) -> None:
-        """Fifty messages that time cannot tell apart are listed as they came, also from disk."""
+        """Fifty messages of the same second are listed in the order they came, also from disk."""
         calls = [f"c{n}" for n in range(32)]
 
         def todos(ident: str) -> Use:
@@ -215,7 +220,7 @@ class OrderScenario(StoreCase):
 
 
 class TitleScenarios(StoreCase):
-    """The small model says whatever `self.said` holds."""
+    """The small model answers with `self.said`."""
 
     said: Sequence[Step] = (Say("Port the Parser"), End(usage=None))
 
@@ -229,7 +234,8 @@ class TitleScenarios(StoreCase):
         self.assertEqual((await self.known(session))["title"], title)
 
     async def test_244_title_generated_from_first_text(self) -> None:
-        """The first prompt gives the title, in place of the one at create; the second does not."""
+        """The title made from the first prompt replaces the one given at create; a second is not
+        made."""
         self.assertEqual((await self.known())["title"], "placeholder")
         await self.turn(self.anna, self.session, "port the parser, please")
         await self.titled_as("Port the Parser")
@@ -242,7 +248,7 @@ class TitleScenarios(StoreCase):
         self.assertEqual((await self.known())["title"], "Port the Parser")
 
     async def test_244_what_a_model_says_becomes_one_clean_line(self) -> None:
-        """Thoughts, quotes and line ends are removed; a title that says nothing is the prompt's."""
+        """Reasoning, quotes and line ends are removed; an empty title is replaced by the prompt."""
         long = "please port the parser to the new grammar, and then the lexer"
         for said, title in (
             ('<think>Hm.\nA title.</think>\n"Port the\nParser"\n', "Port the Parser"),
@@ -264,7 +270,7 @@ class TitleUnderWay(StoreCase):
     described = COSTS
 
     async def both(self, session: str, text: str = "hello") -> tuple[str, ModelCall, ModelCall]:
-        """A first prompt whose turn and title are both under way."""
+        """A first prompt, and the open calls for its turn and its title."""
         numbers = len(self.model.calls) + 1, len(self.titles.calls) + 1
         run_id = await self.prompt(self.anna, session, text)
         return run_id, await self.model.call(numbers[0]), await self.titles.call(numbers[1])
@@ -274,7 +280,7 @@ class TitleUnderWay(StoreCase):
         await call.finish(usage=usage)
 
     async def test_244_a_cancel_of_the_turn_does_not_stop_the_title(self) -> None:
-        """Titles take long: who presses Escape still gets one."""
+        """A user who cancels the turn still gets a title."""
         run_id, turn, title = await self.both(self.session)
         await self.anna.cancel(self.session, wait=10)
         self.assertTrue((await self.ended(self.anna, run_id))["cancelled"])
@@ -284,7 +290,8 @@ class TitleUnderWay(StoreCase):
         await self.anna.events.wait_for("session", title="Port the Parser")
 
     async def test_244_a_rename_is_kept_whenever_the_title_comes(self) -> None:
-        """A person's title is never replaced: not by one under way, not by a later prompt's."""
+        """A title that the user gave is never replaced, neither by one under way nor by a later
+        one."""
         run_id, turn, title = await self.both(self.session)
         await self.anna.call("PUT", f"/sessions/{self.session}", {"title": "mine"})
         await self.give_title(title, (30, 4))
@@ -294,7 +301,7 @@ class TitleUnderWay(StoreCase):
         self.assertEqual((await self.known())["title"], "mine")
 
     async def test_244_a_small_model_that_fails_is_replaced_by_the_large_one(self) -> None:
-        """Which is asked the same; the turn knows nothing of it."""
+        """The large model gets the same request; the turn is not affected."""
         run_id, turn, title = await self.both(self.session)
         title.error(400, "too small")
         large = await self.model.call(2)
@@ -305,8 +312,8 @@ class TitleUnderWay(StoreCase):
         await turn.finish()
         await self.ended(self.anna, run_id)
 
-    async def test_244_a_title_that_nobody_can_give_has_a_fallback(self) -> None:
-        """Both models fail: the session has a name all the same, and the turn goes on."""
+    async def test_244_a_title_that_no_model_can_give_has_a_fallback(self) -> None:
+        """If both models fail, the session gets a default title, and the turn goes on."""
         run_id, turn, title = await self.both(self.session)
         title.error(400, "too small")
         large = await self.model.call(2)
@@ -318,7 +325,7 @@ class TitleUnderWay(StoreCase):
         self.assertEqual((await self.ended(self.anna, run_id))["text"], "Hi.")
 
     async def test_244_a_first_prompt_that_was_canceled_in_the_queue_is_titled(self) -> None:
-        """It is what the session is about, although it never ran."""
+        """The title comes from the first prompt, although its run never started."""
         body = {"command": "true"}
         await self.anna.call("POST", f"/agent/sessions/{self.session}/shell", body)
         asking = self.anna.call("POST", f"/agent/sessions/{self.session}/summarize")
@@ -336,7 +343,8 @@ class TitleUnderWay(StoreCase):
         self.assertEqual((await self.run_info(self.anna, run_id))["outcome"], "canceled")
 
     async def test_245_title_usage_added_not_overwritten(self) -> None:
-        """Whichever is first, the cost is the sum; a title after the turn adds to its counters."""
+        """Whichever ends first, the cost is the sum; a title that ends after the turn adds to its
+        counters."""
         run_id, turn, title = await self.both(self.session)
         await turn.finish(usage=(10, 5))
         await self.ended(self.anna, run_id)
@@ -366,7 +374,8 @@ class UsageScenario(StoreCase):
         return known["prompt_tokens"], known["completion_tokens"]
 
     async def test_247_usage_rules(self) -> None:
-        """Counters hold the last step's values; what is left out keeps the one known; costs add."""
+        """Counters hold the values of the last step; one that it leaves out stays; costs are
+        added."""
         self.assertEqual(await self.counted((100, 7)), (100, 7))
         self.assertAlmostEqual((await self.known())["cost"], 0.17)
         self.assertEqual(await self.counted((120, 3)), (120, 3))
@@ -376,7 +385,7 @@ class UsageScenario(StoreCase):
         self.assertAlmostEqual((await self.known())["cost"], 0.54)
 
     async def test_247_zero_usage_is_estimated_and_costs_nothing(self) -> None:
-        """A server that reports nothing: about four characters to a token, and no money."""
+        """For a server that reports no usage: about four characters to a token, and no cost."""
         for usage in (None, (0, 0)):
             with self.subTest(usage=usage):
                 before, _ = await self.counted(usage, "short")

@@ -1,5 +1,5 @@
-"""Summaries and shell commands: work of a workspace that no request owns and no kill leaves half
-done."""
+"""Summaries and shell commands: both go on when the client that asked for them disconnects, and
+leave nothing half done when they are killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Fail, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import (
-    CoderTestCase,
+    ConfiguredTestCase,
     chat,
     marked,
     new_mark,
@@ -42,8 +42,8 @@ def is_finished_summary(event: Seen) -> bool:
     return event.kind == "message" and bool(event["is_summary_message"]) and event.finish != ""
 
 
-class SummaryCase(CoderTestCase):
-    """Anna, and a session in which something was said."""
+class SummaryCase(ConfiguredTestCase):
+    """Anna is the client, with a session that has one turn."""
 
     described = {"cost_per_1m_in": 1000.0, "cost_per_1m_out": 10000.0}
 
@@ -90,7 +90,7 @@ class SummaryScenarios(SummaryCase):
         self.assertEqual(chat(self.model.requests[-1]), [AS_USER, ("user", "go on")])
 
     async def test_258_a_second_summary_takes_the_place_of_the_first(self) -> None:
-        """It is made from the first one and what followed; later requests begin with it."""
+        """It is made from the first one and what followed that; later requests begin with it."""
         await self.turn(self.anna, self.session, "hello")
         self.plan.append([Say(SUMMARY), End()])
         await self.summarize()
@@ -108,7 +108,7 @@ class SummaryScenarios(SummaryCase):
         )
 
     async def test_259_summarize_empty_noop(self) -> None:
-        """A session without messages is summarized by nobody; one that is unknown is a 404."""
+        """A session without messages is not summarized; one that is unknown is a 404."""
         self.assertEqual((await self.summarize()).status, 200)
         self.assertEqual(await self.anna.messages(self.session), [])
         self.assertEqual((await self.known())["summary_message_id"], "")
@@ -117,7 +117,7 @@ class SummaryScenarios(SummaryCase):
         self.assertEqual((answer.status, answer.json["code"]), (404, "session_not_found"))
 
     async def test_262_summarize_error_finishes_message(self) -> None:
-        """The provider's error is the answer, and stands in a summary that counts for nothing."""
+        """The provider's error is the answer, and is in a summary message that is not used."""
         self.plan.append([Say("Hi."), End()])
         await self.turn(self.anna, self.session, "hello")
         self.plan.append([Fail(400, "the model is out of paper")])
@@ -137,7 +137,7 @@ class SummaryScenarios(SummaryCase):
         )
 
     async def test_262_a_model_that_says_nothing_leaves_no_summary(self) -> None:
-        """An empty answer is an error as well: an empty summary would lose everything."""
+        """An empty answer is an error: an empty summary would lose the conversation."""
         await self.turn(self.anna, self.session, "hello")
         before = shape(await self.anna.messages(self.session))
         self.plan.append([End()])
@@ -147,7 +147,7 @@ class SummaryScenarios(SummaryCase):
 
 
 class UnderWay(SummaryCase):
-    """The test plays the model, so a summary lasts as long as it wants."""
+    """The test plays the model, and so decides how long a summary takes."""
 
     scripted = False
 
@@ -157,7 +157,7 @@ class UnderWay(SummaryCase):
         self.before = shape(await self.anna.messages(self.session))
 
     async def say(self, text: str, answer: str) -> None:
-        """A turn in which the model only talks."""
+        """A turn in which the model answers with a text."""
         number = len(self.model.calls) + 1
         run_id = await self.prompt(self.anna, self.session, text)
         call = await self.model.call(number)
@@ -180,7 +180,8 @@ class UnderWay(SummaryCase):
         await call.finish()
 
     async def assert_unsummarized(self) -> None:
-        """Nothing is left of a summary, in the history, in the rows, or in the next request."""
+        """Check that nothing is left of a summary in the history, in the rows and in the next
+        request."""
         self.assertEqual(shape(await self.anna.messages(self.session)), self.before)
         known = await self.known()
         self.assertEqual((known["summary_message_id"], known["is_busy"]), ("", False))
@@ -193,7 +194,7 @@ class UnderWay(SummaryCase):
 
 class SummaryUnderWay(UnderWay):
     async def test_260_summarize_busy_409(self) -> None:
-        """A session at work is not summarized, and one that is being summarized not twice."""
+        """A session with a run is not summarized, nor is one that is being summarized."""
         run_id = await self.prompt(self.anna, self.session, "more")
         turn = await self.model.call(2)
         answer = await self.summarize()
@@ -209,7 +210,7 @@ class SummaryUnderWay(UnderWay):
         self.assertFalse(await self.anna.busy(self.session))
 
     async def test_261_summarize_cancel_deletes_summary(self) -> None:
-        """A canceled summary is gone and no error for whoever asked; the history is as before."""
+        """A canceled summary is deleted and answered with 200; the history is as before."""
         asking, call = await self.begin()
         [canceled] = await self.anna.cancel(self.session, wait=10)
         self.assertEqual(canceled["was"], "active")
@@ -219,7 +220,7 @@ class SummaryUnderWay(UnderWay):
         await self.assert_unsummarized()
 
     async def test_261_a_teardown_deletes_a_summary_under_way(self) -> None:
-        """A workspace that closes finishes no summary; what is opened again holds none."""
+        """A workspace that closes deletes an unfinished summary; opened again, it has none."""
         asking, call = await self.begin()
         await self.anna.retire()
         async with asyncio.timeout(30):
@@ -229,7 +230,7 @@ class SummaryUnderWay(UnderWay):
         await self.assert_unsummarized()
 
     async def test_261_a_deleted_session_takes_its_summary_along(self) -> None:
-        """Deleting a session ends its summary first; nothing of it comes after."""
+        """Deleting a session ends its summary first; no event of it follows."""
         asking, call = await self.begin()
         answer = await self.anna.call("DELETE", f"/sessions/{self.session}")
         self.assertEqual(answer.status, 200)
@@ -244,7 +245,7 @@ class SummaryUnderWay(UnderWay):
         self.assertLess(seen.index(last), seen.index(gone))
 
     async def test_262_what_a_failed_summary_had_said_stays_beneath_its_error(self) -> None:
-        """People see how far it came; no later request does."""
+        """Clients see how far it came; it is in no later request."""
         asking, call = await self.begin()
         call.raw(b'data: {"error": {"message": "out of paper", "code": 400}}\n\n')
         call.end()
@@ -260,7 +261,7 @@ class SummaryUnderWay(UnderWay):
         )
 
     async def test_265_summarize_survives_disconnect(self) -> None:
-        """Whoever asked may leave: the summary is finished and counts."""
+        """The client that asked may disconnect: the summary is finished and used."""
         http = self.daemon.connect()
         target = f"{self.anna.base}{self.base}/summarize"
         asking = asyncio.create_task(self.daemon.call("POST", target, http=http))
@@ -277,7 +278,7 @@ class SummaryUnderWay(UnderWay):
         await self.anna.events.wait_for("session", summary_message_id=done["id"])
 
     async def test_265_prompts_queue_behind_a_summary_and_begin_with_it(self) -> None:
-        """What is typed meanwhile is listed as queued, and is then asked after the summary."""
+        """A prompt that is sent meanwhile is listed as queued, and runs after the summary."""
         asking, call = await self.begin()
         run_id = await self.prompt(self.anna, self.session, "go on")
         self.assertEqual((await self.run_info(self.anna, run_id))["state"], "queued")
@@ -293,7 +294,7 @@ class SummaryUnderWay(UnderWay):
     async def test_265_prompts_behind_a_summary_that_fails_or_is_canceled_are_taken_all_the_same(
         self,
     ) -> None:
-        """Neither an error nor a cancel before it leaves a prompt in the queue."""
+        """A prompt behind a summary that fails or is canceled does not stay in the queue."""
         asking, call = await self.begin()
         run_id = await self.prompt(self.anna, self.session, "one")
         call.drop()
@@ -315,7 +316,7 @@ class SummaryUnderWay(UnderWay):
 
 
 class SummaryCommitTests(UnderWay):
-    """The store commits when the test lets it."""
+    """The test decides when the store commits."""
 
     def make_stores(self) -> Stores:
         self.gate = Gate(SystemClock())
@@ -323,7 +324,7 @@ class SummaryCommitTests(UnderWay):
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
-        self.addCleanup(self.gate.open)  # before the daemon leaves: it waits for its commits
+        self.addCleanup(self.gate.open)  # before the daemon stops: it waits for its commits
 
     async def test_a_cancel_during_the_commit_of_a_summary_leaves_no_half_truth(self) -> None:
         asking, call = await self.begin()
@@ -336,7 +337,7 @@ class SummaryCommitTests(UnderWay):
             await store(*args, **fields)
 
         with mock.patch.object(summaries, "_store", entered):
-            while not storing.is_set():  # what the turn stores before: its usage
+            while not storing.is_set():  # what the turn stores before that: its usage
                 if self.gate.held:
                     self.gate.let()
                 await asyncio.sleep(0)
@@ -350,7 +351,7 @@ class SummaryCommitTests(UnderWay):
         await self.anna.events.wait_for("session", summary_message_id=summary["id"])
 
 
-class AutoSummaryScenarios(CoderTestCase):
+class AutoSummaryScenarios(ConfiguredTestCase):
     async def workspace_with(self, window: int, **options: Any) -> Participant:
         """A client of a workspace whose model has this context window."""
         self.described = {"context_window": window}
@@ -375,7 +376,8 @@ class AutoSummaryScenarios(CoderTestCase):
         return summarized
 
     async def test_266_auto_summarize_threshold(self) -> None:
-        """With 20 000 tokens left of a large window, or a fifth of a small one; else never."""
+        """A summary is made with 20,000 tokens left of a large window, or a fifth of a small
+        one."""
         for window, options, usage, expected in (
             (300_000, {}, (279_000, 1000), True),
             (300_000, {}, (279_000, 999), False),
@@ -390,13 +392,13 @@ class AutoSummaryScenarios(CoderTestCase):
                 self.assertEqual(await self.summarizes(client, "hello", usage), expected)
 
     async def test_266_a_server_that_reports_no_usage_is_summarized_by_estimate(self) -> None:
-        """Else the context of a local model would overflow although its window is known."""
+        """Else the context of a local model, whose window is known, would overflow."""
         client = await self.workspace_with(10_000)
         self.assertTrue(await self.summarizes(client, "x" * 40_000, None))
         self.assertFalse(await self.summarizes(client, "x" * 400, None))
 
     async def test_266_the_turn_goes_on_from_its_own_summary(self) -> None:
-        """The same run goes on: it knows what was asked, and its history is in order."""
+        """The same run goes on: its request holds the prompt, and its history is valid."""
         client = await self.workspace_with(10_000)
         self.plan += [
             [*use("bash", "c1", command="echo hi", description="")[:-1], End(usage=(9000, 500))],
@@ -425,12 +427,12 @@ class AutoSummaryScenarios(CoderTestCase):
         self.assertEqual((await self.session_of(client, session))["prompt_tokens"], 50)
 
 
-class AutoSummaryCanceled(CoderTestCase):
+class AutoSummaryCanceled(ConfiguredTestCase):
     scripted = False
     described = {"context_window": 10_000}
 
     async def test_a_cancel_during_an_automatic_summary_cancels_the_turn(self) -> None:
-        """Escape is not lost: no summary is left, and the turn does not go on."""
+        """No summary is left, and the turn does not go on."""
         client = await self.join()
         session = await client.session()
         run_id = await self.prompt(client, session, "say hi")
@@ -460,7 +462,7 @@ class ShellCase(SummaryCase):
         return await self.anna.call("POST", f"/agent/sessions/{session}/shell", body)
 
     async def begin(self, command: str = "") -> tuple[asyncio.Task[Answer], str]:
-        """A command that runs now, and the mark of its processes."""
+        """Start a command. Return its request, once it runs, and the mark of its processes."""
         mark = new_mark()
         asking = asyncio.create_task(self.shell(f"{command} touch started; sleep {mark} & wait"))
         self.addCleanup(asking.cancel)
@@ -470,7 +472,7 @@ class ShellCase(SummaryCase):
         return asking, mark
 
     async def parts(self) -> list[dict[str, Any]]:
-        """The shell commands on record."""
+        """The recorded shell commands."""
         messages = await self.anna.messages(self.session)
         parts = [part for message in messages for part in message["parts"]]
         return [part["data"] for part in parts if part["type"] == "shell_command"]
@@ -478,7 +480,7 @@ class ShellCase(SummaryCase):
 
 class ShellScenarios(ShellCase):
     async def test_269_shell_ok_persisted(self) -> None:
-        """A user's command runs in the workspace and is on record as theirs, however it ends."""
+        """A user's command runs in the workspace and is recorded as the user's, however it ends."""
         command = "pwd; echo $HOME; echo complaint >&2; exit 3"
         answer = await self.shell(command)
         self.assertEqual(answer.status, 200)
@@ -506,7 +508,7 @@ class ShellScenarios(ShellCase):
             self.assertEqual((await self.shell(wrong)).status, 400)
 
     async def test_270_shell_missing_session_runs_without_record(self) -> None:
-        """Without its session a command still has its effect; it is just written down nowhere."""
+        """A command for a session that does not exist is run, and not recorded."""
         answer = await self.shell("echo there > effect; echo said", "unknown")
         self.assertEqual((answer.status, answer.json), (200, {"output": "said\n", "exit_code": 0}))
         self.assertEqual((self.project / "effect").read_text(), "there\n")
@@ -515,7 +517,7 @@ class ShellScenarios(ShellCase):
         self.assertEqual((await self.anna.call("GET", "/sessions/unknown/messages")).json, [])
 
     async def test_271_shell_in_history_not_title(self) -> None:
-        """The model reads what was run and what came of it; the title comes from the prompt."""
+        """The model gets the command and its output; the title comes from the prompt."""
         await self.shell("echo forty-two; exit 3")
         await self.settle(self.anna)
         self.assertEqual(self.titles.requests, [])
@@ -528,7 +530,8 @@ class ShellScenarios(ShellCase):
         self.assertEqual([text for _, text in chat(asked)], ["what did I do?"])
 
     async def test_272_a_cancel_kills_a_shell_command_and_it_is_on_record(self) -> None:
-        """It makes nothing busy, is no run in the receipt, and dies with all it started."""
+        """It does not make the session busy, is not in the receipt, and all its processes are
+        killed."""
         asking, mark = await self.begin("echo so far;")
         self.assertFalse(await self.anna.busy(self.session))
         self.assertEqual(await self.anna.cancel(await self.anna.session()), [])
@@ -542,7 +545,7 @@ class ShellScenarios(ShellCase):
         self.assertEqual([part["output"] for part in await self.parts()], ["so far\n"])
 
     async def test_272_a_cancel_reaches_a_command_that_is_still_being_started(self) -> None:
-        """There is no instant in which a cancel finds nothing to kill and is lost."""
+        """A cancel that comes before the process exists is not lost."""
         gate, inside, start = asyncio.Event(), asyncio.Event(), process.start
 
         async def slow(*args: Any, **fields: Any) -> Command:
@@ -563,7 +566,7 @@ class ShellScenarios(ShellCase):
         self.assertEqual(marked(mark), [])
 
     async def test_272_teardown_ends_a_shell_command_and_keeps_its_record(self) -> None:
-        """A workspace that closes leaves neither processes nor a gap in what was done."""
+        """A workspace that closes kills its commands and records them."""
         asking, mark = await self.begin("echo so far;")
         await self.anna.retire()
         self.anna = await self.join()
@@ -574,7 +577,7 @@ class ShellScenarios(ShellCase):
             await asyncio.wait([asking])
 
     async def test_272_a_deleted_session_ends_its_shell_command(self) -> None:
-        """The delete waits until it is dead, and nothing of it follows the goodbye."""
+        """The delete waits until it is dead, and no event of it follows `session deleted`."""
         asking, mark = await self.begin()
         killed: list[Command] = []
         with mock.patch.object(process.Command, "kill", lambda command: killed.append(command)):
@@ -592,8 +595,8 @@ class ShellScenarios(ShellCase):
         self.assertEqual([e for e in after if e["session_id"] == self.session], [])
         self.assertEqual(await self.anna.messages(self.session), [])
 
-    async def test_272_a_shell_command_survives_whoever_typed_it(self) -> None:
-        """It runs to its end and is on record although the connection is gone."""
+    async def test_272_a_shell_command_survives_its_client(self) -> None:
+        """It runs to its end and is recorded although its connection is closed."""
         os.mkfifo(self.project / "word")
         http = self.daemon.connect()
         target = f"{self.anna.base}{self.base}/shell"
@@ -612,7 +615,7 @@ class ShellDuringTurn(ShellCase):
     scripted = False
 
     async def test_272_shell_during_turn(self) -> None:
-        """It neither waits for the turn nor disturbs it; the turn's next step reads about it."""
+        """It neither waits for the turn nor disturbs it; the next request of the turn holds it."""
         run_id = await self.prompt(self.anna, self.session, "say hi")
         call = await self.model.call(1)
         await call.text("One moment. ")
@@ -638,7 +641,7 @@ class ShellDuringTurn(ShellCase):
 
 
 class OwnAgent:
-    """Talks, and summarizes and titles as the test wants it to."""
+    """An agent whose answers, summaries and titles the test decides."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -666,7 +669,7 @@ class OwnAgent:
         return ""
 
     async def stay(self) -> None:
-        """Until cancelled, or for ever."""
+        """Wait until it is cancelled, or for ever."""
         self.inside.set()
         while self.deaf_to_cancel:
             try:
@@ -714,7 +717,7 @@ class OwnAgentTests(BoundedTestCase):
         self.assertEqual(len(await self.anna.messages(self.session)), 2)
 
     async def test_an_agent_is_ready_before_it_summarizes(self) -> None:
-        """Also where a summary is the first thing that a workspace is asked for."""
+        """Also if a summary is the first request of a workspace."""
         await self.anna.prompt(self.session)
         await self.anna.events.wait_for("run_complete")
         await self.anna.retire()

@@ -1,4 +1,4 @@
-"""view, write, edit, multiedit: what is read, what is asked, what is on disk afterwards."""
+"""view, write, edit, multiedit: what they read, what they ask, and what is on disk afterwards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ViewTests(ToolTestCase):
             file.truncate(paths.FILE_BYTES + 1)
         self.assert_failed(await self.use("view", file_path="big"), "larger")
 
-    async def test_outside_the_workspace_it_asks_and_shows_where(self) -> None:
+    async def test_view_asks_outside_the_workspace_and_shows_where(self) -> None:
         secret = self.outside / "secret.txt"
         outcome = await self.use("view", file_path="../outside/secret.txt", limit=5)
         self.assert_denied(outcome, "nobody allowed that")
@@ -157,7 +157,7 @@ class ChangeTests(ToolTestCase):
         self.assert_failed(outcome, "while permission was asked")
         self.assertEqual([(self.root / n).read_text() for n in "ab"], ["same", "same"])
 
-    async def test_a_view_while_permission_is_asked_does_not_renew_it(self) -> None:
+    async def test_a_view_while_permission_is_asked_does_not_renew_the_request(self) -> None:
         path = await self.seen("a", "old")
         self.allow()
 
@@ -171,7 +171,7 @@ class ChangeTests(ToolTestCase):
         self.assertEqual(path.read_text(), "by the user")
 
     async def test_one_grant_covers_the_changes_of_a_tool_in_the_workspace(self) -> None:
-        # The key of "allow for session" is tool, action and directory.
+        # "Allow for session" is remembered by tool, action and directory.
         self.allow()
         for name in ("a", "x/b", "x/y/c"):
             await self.use("write", file_path=name, content="x")

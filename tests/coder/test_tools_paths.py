@@ -1,7 +1,8 @@
-"""Ways out of the workspace: a hundred layouts, and links that change under the tool's hands.
+"""Attempts to get out of the workspace: a hundred layouts, and links that change while a tool
+works.
 
-The user of these tests agrees to everything that is said to be inside the workspace and to nothing
-else. So whatever is read from or written to the outside was taken for inside: an escape.
+In these tests the user allows everything that is said to be inside the workspace and nothing else.
+So if anything outside is read or written, the tool took it for inside.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from tests.support.tools import SECRET, Asked, ToolTestCase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PROC_TOP = "/proc/self/" + "root"  # in two halves: it looks like a path of somebody's machine
+PROC_TOP = (
+    "/proc/self/" + "root"
+)  # in two halves: it looks like a path of the machine it was written on
 RACE_SECONDS = 2.0
 
 
 def dots(outside: Path) -> Iterator[str]:
-    """Up and over, spelled in many ways."""
+    """Paths with `..` that lead outside, spelled in many ways."""
     for up in ("..", "./..", "src/../..", "src/deep/../../..", "src/./../../demo/..", "none/../.."):
         for between in ("/", "//", "/./"):
             yield f"{up}{between}outside{between}secret.txt"
@@ -183,7 +186,7 @@ class LayoutTests(EscapeTestCase):
     async def test_ls_lists_nothing_outside_unasked(self) -> None:
         async def ls(layout: str) -> None:
             outcome = await self.use("ls", path=layout or "..")
-            # Links and what .. leads through have names in the listing; what they lead to has not.
+            # Links are listed by name; what they lead to is not.
             self.assertTrue(outcome.is_error or layout in (".", "./", "src", "src/.."), layout)
 
         await self.check(ls)
@@ -236,7 +239,7 @@ class LayoutTests(EscapeTestCase):
         self.assertEqual((self.root / "src/a.txt").read_text(), "outside")
 
     async def test_folders_above_need_not_be_readable(self) -> None:
-        # As an ordinary user: folders that one may pass through, but not list.
+        # As for an ordinary user: folders that may be passed through, but not listed.
         folder = self.root / "closed"
         folder.mkdir()
         (folder / "a").write_text("content")
@@ -252,7 +255,7 @@ class LayoutTests(EscapeTestCase):
 
 
 class Flipper(threading.Thread):
-    """Changes things as fast as it can until it is stopped."""
+    """Calls a function in a thread, as fast as possible, until it is stopped."""
 
     def __init__(self, flip: Callable[[], None]) -> None:
         super().__init__()
@@ -286,18 +289,19 @@ class RaceTests(EscapeTestCase):
         self.before = snapshot(self.outside)
 
     def flip_folder(self) -> None:
-        """flip is a folder, then nothing, then a link to the outside, then nothing, ..."""
+        """Make `flip` a folder, then nothing, then a link to the outside, then nothing, and so
+        on."""
         moves = (("flip", "aside"), ("way-out", "flip"), ("flip", "way-out"), ("aside", "flip"))
         for old, new in moves:
             while True:
                 try:
                     os.rename(self.root / old, self.root / new)
                     break
-                except OSError:  # a write has made a folder where there was nothing
+                except OSError:  # a write has created the folder meanwhile
                     shutil.rmtree(self.root / new, ignore_errors=True)
 
     def flip_file(self) -> None:
-        """leaf is a file or a link to one outside, and always there."""
+        """Make `leaf` by turns a file and a link to one outside; it always exists."""
         os.symlink(self.outside / "secret.txt", self.root / "leaf.new")
         os.rename(self.root / "leaf.new", self.root / "leaf")
         (self.root / "leaf.new").write_text("harmless")
@@ -307,7 +311,7 @@ class RaceTests(EscapeTestCase):
         tries = 0
         with Flipper(flip) as flipper:
             end = time.monotonic() + RACE_SECONDS
-            # A busy machine takes longer to come to a race at all.
+            # On a busy machine it takes longer until a race happens at all.
             while time.monotonic() < end or tries <= 2 or flipper.flips <= 10:
                 await use()  # type: ignore[misc]
                 tries += 1
@@ -374,7 +378,7 @@ class RaceTests(EscapeTestCase):
 
 
 class LocateTests(unittest.TestCase):
-    def test_what_cannot_be_looked_at_is_explained(self) -> None:
+    def test_what_cannot_be_accessed_is_explained(self) -> None:
         place = locate(Path("/"), "/etc/passwd/x")
         self.assertFalse(exists(place))
         hidden = mock.patch.object(os, "lstat", side_effect=PermissionError(13, "no"))

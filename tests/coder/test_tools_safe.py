@@ -1,4 +1,4 @@
-"""The list of commands that run unasked: what is on it runs, and all that resembles it asks."""
+"""The commands that run without asking: those on the list run, and all that resemble them ask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from crushlite.coder.tools.safe import is_harmless
+from crushlite.coder.tools.safe import harmless_words
 from tests.support.tools import ToolTestCase
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BASES = ("ls", "pwd", "echo hi", "git status")
 
-# What a shell makes more of than words. Put behind, before and between.
+# What means something to a shell: put after, before and between the words of a command.
 TAILS = (
     *("; touch pwned", ";touch pwned", " ; touch pwned", "\ntouch pwned", "\r\ntouch pwned"),
     *("\rtouch pwned", "& touch pwned", " && touch pwned", " || touch pwned", " | tee pwned"),
@@ -32,7 +32,7 @@ HEADS = (
     *("\ufeff", "\u200b", "$", "'", '"', "`", "&", "|", ";", "<x ", ">x ", "#"),
 )
 ONE_BY_ONE = (
-    # programs that are not on the list, or only look like one that is
+    # programs that are not on the list, or only look like one of it
     *("cat a.txt", "head a.txt", "find .", "find . -exec touch pwned +", "sort -o pwned a.txt"),
     *("sort --compress-program=x a", "env", "xargs touch", "rg --pre x y", "tree -o pwned"),
     *("file -C -m x", "tee pwned", "touch pwned", "rm a.txt", "cp a b", "ln -s / x", "awk x"),
@@ -65,7 +65,7 @@ ONE_BY_ONE = (
         "ls -I x",
     ),
     *("ls -w 1", "ls -T1", "ls --hyperlink", "ls -Z", "ls //etc", "ls .//..//outside", "ls ./.."),
-    # git that is more than a look
+    # commands of git that do more than show something
     *("git", "git log", "git diff", "git show", "git add .", "git commit -m x", "git push"),
     *("git -c core.fsmonitor=./x status", "git -c alias.status=!x status", "git -C .. status"),
     *("git --git-dir=evil status", "git --git-dir evil status", "git --exec-path=. status"),
@@ -124,11 +124,11 @@ class SafeTestCase(ToolTestCase):
 
 
 class BypassTests(SafeTestCase):
-    async def test_everything_that_tries_to_slip_past_asks(self) -> None:
+    async def test_commands_that_only_resemble_harmless_ones_ask(self) -> None:
         count = 0
         for command in bypasses():
             with self.subTest(command[:80]):
-                self.assertIsNone(is_harmless(command, self.root))
+                self.assertIsNone(harmless_words(command, self.root))
                 if "\0" in command:
                     outcome = await self.use("bash", command=command, description="")
                     self.assert_failed(outcome, "NUL")
@@ -149,7 +149,7 @@ class BypassTests(SafeTestCase):
         plain = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,-")
         for code in (*range(1, 0x300), *range(0x2000, 0x2070), *range(0xFF00, 0xFF60)):
             character = chr(code)
-            found = is_harmless(f"echo x{character}y", self.root)
+            found = harmless_words(f"echo x{character}y", self.root)
             wanted = character in plain or character in " \t"
             self.assertEqual(found is not None, wanted, repr(character))
 
@@ -166,7 +166,7 @@ class HarmlessTests(SafeTestCase):
             self.assertNotIn("Exit code", await self.runs_unasked(command))
         self.assertFalse((self.root / "pwned").exists())
 
-    async def test_a_look_at_the_repository_runs_unasked(self) -> None:
+    async def test_harmless_git_commands_run_unasked(self) -> None:
         self.assertIn("a.txt", await self.runs_unasked("git status"))
         self.assertIn("?? a.txt", await self.runs_unasked("git status -s"))
         self.assertIn("## No commits yet on main", await self.runs_unasked("git status -sb"))

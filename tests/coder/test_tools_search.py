@@ -15,6 +15,7 @@ from crushlite.coder.tools import search
 from crushlite.coder.tools.search import Grep
 from crushlite.worktree import walk
 from crushlite.worktree.walk import Ignored, Pattern, braces, main
+from tests.support.archive import run_from_archive
 from tests.support.tools import SECRET, ToolTestCase
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class PatternTests(unittest.TestCase):
         self.assertEqual(braces("{}{"), ["{"])
 
     def test_patterns_do_not_explode(self) -> None:
-        began = time.process_time()  # not what others do meanwhile
+        began = time.process_time()  # of this process: others may be busy
         self.assertFalse(matches("*a" * 60 + "b", "a" * 250))
         self.assertFalse(matches("**/" * 60 + "b", "/".join("a" * 60)))
         self.assertLess(time.process_time() - began, 10)
@@ -107,7 +108,7 @@ class TreeTestCase(ToolTestCase):
 
 
 class LsTests(TreeTestCase):
-    async def test_a_tree_without_what_nobody_means(self) -> None:
+    async def test_a_tree_without_what_is_ignored(self) -> None:
         outcome = await self.use("ls")
         names = [".gitignore", ".hidden", "a.py", "out", "out.py", "src/", "  b.py", "  bin.dat"]
         names += ["  deep/", "    er/"]
@@ -139,7 +140,7 @@ class LsTests(TreeTestCase):
         self.assertIn("\n  new\\nline\\u202e\n", outcome.content)
         outcome.content.encode()
 
-    async def test_outside_it_asks(self) -> None:
+    async def test_ls_asks_outside_the_workspace(self) -> None:
         outcome = await self.use("ls", path="out", ignore=["x"], depth=2)
         self.assert_denied(outcome, "nobody allowed")
         asked = self.turn.asked[0]
@@ -169,7 +170,7 @@ class GlobTests(TreeTestCase):
         self.assertEqual(outcome.content, "c.ts")
         self.assertEqual((await self.use("glob", pattern="*.zig")).content, "No files found")
 
-    async def test_only_so_many_are_shown(self) -> None:
+    async def test_glob_shows_a_limited_number_of_files(self) -> None:
         for n in range(150):
             path = self.put(f"many/{n:04}")
             os.utime(path, (n, n))
@@ -178,7 +179,7 @@ class GlobTests(TreeTestCase):
         self.assertEqual((lines[0], lines[99]), ("many/0149", "many/0050"))
         self.assertIn("only 100 are shown", lines[100])
 
-    async def test_outside_it_asks_to_read(self) -> None:
+    async def test_glob_asks_outside_the_workspace(self) -> None:
         self.assert_denied(await self.use("glob", pattern="*", path=".."))
         asked = self.turn.asked[0]
         self.assertEqual((asked.tool, asked.action, asked.path), ("glob", "read", str(self.base)))
@@ -262,10 +263,10 @@ class EndlessTests(TreeTestCase):
 
     async def test_an_expression_that_explodes_is_killed(self) -> None:
         task = await self.exploding()
-        await self.clock.advance(search.SECONDS + search.PATIENCE + 1)
+        await self.clock.advance(search.SECONDS + search.GRACE + 1)
         self.assert_failed(await task, "took too long")
 
-    async def test_a_cancel_ends_it_at_once(self) -> None:
+    async def test_a_cancel_ends_a_search_at_once(self) -> None:
         task = await self.exploding()
         task.cancel()
         with self.assertRaises(asyncio.CancelledError):
@@ -281,20 +282,50 @@ class EndlessTests(TreeTestCase):
         answer = main(json.dumps({**request, "seconds": -1, "limit": 5}))
         self.assertEqual(json.loads(answer), {"found": [], "cut": "time"})
 
-    async def test_a_worker_that_fails_is_reported(self) -> None:
+    async def test_a_search_program_that_fails_is_reported(self) -> None:
         with mock.patch.object(search, "_program", return_value="raise SystemExit('broken')"):
             self.assert_failed(await self.use("ls"), "broken")
 
 
+FROM_ARCHIVE = """
+import asyncio
+from pathlib import Path
+from othertool.clock import SystemClock
+from othertool.coder.tools.base import ToolContext, ToolUse
+from othertool.coder.tools.search import Glob
+from othertool.commands.process import start
+
+class Turn:
+    async def command(self, words, *, cwd, env, read_only):
+        return await start(words, cwd=cwd, env=env, clock=SystemClock())
+
+async def main():
+    context = ToolContext(Path(sys.argv[1]), {})
+    call = ToolUse("call", "glob", {"pattern": "**/*.py"}, Turn(), context)
+    print((await Glob(SystemClock()).run(call)).content)
+
+asyncio.run(main())
+"""
+
+
+class ArchiveTests(TreeTestCase):
+    async def test_a_package_in_a_zip_archive_under_another_name_searches(self) -> None:
+        """It leaves out its own data directory, which is named after it."""
+        wanted = (await self.use("glob", pattern="**/*.py")).content.split("\n")
+        (self.root / ".crushlite").rename(self.root / ".othertool")
+        printed = await asyncio.to_thread(run_from_archive, self.base, FROM_ARCHIVE, str(self.root))
+        self.assertEqual(sorted(printed.split("\n")[:-1]), sorted(wanted))
+
+
 class WorkerTests(TreeTestCase):
-    """The same searches in this process, so that their lines can be measured."""
+    """The same searches in this process, where coverage is measured."""
 
     def run_worker(self, **request: Any) -> dict[str, Any]:
         request = {"path": str(self.root), "root": str(self.root), "seconds": 60, **request}
         answer: dict[str, Any] = json.loads(main(json.dumps(request)))
         return answer
 
-    async def test_the_answers(self) -> None:
+    async def test_the_search_program_answers_with_what_it_found(self) -> None:
         found = self.run_worker(search="ls", limit=3)
         self.assertEqual((len(found["found"]), found["cut"]), (3, "limit"))
         found = self.run_worker(search="glob", pattern="**/*.py", limit=1)

@@ -1,4 +1,4 @@
-"""bash, job_output, job_kill: real commands under real keepers; time is a fake one."""
+"""bash, job_output, job_kill: real commands under real keepers, with a fake clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ShellTestCase(ToolTestCase):
         return await self.use("bash", command=command, description="test", **arguments)
 
     async def waiting(self, command: str, **arguments: Any) -> asyncio.Task[ToolOutcome]:
-        """A call whose command runs and whose timer is armed."""
+        """Start a call; returns when its command runs and its timer is armed."""
         task = asyncio.create_task(self.bash(command, **arguments))
         await self.turn.started.wait()
         await self.turn.said.wait()
@@ -46,7 +46,7 @@ class ShellTestCase(ToolTestCase):
 
 
 class BashTests(ShellTestCase):
-    async def test_output_and_folder_are_told_and_what_was_asked_is_complete(self) -> None:
+    async def test_output_and_folder_are_in_the_result_and_the_request_is_complete(self) -> None:
         (self.root / "src").mkdir()
         outcome = await self.bash("cd src; echo out; echo err >&2")
         self.assertEqual(outcome.content, f"out\nerr\n\n<cwd>{self.root}</cwd>")
@@ -109,7 +109,9 @@ class BashTests(ShellTestCase):
         self.assert_denied(await self.bash("touch here"), "too dangerous")
         self.assertEqual((self.turn.ran, os.listdir(self.root)), ([], []))
 
-    async def test_the_environment_is_the_desks_and_standard_input_is_closed(self) -> None:
+    async def test_the_environment_is_that_of_the_context_and_standard_input_is_closed(
+        self,
+    ) -> None:
         self.context.env = {"PATH": "/usr/bin:/bin", "ONLY": "this"}
         with mock.patch.dict(os.environ, {"CANARY_TOKEN": "leak"}):
             outcome = await self.bash("env; cat; echo done")
@@ -156,23 +158,23 @@ class TimeTests(ShellTestCase):
         self.assertTrue(alive(self.turn.commands[0].pid))
         self.assertEqual(self.clock.pending, 0)
 
-    async def test_what_it_puts_out_is_shown_while_it_runs(self) -> None:
+    async def test_output_is_shown_while_the_command_runs(self) -> None:
         task = await self.waiting(FOREVER)
         self.assertEqual(self.turn.shown, [])
         await self.clock.advance(0.1)
         self.assertEqual([text for _, text in self.turn.shown], ["begun\n"])
         await self.clock.advance(50)
-        self.assertEqual(len(self.turn.shown), 1)  # nothing new, nothing said
+        self.assertEqual(len(self.turn.shown), 1)  # no new output, no new event
         task.cancel()
         await asyncio.wait([task])
 
-    async def test_the_model_can_choose_when(self) -> None:
+    async def test_the_model_can_choose_when_a_command_goes_into_the_background(self) -> None:
         task = await self.waiting(FOREVER, auto_background_after=5)
         await self.clock.advance(6)
         self.assertIn("job 1", (await task).content)
         self.assertEqual(self.turn.asked[0].params["auto_background_after"], 5)
 
-    async def test_one_that_is_to_stay_is_killed_at_the_time_out(self) -> None:
+    async def test_a_command_that_stays_in_the_foreground_is_killed_at_the_time_out(self) -> None:
         task = await self.waiting(FOREVER, auto_background_after=600)
         await self.clock.advance(119)
         self.assertFalse(task.done())
@@ -182,7 +184,7 @@ class TimeTests(ShellTestCase):
         self.assertIn("Exit code", outcome.content)
         self.assertFalse(alive(self.turn.commands[0].pid))
 
-    async def test_one_that_cannot_become_a_job_has_the_rest_of_its_time(self) -> None:
+    async def test_a_command_that_cannot_become_a_job_has_the_rest_of_its_time(self) -> None:
         with mock.patch.object(self.turn, "keep", side_effect=Conflict("too many jobs")):
             task = await self.waiting(FOREVER)
             await self.clock.advance(61)
@@ -226,7 +228,7 @@ class JobTests(ShellTestCase):
         outcome = await self.use("job_output", job_id="1")
         self.assertEqual(outcome.content, "fine\nJob 1 has ended.")
 
-    async def test_one_that_cannot_become_a_job_is_killed(self) -> None:
+    async def test_a_command_that_cannot_become_a_job_is_killed(self) -> None:
         with mock.patch.object(self.turn, "keep", side_effect=Conflict("too many jobs")):
             outcome = await self.bash(FOREVER, run_in_background=True)
         self.assert_failed(outcome, "too many jobs")

@@ -26,7 +26,7 @@ NAME: dict[str, Any] = {"type": "free_text", "question": "Name?", "description":
 
 
 class TodosTests(ToolTestCase):
-    async def test_a_list_is_stored_and_counted(self) -> None:
+    async def test_a_to_do_list_is_stored_and_counted(self) -> None:
         todos = [
             {"content": "Write", "status": "in_progress", "active_form": "Writing"},
             {"content": "Test", "status": "pending"},
@@ -45,7 +45,7 @@ class TodosTests(ToolTestCase):
             },
         )
 
-    async def test_what_has_changed_is_told(self) -> None:
+    async def test_the_metadata_says_what_has_changed(self) -> None:
         self.turn.todo_list = [Todo("Write", "in_progress"), Todo("Test"), Todo("Old", "completed")]
         outcome = await self.use(
             "todos",
@@ -81,7 +81,7 @@ class TodosTests(ToolTestCase):
 
 
 class QuestionTests(ToolTestCase):
-    async def test_answers_are_told_in_words(self) -> None:
+    async def test_answers_are_put_into_words(self) -> None:
         self.turn.answers = [
             QuestionResponse("q3", fill_in_text="Kim", notes={"pg": "the new one", "sq": ""}),
             QuestionResponse("q1", selected_ids=["pg"]),
@@ -107,7 +107,7 @@ class QuestionTests(ToolTestCase):
         self.assertTrue(outcome.is_error)
         self.assertTrue(outcome.stop)
 
-    async def test_without_anybody_there_nothing_is_asked(self) -> None:
+    async def test_without_an_interactive_client_nothing_is_asked(self) -> None:
         self.turn.interactive = False
         self.assert_failed(await self.use("question", questions=[SURE]), "decide yourself")
 
@@ -131,7 +131,7 @@ class QuestionTests(ToolTestCase):
 
 
 class AllToolsTests(ToolTestCase):
-    async def test_all_are_there_with_a_schema_and_can_be_disabled(self) -> None:
+    async def test_all_tools_have_a_schema_and_can_be_disabled(self) -> None:
         names = [tool.name for tool in all_tools()]
         wanted = (
             "bash job_output job_kill view ls glob grep edit multiedit write fetch todos question"
@@ -146,7 +146,7 @@ class AllToolsTests(ToolTestCase):
                 self.assertLessEqual(required, set(tool.parameters["properties"]))
                 self.assertTrue(re.fullmatch("[a-z_]+", tool.name))
 
-    async def test_no_arguments_and_wrong_ones_never_raise_anything_else(self) -> None:
+    async def test_missing_and_wrong_arguments_never_break_a_tool(self) -> None:
         junk: list[Any] = [None, 0, -1, 1.5, True, "", "\0", "\ud800", [], [[]], {}, {"a": 1}]
         for tool in all_tools():
             keys = list(tool.parameters["properties"])

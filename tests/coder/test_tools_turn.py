@@ -34,7 +34,7 @@ class TurnTests(Bench):
         self.tools = {tool.name: tool for tool in all_tools()}
 
     def on_event(self, payload: object) -> None:
-        """The user answers each dialog as soon as it is there."""
+        """Answer each permission request, as the user, as soon as it is published."""
         self.hub.publish("created", payload)
         if isinstance(payload, PermissionRequest):
             answer = functools.partial(
@@ -45,7 +45,7 @@ class TurnTests(Bench):
     async def use(
         self, name: str, action: str = "deny", **arguments: Any
     ) -> tuple[ToolOutcome, bool]:
-        """What a tool answers, and whether it asked; `action` is the user's answer."""
+        """The outcome of a tool, and whether it asked; `action` is the user's answer."""
         self.action = action
         shown = len(self.published(PermissionRequest))
         call = ToolUse("call", name, arguments, self.live, self.context)
@@ -91,7 +91,7 @@ class TurnTests(Bench):
         outcome, asked = await self.use("job_kill", job_id="1")
         self.assertEqual((outcome.content, asked), ("Job 1 was killed.", False))
 
-    async def test_the_list_and_the_form(self) -> None:
+    async def test_todos_and_questions_work_on_a_real_turn(self) -> None:
         todos = [{"content": "Write", "status": "in_progress"}]
         await self.use("todos", todos=todos)
         outcome, _ = await self.use("todos", todos=[{**todos[0], "status": "completed"}])

@@ -57,7 +57,7 @@ class MarkupTests(unittest.TestCase):
                 self.assertEqual(plain_text(page), wanted)
 
     def test_the_time_grows_with_the_page_and_not_faster(self) -> None:
-        began = time.process_time()  # not what others do meanwhile
+        began = time.process_time()  # of this process: others may be busy
         for piece in (
             "<",
             "<!--",
@@ -77,7 +77,7 @@ class MarkupTests(unittest.TestCase):
 
 
 class Server:
-    """Answers by path with bytes that were prepared."""
+    """A server that answers each path with bytes that the test has prepared."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {}
@@ -145,7 +145,7 @@ class FetchTests(ToolTestCase):
         self.assertIn("user-agent: crushlite/", request)
         self.assertNotIn("cookie", request)
 
-    async def test_denied_means_that_nothing_is_sent(self) -> None:
+    async def test_after_a_denial_nothing_is_sent(self) -> None:
         self.deny("no network")
         url = self.server.page("/a", b"x")
         self.assert_denied(await self.use("fetch", url=url, format="text"), "no network")
@@ -231,7 +231,7 @@ class FetchTests(ToolTestCase):
         outcome = await self.use("fetch", url="http://127.0.0.1:1/", format="text")
         self.assert_failed(outcome, "cannot connect")
 
-    async def test_what_does_not_speak_tls_is_not_spoken_to(self) -> None:
+    async def test_a_server_without_tls_is_an_error(self) -> None:
         async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
             await writer.drain()
@@ -242,7 +242,7 @@ class FetchTests(ToolTestCase):
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         self.assert_failed(await self.use("fetch", url=url, format="text"), "cannot connect")
 
-    async def test_addresses_that_are_refused_before_anybody_is_asked(self) -> None:
+    async def test_addresses_that_are_refused_before_permission_is_asked(self) -> None:
         addresses: list[Any] = [
             *(None, 7, [], "", "x", "/etc/passwd", "file:///etc/passwd", "ftp://x", "http://"),
             *("http:///x", "http://user@x/", "http://user:pw@x/", "http://x:99999/", "http://x:0/"),

@@ -1,7 +1,7 @@
-"""Two people at one directory, a model at work, and commands that do not outlive what they are for.
+"""Two clients of one directory, a daemon that is killed, and commands that are canceled.
 
-The first part runs in this process, the second against a daemon of its own that is killed in the
-middle of a command. The third cancels commands that try to get away.
+The first part runs in this process. The second starts a daemon and kills it in the middle of a
+command. The third cancels commands that try to escape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from crushlite.protocol.messages import ToolCallPart
 from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.configured import (
-    CoderTestCase,
+    ConfiguredTestCase,
     chat,
     configuration,
     marked,
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from crushlite.protocol.messages import Message
     from crushlite.testing import Participant
 
-SECONDS = 2.0  # from a cancel until nothing runs any more, if the machine has nothing else to do
+SECONDS = 2.0  # from a cancel until all processes are dead, if the machine is idle
 
 
 async def gone(pidfds: list[int]) -> None:
-    """Wait until these processes have ended: then their descriptors can be read."""
+    """Wait until these processes have ended: then their pidfds are readable."""
     loop = asyncio.get_running_loop()
     for fd in pidfds:
         ended = asyncio.Event()
@@ -65,7 +65,7 @@ async def gone(pidfds: list[int]) -> None:
 
 
 def story(client: Participant) -> list[tuple[Any, ...]]:
-    """What a client saw, in order, without the growth of texts: that may be skipped for one."""
+    """The events that a client saw, in order, without the growth of texts, which may be skipped."""
     told: list[tuple[Any, ...]] = []
     for event in client.events.seen:
         if event.kind == "message" and (event.action != "updated" or event.finish):
@@ -75,8 +75,8 @@ def story(client: Participant) -> list[tuple[Any, ...]]:
     return told
 
 
-class TwoClientsTests(CoderTestCase):
-    async def test_one_prompts_the_other_allows_and_both_see_every_step(self) -> None:
+class TwoClientsTests(ConfiguredTestCase):
+    async def test_one_client_prompts_the_other_allows_and_both_see_every_step(self) -> None:
         anna = await self.join()
         link = self.daemon.root / "another-way"
         link.symlink_to(self.project)
@@ -113,11 +113,11 @@ class TwoClientsTests(CoderTestCase):
         self.assertEqual([step[2] for step in created], [m["id"] for m in messages])
 
 
-# A daemon of its own -----------------------------------------------------------------------------
+# A daemon that is killed -------------------------------------------------------------------------
 
 
 class Watcher:
-    """A client of the daemon that remembers what it saw."""
+    """A client of the daemon that keeps the events it saw."""
 
     def __init__(self, workspace: RemoteWorkspace, stream: EventStream) -> None:
         self.workspace = workspace
@@ -125,7 +125,7 @@ class Watcher:
         self._stream = stream
 
     async def wait_for(self, kind: str, wanted: Callable[[Any], bool] = lambda _: True) -> Any:
-        """The payload of the next event of a kind for which the callable is true."""
+        """The payload of the next event for which the callable is true."""
         async with asyncio.timeout(LIMIT / 2):
             async for event in self._stream:
                 self.seen.append(event)
@@ -148,7 +148,7 @@ class KilledDaemonTests(BoundedTestCase):
         self.env = [f"HOME={self.root}/home", f"PATH={os.environ.get('PATH', os.defpath)}"]
 
     async def start(self) -> asyncio.subprocess.Process:
-        """A daemon as a user starts it, once it says that it serves."""
+        """Start a daemon as a user does; returns when it serves."""
         daemon = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "crushlite", "serve", "--host", self.url),
             *("--agent", "auto", "--log-level", "error"),
@@ -175,11 +175,11 @@ class KilledDaemonTests(BoundedTestCase):
         return Watcher(workspace, stream)
 
     async def running(self, mark: str, count: int) -> list[int]:
-        """Descriptors of a command's processes, once all of them are there."""
+        """The pidfds of a command's processes, once all of them run."""
         await until(lambda: len(marked(mark)) == count, f"{count} processes of the command")
         return [os.pidfd_open(pid) for pid in marked(mark)]
 
-    async def test_a_daemon_killed_in_mid_command_leaves_a_story_with_an_end(self) -> None:
+    async def test_a_daemon_killed_in_mid_command_leaves_a_complete_history(self) -> None:
         daemon = await self.start()
         anna, ben = await self.watcher(), await self.watcher()
         session = (await anna.workspace.create_session("demo")).id
@@ -222,7 +222,8 @@ class KilledDaemonTests(BoundedTestCase):
         self.assertIn("interrupted", asked[2][1])
 
     def assert_interrupted(self, messages: list[Message], command: str) -> None:
-        """The prompt, the step it got to with an end, and a result for the call."""
+        """Check the history of an interrupted run: the prompt, its step with an error, and a result
+        for the call."""
         self.assertEqual([m.role for m in messages], ["user", "assistant", "tool"])
         self.assertEqual(messages[0].text, f"@bash {command}")
         finish = messages[1].finish
@@ -253,7 +254,7 @@ class KilledDaemonTests(BoundedTestCase):
         await anna.wait_for("run_complete", lambda rc: rc.run_id == again.run_id)
         self.assertFalse((self.project / "survived").exists())
 
-    async def test_a_daemon_that_is_told_to_leave_ends_its_command_first(self) -> None:
+    async def test_a_daemon_that_is_stopped_ends_its_command_first(self) -> None:
         daemon = await self.start()
         anna = await self.watcher()
         session = (await anna.workspace.create_session("demo")).id
@@ -271,15 +272,15 @@ class KilledDaemonTests(BoundedTestCase):
             self.assertEqual(await daemon.wait(), 0)
 
 
-# Commands that try to get away -------------------------------------------------------------------
+# Commands that try to escape ---------------------------------------------------------------------
 
 
-class CancelTests(CoderTestCase):
+class CancelTests(ConfiguredTestCase):
     times = 3
 
-    async def hunt(self, command: str, count: int) -> None:
-        """Cancel the turn once its processes are there. When the run is reported as ended they
-        must be dead, and that must not take long: not every time, if the machine is busy."""
+    async def assert_cancel_kills(self, command: str, count: int) -> None:
+        """Cancel a turn whose command runs, several times. When the run is reported as ended, the
+        processes must be dead; the best time must be short, since the machine may be busy."""
         client = await self.join(yolo=True)
         session = await client.session()
         best = LIMIT
@@ -319,15 +320,15 @@ class CancelTests(CoderTestCase):
         self.assertEqual(marked(mark), [])
 
     async def test_a_child_in_the_background_dies_with_its_run(self) -> None:
-        await self.hunt("sleep MARK & wait", 2)
+        await self.assert_cancel_kills("sleep MARK & wait", 2)
 
     async def test_a_child_in_a_session_of_its_own_dies_with_its_run(self) -> None:
-        await self.hunt("setsid sleep MARK & wait", 2)
+        await self.assert_cancel_kills("setsid sleep MARK & wait", 2)
 
     async def test_an_orphan_without_an_environment_dies_with_its_run(self) -> None:
-        """Forked twice, in a session of its own, with nothing left that tells where it is from."""
+        """It is forked twice, in a session of its own, and nothing shows where it comes from."""
         orphan = "( ( env -i setsid sleep MARK >/dev/null 2>&1 </dev/null & ) & )"
-        await self.hunt(f"{orphan}; sleep MARK; true", 3)
+        await self.assert_cancel_kills(f"{orphan}; sleep MARK; true", 3)
 
     async def test_a_flood_dies_with_its_run(self) -> None:
-        await self.hunt("yes MARK", 1)
+        await self.assert_cancel_kills("yes MARK", 1)

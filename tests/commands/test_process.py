@@ -1,7 +1,7 @@
-"""Commands end when they should, with all that they started, and say what happened.
+"""Commands: their output, their end, and that all they started is killed with them.
 
-These run real processes. Nothing here waits for time to pass: tests wait for output and for the
-ends of processes. What a shell in a test sleeps is never slept to its end.
+These tests run real processes. They wait for output and for the ends of processes, never for time
+to pass: a `sleep` in a command is always killed before its end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.clock import FakeClock, SystemClock
-from crushlite.commands import process
+from crushlite.commands import orphans, process
 from crushlite.commands.background import Background
-from crushlite.commands.process import Command, Exit, Output, start
+from crushlite.commands.output import HALF, Output
+from crushlite.commands.process import Command, Exit, start
 from crushlite.errors import BadRequest, Conflict, CrushliteError, NotFound
+from tests.support.archive import run_from_archive
 from tests.support.basics import BoundedTestCase, limited_test
 from tools.escapees import KINDS, LIMIT, Kind, hunt, kill_daemon, open_all, resident
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from crushlite.clock import Clock
 
-TIMEOUT = 30.0  # seconds: a busy machine takes some, a command that is waited for 600
+TIMEOUT = 30.0  # seconds: more than a busy machine needs, less than the 600 that commands sleep
 KEEPER = Path(process.__file__).with_name("keeper.py")
 PATH = os.environ.get("PATH", os.defpath)
 LONG = "sleep 600"
@@ -77,7 +79,7 @@ class Heard:
             await self._changed.wait()
 
     async def pids(self, count: int) -> list[int]:
-        """The first numbers it says, one on a line."""
+        """The numbers in the first lines of the output."""
         while self.data.count(b"\n") < count:
             self._changed.clear()
             await self._changed.wait()
@@ -85,7 +87,8 @@ class Heard:
 
 
 def dead(pidfds: list[int], *, within: float = 0.0) -> bool:
-    """Whether all of them have ended; closes the fds."""
+    """Whether the processes of these pidfds have ended, at most `within` seconds from now. Closes
+    the pidfds."""
     poller = select.poll()
     ended = []
     for fd in pidfds:
@@ -97,7 +100,7 @@ def dead(pidfds: list[int], *, within: float = 0.0) -> bool:
 
 
 def altered(old: str, new: str) -> Callable[[], bytes]:
-    """A keeper with a change in its code, to be sent instead of the real one."""
+    """The code of a keeper with a change in its source, to be sent instead of the real one."""
     source = KEEPER.read_text()
     assert old in source
     code = marshal.dumps(compile(source.replace(old, new), KEEPER.name, "exec"))
@@ -110,7 +113,7 @@ def zombies() -> list[str]:
         try:
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
         except OSError:
-            continue  # gone meanwhile
+            continue  # it has exited meanwhile
         if state == "Z" and int(parent) == os.getpid():
             found.append(path.parent.name)
     return found
@@ -127,7 +130,7 @@ class EndTests(ProcessTestCase):
             self.assertEqual((ended.code, ended.timed_out, ended.canceled), (code, False, False))
             self.assertEqual(ended.survivors, 0)
 
-    async def test_a_signal_is_told_as_a_shell_would(self) -> None:
+    async def test_the_exit_code_after_a_signal_is_that_of_a_shell(self) -> None:
         for name in ("TERM", "KILL", "SEGV", "PIPE"):
             ended, _ = await self.run_it(f"kill -{name} $$")
             number = signal.Signals[f"SIG{name}"]
@@ -140,14 +143,14 @@ class EndTests(ProcessTestCase):
         shown = "".join(f"[{part}]" for part in strange)
         self.assertEqual(text, shown.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
-    async def test_a_text_is_for_bash(self) -> None:
+    async def test_a_text_is_run_by_bash(self) -> None:
         _, text = await self.run_it("echo $BASH_VERSION; echo $0")
         version, name = text.split()
         self.assertTrue(version[0].isdigit(), version)
         self.assertEqual(name, "bash")
 
-    async def test_sh_will_do_where_there_is_no_bash(self) -> None:
-        # The keeper also looks in /bin, so this asks only that PATH alone decides nothing.
+    async def test_sh_runs_a_text_where_there_is_no_bash(self) -> None:
+        # The keeper also looks in /bin, so this only shows that PATH alone does not decide.
         ended, text = await self.run_it("echo found", env={"PATH": str(self.folder)})
         self.assertEqual((ended.code, text), (0, "found\n"))
 
@@ -161,7 +164,7 @@ class EndTests(ProcessTestCase):
         self.assertLess(ended.seconds, TIMEOUT)
         self.assertTrue(dead(pidfds))
 
-    async def test_a_leftover_that_ends_by_itself_may_have_the_last_word(self) -> None:
+    async def test_a_leftover_that_ends_by_itself_may_write_last(self) -> None:
         for _ in range(5):
             ended, text = await self.run_it("exec > >(cat; echo last); echo first")
             self.assertEqual((ended.code, text), (0, "first\nlast\n"))
@@ -346,7 +349,7 @@ class StartTests(ProcessTestCase):
 
 
 class KeeperTests(ProcessTestCase):
-    """What holds when the keeper itself is attacked, and the keeper on its own."""
+    """Keepers that are signalled, stopped or killed, and the keeper as a program of its own."""
 
     async def test_the_keeper_ignores_the_signals_that_end_other_processes(self) -> None:
         signals = "for s in HUP INT QUIT TERM USR1 USR2 ALRM PIPE; do kill -$s $PPID; done"
@@ -354,10 +357,10 @@ class KeeperTests(ProcessTestCase):
         self.assertEqual((ended.code, text), (0, "still here\n"))
 
     async def open_gate(self, gate: Path) -> None:
-        """Let a command go on that reads from `gate`: not before its keeper has said it runs."""
+        """Let a command go on that reads from the FIFO `gate`; returns when it has begun to."""
         await asyncio.to_thread(gate.write_text, "now\n")
 
-    async def test_a_keeper_that_was_stopped_is_helped_out(self) -> None:
+    async def test_the_daemon_kills_the_command_of_a_stopped_keeper(self) -> None:
         heard = Heard()
         gate = self.folder / "gate"
         os.mkfifo(gate)
@@ -374,7 +377,7 @@ class KeeperTests(ProcessTestCase):
         self.assertLess(self.clock.time() - killed, TIMEOUT)
         self.assertTrue(dead(pidfds, within=TIMEOUT))
 
-    async def test_a_keeper_that_was_killed_takes_its_command_along(self) -> None:
+    async def test_the_daemon_kills_the_command_of_a_killed_keeper(self) -> None:
         heard = Heard()
         gate = self.folder / "gate"
         os.mkfifo(gate)
@@ -390,23 +393,23 @@ class KeeperTests(ProcessTestCase):
     async def test_a_start_that_takes_for_ever_is_given_up(self) -> None:
         heard = Heard()
         clock = FakeClock()
-        slow = altered('_say("started")', "os.kill(os.getpid(), signal.SIGSTOP)")
+        slow = altered('_send("started")', "os.kill(os.getpid(), signal.SIGSTOP)")
         text = f"setsid {LONG} & echo $!; echo $$; wait"
         with mock.patch.object(process, "_keeper_code", slow):
             starting = asyncio.ensure_future(self.start(text, clock=clock, on_output=heard))
             pidfds = open_all(await heard.pids(2))
-        await clock.advance(process.START_PATIENCE)
+        await clock.advance(process.START_SECONDS)
         with self.assertLogs("crushlite.commands.process", logging.WARNING):
             while not starting.done():
-                await clock.advance(process.RESCUE_STEP)
+                await clock.advance(process.RESCUE_PAUSE)
         with self.assertRaisesRegex(CrushliteError, "did not start it in time"):
             await starting
         self.assertTrue(dead(pidfds, within=TIMEOUT))
         self.assertEqual(clock.pending, 0)
 
-    async def test_a_keeper_that_dies_before_it_has_spoken_leaves_nothing(self) -> None:
+    async def test_a_keeper_that_dies_before_its_first_report_leaves_nothing(self) -> None:
         heard = Heard()
-        mute = altered('_say("started")', "time.sleep(600)")
+        mute = altered('_send("started")', "time.sleep(600)")
         text = f"setsid {LONG} & echo $!; echo $$; wait"
         with mock.patch.object(process, "_keeper_code", mute):
             starting = asyncio.ensure_future(self.start(text, on_output=heard))
@@ -417,28 +420,30 @@ class KeeperTests(ProcessTestCase):
             await starting
         self.assertTrue(dead(pidfds, within=TIMEOUT))
 
-    async def test_the_search_for_orphans_spares_whoever_is_older_or_unrelated(self) -> None:
-        # Session 0 is where the kernel puts whoever has none: it must never count as a mark.
+    async def test_the_search_for_orphans_spares_processes_that_are_older_or_unrelated(
+        self,
+    ) -> None:
+        # Processes of the kernel are in session 0: it must never count as a command's session.
         read, write = os.pipe()
         self.addCleanup(os.close, read)
         self.addCleanup(os.close, write)
         old = subprocess.Popen(["sleep", "600"], stdout=write, start_new_session=True)
         self.addCleanup(old.wait)
         self.addCleanup(old.kill)
-        own = process._process(os.getpid())
-        older = process._process(old.pid)
+        own = orphans.find_process(os.getpid())
+        older = orphans.find_process(old.pid)
         assert own is not None
         assert older is not None
-        with mock.patch.object(process, "_kill") as killed:
+        with mock.patch.object(orphans, "kill_process") as killed:
             for leader in (0, 1, -1):
-                process._kill_orphans(leader, read, own.born)
-            process._kill_orphans(old.pid, read, older.born + 1)
+                orphans.kill_orphans(leader, read, own.born)
+            orphans.kill_orphans(old.pid, read, older.born + 1)
             killed.assert_not_called()
-            process._kill_orphans(old.pid, read, older.born)
+            orphans.kill_orphans(old.pid, read, older.born)
             self.assertEqual({call.args for call in killed.call_args_list}, {(old.pid,)})
             killed.reset_mock()
-            with mock.patch.object(process, "_alive", return_value=[]):
-                process._kill_orphans(old.pid, read, 0)  # no /proc: the group is all there is
+            with mock.patch.object(orphans, "_living", return_value=[]):
+                orphans.kill_orphans(old.pid, read, 0)  # without /proc, only the group is known
             killed.assert_called_once_with(-old.pid)
 
     async def test_without_a_pidfd_the_end_is_found_all_the_same(self) -> None:
@@ -452,7 +457,7 @@ class KeeperTests(ProcessTestCase):
             self.assertTrue((await command.wait()).canceled)
         self.assertEqual((zombies(), open_fds()), ([], before))
 
-    async def test_who_cannot_be_killed_is_counted_and_not_waited_for(self) -> None:
+    async def test_processes_that_cannot_be_killed_are_counted_and_not_waited_for(self) -> None:
         heard = Heard()
         powerless = altered("    try:\n        os.kill", "    return\n    try:\n        os.kill")
         text = f"setsid {LONG} & echo $!; echo $$; wait"
@@ -504,7 +509,7 @@ class KeeperTests(ProcessTestCase):
             self.assertEqual((answer.returncode, answer.stdout, answer.stderr), (0, b"", b""))
 
     def test_the_keeper_imports_next_to_nothing(self) -> None:
-        # Each of these costs as much as the rest of the start, and it is paid on every command.
+        # Importing one of these takes as long as the rest of the start, for every command.
         code = f"import sys; exec(compile(open({str(KEEPER)!r}).read(), 'keeper', 'exec'), {{}})"
         code += (
             "; print([m for m in ('enum', 're', 'json', 'ctypes', 'typing') if m in sys.modules])"
@@ -514,16 +519,38 @@ class KeeperTests(ProcessTestCase):
         self.assertEqual((answer.stdout, answer.stderr), ("[]\n", ""))
 
 
-class EscapeTests(ProcessTestCase):
-    """5 times each; `tools/escapees.py` does it 100 times."""
+FROM_ARCHIVE = """
+import asyncio
+from othertool.clock import SystemClock
+from othertool.commands.process import start
 
-    async def nobody_escapes(self, kind: Kind) -> None:
+async def main():
+    text = "tr '\\\\0' ' ' < /proc/$PPID/cmdline; exit 3"
+    command = await start(text, cwd="/", env={"PATH": sys.argv[1]}, clock=SystemClock())
+    ended = await command.wait()
+    print(ended.code, command.output.text())
+
+asyncio.run(main())
+"""
+
+
+class ArchiveTests(ProcessTestCase):
+    async def test_a_package_in_a_zip_archive_under_another_name_runs_commands(self) -> None:
+        printed = await asyncio.to_thread(run_from_archive, self.folder, FROM_ARCHIVE, PATH)
+        code, *keeper = printed.split()
+        self.assertEqual((code, keeper[-1]), ("3", "othertool-keeper"))
+
+
+class EscapeTests(ProcessTestCase):
+    """Each kind of escape is tried 5 times; `tools/escapees.py` tries it 100 times."""
+
+    async def assert_no_escape(self, kind: Kind) -> None:
         best = TIMEOUT
         for _ in range(5):
             seconds, left = await hunt(kind)
             self.assertEqual(left, 0)
             best = min(best, seconds)
-        self.assertLess(best, LIMIT)  # the others may have met a machine that was busy
+        self.assertLess(best, LIMIT)  # the others may have been slow because the machine was busy
 
     async def test_everything_dies_with_the_daemon(self) -> None:
         with mock.patch("tools.escapees.LIMIT", TIMEOUT):
@@ -533,13 +560,13 @@ class EscapeTests(ProcessTestCase):
 
 def _escape(kind: Kind) -> Callable[[EscapeTests], Coroutine[Any, Any, None]]:
     async def test(self: EscapeTests) -> None:
-        await self.nobody_escapes(kind)
+        await self.assert_no_escape(kind)
 
     return test
 
 
 for _kind in KINDS:
-    _name = f"test_nobody_escapes_{_kind.name.replace(' ', '_')}"
+    _name = f"test_no_process_escapes_{_kind.name.replace(' ', '_')}"
     setattr(EscapeTests, _name, limited_test(_escape(_kind)))
 
 
@@ -590,7 +617,7 @@ class CaptureTests(ProcessTestCase):
         command.kill()
         ended = await command.wait()
         self.assertTrue(ended.canceled)
-        self.assertLess(resident() - before, flood // 4)  # kept, it would be all of it
+        self.assertLess(resident() - before, flood // 4)  # all of it, if it were kept
         self.assertEqual(command.output.total, seen)
 
     async def test_a_consumer_that_fails_is_dropped_and_the_command_goes_on(self) -> None:
@@ -623,7 +650,7 @@ class OutputTests(unittest.TestCase):
         self.assertEqual(self.filled(b"abcdef").text(4), "ab\n... 2 bytes left out ...\nef")
 
     def test_a_megabyte_is_kept_and_no_more(self) -> None:
-        half = process.HALF
+        half = HALF
         data = b"a" * half + b"b" * 3_000_000 + b"c" * half
         for step in (1000, 65536, len(data)):
             output = self.filled(data, step)
@@ -700,7 +727,7 @@ class JobTests(ProcessTestCase):
         with self.assertRaisesRegex(NotFound, f"no job {job_id}"):
             self.jobs.output(job_id, "s")
 
-    async def test_a_job_that_ends_by_itself_tells_its_code(self) -> None:
+    async def test_a_job_that_ends_by_itself_has_its_exit_code(self) -> None:
         job_id = await self.finished("echo x; exit 9")
         text, done, ended = self.jobs.output(job_id, "s")
         assert ended is not None
@@ -718,7 +745,7 @@ class JobTests(ProcessTestCase):
         with self.assertRaises(NotFound):
             await self.jobs.kill("7", "s")
 
-    async def test_there_may_be_only_so_many(self) -> None:
+    async def test_the_number_of_jobs_is_limited(self) -> None:
         self.assertEqual([await self.job(LONG, session) for session in "abc"], ["1", "2", "3"])
         with self.assertRaisesRegex(Conflict, "3 background jobs are running"):
             await self.job(LONG, "d")
@@ -752,7 +779,7 @@ class JobTests(ProcessTestCase):
             with self.assertRaises(NotFound):
                 self.jobs.output(key, "gone")
         with self.assertRaises(NotFound):
-            self.jobs.output(other, "gone")  # nobody reads the jobs of another session
+            self.jobs.output(other, "gone")  # a session cannot read the jobs of another
         self.assertFalse(self.jobs.output(other, "stays").done)
 
     async def test_a_running_command_can_become_a_job(self) -> None:

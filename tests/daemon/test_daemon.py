@@ -971,8 +971,8 @@ class Logs(unittest.TestCase):
         # Somebody reads in each of these: however long it takes, the lines come before the end.
         self.enterContext(mock.patch.object(logs, "PATIENCE", SECONDS))
 
-    def outlet(self, stream: Any, waiting: int = 100) -> tuple[logging.Logger, logs.Outlet]:
-        handler = logs.Outlet(stream, waiting=waiting)
+    def outlet(self, stream: Any, waiting: int = 100) -> tuple[logging.Logger, logs.QueuedHandler]:
+        handler = logs.QueuedHandler(stream, waiting=waiting)
         handler.setFormatter(logging.Formatter("%(message)s"))
         self.addCleanup(handler.close)
         logger = logging.Logger("crushlite.test")  # outside the tree: nothing else hears it

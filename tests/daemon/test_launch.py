@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -46,6 +47,18 @@ class OpenTests(PrivateMachine):
         self.assertTrue(client.retired)
         async with Client(client.address) as other:
             self.assertEqual(await other.workspaces(), [], "it was given back")
+
+    async def test_a_tool_may_say_how_its_own_daemon_is_started(self) -> None:
+        url = f"unix://{self.root}/own.sock"
+        self.addCleanup(self.end_daemon, self.root / "own.sock")
+        script = (
+            "import sys\nfrom crushlite import Daemon\n"
+            "async def echo(turn):\n    await turn.say('my own: ' + turn.prompt)\n"
+            "Daemon(agent=echo, hosts=[sys.argv[1]]).run()\n"
+        )
+        command = [sys.executable, "-P", "-c", script, url]
+        async with open_workspace(self.project, url=url, command=command) as workspace:
+            self.assertEqual((await workspace.ask("hello")).text, "my own: hello")
 
     async def test_many_at_once_in_one_process_find_one_daemon(self) -> None:
         wanted = Wanted(agent="offline", path=self.project)

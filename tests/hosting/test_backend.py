@@ -525,11 +525,11 @@ class SharedDirectoryTests(WorkspaceTestCase):
     async def test_a_workspace_that_is_gone_leaves_nothing_on_the_shared_store(self) -> None:
         store = self.daemon.daemon._shared_store
         assert store is not None
-        before = len(store._health._watchers)
+        before = len(store._writer.healed_callbacks)
         for _ in range(3):
             await (await self.daemon.create()).retire()
             await until(lambda: not self.daemon.backend._closing, "the teardown is over")
-        self.assertEqual(len(store._health._watchers), before)
+        self.assertEqual(len(store._writer.healed_callbacks), before)
 
     async def test_a_relative_shared_directory_is_relative_to_the_daemon(self) -> None:
         elsewhere = self.shared.parent / "elsewhere"

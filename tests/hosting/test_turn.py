@@ -49,7 +49,7 @@ class TurnBench(Bench):
     ) -> list[Message]:
         """End a turn as the workspace does, and return the rows it left."""
         turn.close(outcome, failure)
-        await self.store.submit(self.transcript.unsaved(turn.messages))
+        await self.store.submit(self.transcript.saving(turn.messages))
         self.transcript.saved(turn.messages)
         return await self.rows()
 

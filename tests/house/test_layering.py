@@ -245,7 +245,7 @@ class SelfTests(unittest.TestCase):
         self.assertEqual(self.found("runs", good), [])
         self.assertEqual(self.found("store.writer", "from . import schema"), [])
         self.assertEqual(self.found("testing.harness", "from .. import daemon"), [])
-        self.assertEqual(self.found("coder.coder", "from ..api.context import x"), [])
+        self.assertEqual(self.found("coder.loop", "from ..api.context import x"), [])
 
     def test_the_core_imports_no_wing_and_nothing_that_only_wings_use(self) -> None:
         for target in ("undo", "worktree", "cli"):

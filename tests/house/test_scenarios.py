@@ -7,6 +7,7 @@ reason, in a NOT_APPLICABLE tuple of the file it would stand in.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import unittest
 
@@ -230,6 +231,7 @@ CATALOGUE: tuple[tuple[int, str], ...] = (
 )
 
 
+@functools.cache
 def scenario_tests() -> dict[int, list[str]]:
     """Test methods by the scenario number in their name."""
     found: dict[int, list[str]] = {}

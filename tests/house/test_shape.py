@@ -7,6 +7,7 @@ part of the machine.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import io
 import subprocess
@@ -42,6 +43,12 @@ SKIPS = {
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Every test here looks at every file: parsing is most of their time."""
+    return ast.parse(source)
+
+
 def sources(*folders: Path) -> Iterator[tuple[str, str]]:
     """The Python files below some folders: their place in the repository, and their text."""
     for folder in folders:
@@ -58,7 +65,7 @@ def code_lines(source: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in LAYOUT_TOKENS:
             lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - docstring_lines(ast.parse(source)))
+    return len(lines - docstring_lines(parsed(source)))
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
@@ -76,7 +83,7 @@ def long_functions(source: str, place: str) -> list[str]:
     """Whole functions count, docstring included: what matters is that one fits on a screen."""
     return [
         f"{place}:{node.lineno}: {node.name} has {length} lines, {FUNCTION_CAP} are allowed"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, Function)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_CAP
     ]
@@ -128,7 +135,7 @@ def exports(tree: ast.Module) -> list[str] | None:
 
 def export_problems(source: str, place: str) -> list[str]:
     """Only packages list what they offer: their modules are not public."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     wrong = [] if ast.get_docstring(tree) else [f"{place}:1: no docstring"]
     if exports(tree) is not None and not place.endswith("/__init__.py"):
         wrong.append(f"{place}:1: __all__ is for packages")
@@ -142,7 +149,7 @@ class NameTests(unittest.TestCase):
 
     def test_every_exported_name_exists_and_is_exported_once(self) -> None:
         for place, source in sources(PACKAGE):
-            names = exports(ast.parse(source))
+            names = exports(parsed(source))
             if names is None or place.endswith("/__main__.py"):
                 continue
             with self.subTest(place):
@@ -155,7 +162,7 @@ class NameTests(unittest.TestCase):
         managers = [
             f"{place}:{node.lineno}: {node.name}"
             for place, source in sources(PACKAGE, TESTS)
-            for node in ast.walk(ast.parse(source))
+            for node in ast.walk(parsed(source))
             if isinstance(node, ast.ClassDef) and node.name.endswith("Manager")
         ]
         self.assertEqual(managers, [])
@@ -171,7 +178,7 @@ class NameTests(unittest.TestCase):
     def test_a_class_name_is_used_once_in_the_package(self) -> None:
         places: dict[str, list[str]] = {}
         for place, source in sources(PACKAGE):
-            for node in ast.walk(ast.parse(source)):
+            for node in ast.walk(parsed(source)):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(place)
         twice = {name: found for name, found in places.items() if len(found) > 1}
@@ -204,7 +211,7 @@ def dotted(node: ast.AST, names: dict[str, str]) -> str:
 
 def sleeps(source: str, place: str) -> list[str]:
     """Calls that wait for real time to pass. `asyncio.sleep(0)` only gives way to others."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     names = real_names(tree)
     wrong = []
     for node in ast.walk(tree):
@@ -218,7 +225,7 @@ def sleeps(source: str, place: str) -> list[str]:
 
 
 def skips(source: str, place: str) -> list[str]:
-    tree = ast.parse(source)
+    tree = parsed(source)
     names = real_names(tree)
     wrong = []
     for node in ast.walk(tree):

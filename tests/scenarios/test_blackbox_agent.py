@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from crushlite.testing.model import End, Say
-from tests.support.configured import CoderTestCase, results, use
+from tests.support.configured import ConfiguredTestCase, results, use
 
 
-class RecordedShapes(CoderTestCase):
+class RecordedShapes(ConfiguredTestCase):
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
         self.anna = await self.join()

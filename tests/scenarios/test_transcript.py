@@ -148,7 +148,7 @@ class CoalescingTests(Bench):
         self.transcript.finish(live, FinishPart("end_turn"), write=False)
         (seen,) = await self.transcript.messages(SESSION)
         self.assertEqual(seen.finish, FinishPart("end_turn"))
-        await self.store.submit(self.transcript.unsaved([live]))
+        await self.store.submit(self.transcript.saving([live]))
         self.transcript.saved([live])
         self.assertEqual([row.finish for row in await self.rows()], [FinishPart("end_turn")])
 
@@ -177,7 +177,7 @@ class CoalescingTests(Bench):
         async def read_late(work: Any) -> Any:
             if texts:
                 live = self.unwritten(draft("user", (TextPart(texts.pop(0)), finish)))
-                await self.store.submit(self.transcript.unsaved([live]))
+                await self.store.submit(self.transcript.saving([live]))
             return await read(work)
 
         with mock.patch.object(self.store, "read", read_late):
@@ -196,7 +196,7 @@ class CoalescingTests(Bench):
             nonlocal reads
             reads += 1
             live = self.unwritten(draft("user", (TextPart(str(reads)), finish)))
-            await self.store.submit(self.transcript.unsaved([live]))
+            await self.store.submit(self.transcript.saving([live]))
             return await read(work)
 
         with mock.patch.object(self.store, "read", read_late):
@@ -220,7 +220,7 @@ class CoalescingTests(Bench):
             message.session_id = SESSION if reads == 1 else "other"
             live = self.unwritten(message)
             if reads > 1:  # the first one is still waiting for its row
-                await self.store.submit(self.transcript.unsaved([live]))
+                await self.store.submit(self.transcript.saving([live]))
             return await read(work)
 
         with mock.patch.object(self.store, "read", read_late):
@@ -250,7 +250,7 @@ class CoalescingTests(Bench):
         self.assertEqual(await self.rows(), [])
         self.assertEqual(len(await self.transcript.messages(SESSION)), 1)
         await self.execute("DROP TRIGGER full")
-        await self.store.submit(self.transcript.unsaved([live]))
+        await self.store.submit(self.transcript.saving([live]))
         self.transcript.saved([live])
         self.assertEqual([row.id for row in await self.rows()], [live.message.id])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.clock import SystemClock
-from crushlite.store import Stores, lanes
+from crushlite.store import Stores, callqueue
 from crushlite.testing import LocalDaemon
 from tests.support.prompts import until
 from tests.support.store import Gate, StoreCase
@@ -79,7 +79,7 @@ class TroubleTests(ApiCase):
         gate = Gate()
         held = store.submit(gate)
         await gate.reached()
-        with mock.patch.object(lanes, "MAX_WAITING", 3):
+        with mock.patch.object(callqueue, "MAX_WAITING", 3):
             waiting = [store.submit(lambda _: None) for _ in range(3)]
             answer = await self.anna.try_prompt(self.session)
             self.check(answer, 503, "store_overloaded")

@@ -160,9 +160,9 @@ class HealthTests(StoreCase):
             await asyncio.sleep(0)
             self.assertEqual((self.healed, await store.read(ids)), ([None], []))
 
-    async def test_a_watcher_that_raises_or_has_gone_silences_no_other(self) -> None:
+    async def test_a_callback_that_raises_or_was_removed_silences_no_other(self) -> None:
         def raises() -> None:
-            raise KeyError("a watcher's own trouble")
+            raise KeyError("trouble of its own")
 
         loop = asyncio.get_running_loop()
         seen: list[object] = []
@@ -393,7 +393,7 @@ class DamageWhileOpenTests(StoreCase):
             with self.assertRaises(CorruptDatabase):
                 await store.submit(add("lost"))
             self.assertEqual(await store.submit(add("a")), "a")
-            self.assertIn("PRAGMA quick_check(1)", self.trace)
+            self.assertIn("PRAGMA integrity_check(1)", self.trace)
 
     async def test_a_damaged_file_is_read_but_not_written_to_any_more(self) -> None:
         async with self.opened() as store:

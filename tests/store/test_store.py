@@ -1,4 +1,4 @@
-"""The store's lanes: what shares a transaction, what a failure costs, what is promised."""
+"""Writing and reading: what shares a transaction, what a failure costs, what is promised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from crushlite.errors import (
 )
 from crushlite.protocol.sessions import Session
 from crushlite.store import InlineExecutor
-from crushlite.store.lanes import MAX_WAITING
+from crushlite.store.callqueue import MAX_WAITING
 from crushlite.store.sessions import get_session, insert_session, rename_session
 from tests.support.store import Gate, StoreCase, add, ids
 

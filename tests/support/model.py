@@ -1,5 +1,6 @@
-"""What the tests of the model agent share: the coder between a daemon and a fake model server, and
-the coder alone on a bench, with a provider that says what the test wrote down."""
+"""What the tests of the coder share: the coder in a daemon, between clients and fake model servers;
+and the coder on a turn without a daemon, with a provider whose answers the test has written down.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.base import Agent
 from crushlite.clock import SystemClock
-from crushlite.coder.coder import Brain, CoderAgent, CoderOptions
+from crushlite.coder.loop import CoderAgent, CoderOptions, ServedModel
 from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
+from crushlite.hosting import shell, turn, workspace
 from crushlite.hosting.prompts import TurnRequest
 from crushlite.hosting.summaries import write_summary
 from crushlite.hosting.turn import LiveTurn
@@ -21,38 +24,42 @@ from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say
-from tests.support.basics import BoundedTestCase
+from tests.support.basics import LIMIT, BoundedTestCase
+from tests.support.prompts import shape
 from tests.support.turns import SESSION, Bench
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
 
+    from crushlite.clock import Clock
     from crushlite.coder.providers.base import ModelClient, ModelRequest, Piece
     from crushlite.coder.tools.base import Tool
     from crushlite.protocol.messages import Part
     from crushlite.settings import Settings
-    from crushlite.testing import Participant, Seen
-    from crushlite.testing.model import Script
+    from crushlite.testing import Participant, Seen, Stores
+    from crushlite.testing.model import Script, Step
 
 __all__ = [
+    "QUICK",
     "CoderBench",
+    "CoderDaemonTestCase",
     "CoderTestCase",
     "EchoTool",
     "GateTool",
     "HastyClock",
     "PlannedProvider",
-    "brain",
-    "chat_of",
-    "results_of",
+    "chat",
+    "results",
+    "said",
+    "served",
 ]
 
-Outcomes = list[tuple[str, str]]
-QUICK = (("retry-after-ms", "1"),)  # headers of an error that may be tried again at once
+QUICK = (("retry-after-ms", "1"),)  # headers of an error that may be retried at once
 
 
 class HastyClock(SystemClock):
-    """Real time, except that nobody sleeps: how long they wanted to is written down."""
+    """Real time, except that `sleep` returns at once and writes down how long it would take."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -64,12 +71,12 @@ class HastyClock(SystemClock):
 
 @dataclass
 class EchoTool:
-    """Answers with its input, or with whatever `answer` makes of it."""
+    """Answers with its input, or with what `answer` makes of it."""
 
     name: str = "echo"
     read_only: bool = False
     answer: Callable[[dict[str, Any]], ToolOutcome] | None = None
-    description: str = "Says what it was told."
+    description: str = "Repeats its input."
     parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
     ran: list[dict[str, Any]] = field(default_factory=list)
 
@@ -82,7 +89,8 @@ class EchoTool:
 
 @dataclass
 class GateTool:
-    """Stays inside until the test opens the gate; `entered` counts who came in."""
+    """Waits until the test opens the gate. `inside` is released by each call that has begun, and by
+    each that was cancelled and waits for `cleanup`; `left` counts the calls that have ended."""
 
     name: str = "gate"
     read_only: bool = False
@@ -90,7 +98,7 @@ class GateTool:
     parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
     inside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    cleanup: asyncio.Event | None = None  # what a cancelled call waits for before it leaves
+    cleanup: asyncio.Event | None = None  # what a cancelled call waits for before it ends
     left: int = 0
 
     async def run(self, call: ToolUse) -> ToolOutcome:
@@ -107,36 +115,89 @@ class GateTool:
         return ToolOutcome("the gate is open")
 
 
-def brain(provider: ModelClient, model: Model, prefix: str = "") -> Brain:
-    return Brain(provider, model, SelectedModel(model=model.id, provider="fake"), prefix)
+def served(provider: ModelClient, model: Model, prefix: str = "") -> ServedModel:
+    return ServedModel(provider, model, SelectedModel(model=model.id, provider="fake"), prefix)
 
 
-def chat_of(request: dict[str, Any]) -> list[tuple[str, str]]:
+def chat(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The conversation of a chat request as (role, text), without the system message; a tool call
     reads `name(arguments)`."""
-    chat = []
+    found = []
     for message in request["messages"]:
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            content = "".join(part.get("text", "") for part in content)
         calls = [call["function"] for call in message.get("tool_calls", ())]
-        text = (message["content"] or "") + "".join(f"{c['name']}({c['arguments']})" for c in calls)
-        chat.append((message["role"], text))
-    return [entry for entry in chat if entry[0] != "system"]
+        content += "".join(f"{call['name']}({call['arguments']})" for call in calls)
+        found.append((message["role"], content))
+    return [entry for entry in found if entry[0] != "system"]
 
 
-def results_of(messages: Sequence[Seen]) -> list[dict[str, Any]]:
-    """The tool results of a session, in order."""
+def results(messages: Sequence[Seen]) -> list[dict[str, Any]]:
+    """The tool results of a history, in order."""
     parts = [part for message in messages for part in message["parts"]]
     return [part["data"] for part in parts if part["type"] == "tool_result"]
 
 
-class CoderTestCase(BoundedTestCase):
-    """A daemon whose agent is the coder. `self.model` is the fake server of its large model, which
-    the test plays unless a script does; `self.titles` that of the small one, which makes titles."""
+def titles(request: dict[str, Any]) -> Sequence[Step]:
+    """A title without usage, so that the session's counters are those of the large model alone."""
+    return [Say("Fake Title"), End(usage=None)]
+
+
+class CoderDaemonTestCase(BoundedTestCase):
+    """A daemon whose agent is the coder. `self.model` is the fake server of its large model,
+    `self.titles` that of the small one, which writes titles: so the requests of the large model can
+    be counted. Either is played by its script, or by the test if it has none."""
+
+    async def start_models(self, script: Script | None, titles: Script | None) -> None:
+        self.model = await self.enterAsyncContext(FakeModel(script=script))
+        self.titles = await self.enterAsyncContext(FakeModel(script=titles))
+
+    async def start_daemon(
+        self,
+        agent: Any,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        stores: Stores | None = None,
+        tcp: bool = False,
+    ) -> None:
+        """`self.project` is the directory that clients open, `self.home` that of the user."""
+        auth = "none" if tcp else "token"
+        daemon = LocalDaemon(
+            agent, settings=settings, clock=clock, stores=stores, tcp=tcp, auth=auth
+        )
+        self.home = daemon.root / "home"
+        self.home.mkdir()
+        self.env = [f"HOME={self.home}", f"PATH={os.environ.get('PATH', os.defpath)}"]
+        self.prepare_home()
+        self.daemon = await self.enterAsyncContext(daemon)
+        self.project = self.daemon.root / "project"
+        # Killed commands are waited for as long as it takes: on a busy machine that may be more
+        # than the few seconds after which the daemon gives up.
+        for module, name in (
+            (turn, "COMMAND_SECONDS"),
+            (shell, "END_SECONDS"),
+            (workspace, "END_SECONDS"),
+        ):
+            self.enterContext(mock.patch.object(module, name, LIMIT / 2))
+
+    def prepare_home(self) -> None:
+        """Write the user's files before the daemon starts."""
+
+    async def join(self, path: str | Path | None = None, **create: Any) -> Participant:
+        """A client in the test's own environment, not in that of this machine."""
+        return await self.daemon.join(path, env=self.env, **create)
+
+
+class CoderTestCase(CoderDaemonTestCase):
+    """The coder is made by the test, with `start`; `self.anna` is its client, with one session."""
 
     async def start(
         self,
         *,
         script: Script | None = None,
-        titles: Script | None = lambda request: [Say("A Title"), End(usage=None)],
+        titles: Script | None = titles,
         tools: Sequence[Tool] = (),
         model: Model | None = None,
         options: CoderOptions | None = None,
@@ -144,8 +205,7 @@ class CoderTestCase(BoundedTestCase):
         tcp: bool = False,
         yolo: bool = True,
     ) -> None:
-        self.model = await self.enterAsyncContext(FakeModel(script=script))
-        self.titles = await self.enterAsyncContext(FakeModel(script=titles))
+        await self.start_models(script, titles)
         self.naps = HastyClock()
         large = model or Model(id="fake-large", context_window=100_000)
 
@@ -153,8 +213,8 @@ class CoderTestCase(BoundedTestCase):
             clock = SystemClock()
             return CoderAgent(
                 context=ToolContext(path, env),
-                large=brain(OpenAIProvider(self.model.base_url, "key", clock=clock), large),
-                small=brain(
+                large=served(OpenAIProvider(self.model.base_url, "key", clock=clock), large),
+                small=served(
                     OpenAIProvider(self.titles.base_url, "key", clock=clock),
                     Model(id="fake-small", cost_per_1m_in=1.0, cost_per_1m_out=1.0),
                 ),
@@ -163,9 +223,7 @@ class CoderTestCase(BoundedTestCase):
                 clock=self.naps,
             )
 
-        daemon = LocalDaemon(make, settings=settings, tcp=tcp, auth="none" if tcp else "token")
-        self.daemon = await self.enterAsyncContext(daemon)
-        self.project = self.daemon.root / "project"
+        await self.start_daemon(make, settings=settings, tcp=tcp)
         self.anna: Participant = await self.join(yolo=yolo)
         self.session = await self.anna.session()
 
@@ -173,20 +231,13 @@ class CoderTestCase(BoundedTestCase):
         endings = [event["run_id"] for event in self.anna.events.all("run_complete")]
         self.assertEqual(len(endings), len(set(endings)), "a run ended twice")
 
-    async def join(self, **create: Any) -> Participant:
-        """A client whose environment is none of this machine's business."""
-        home = self.daemon.root / "home"
-        home.mkdir(exist_ok=True)
-        env = [f"HOME={home}", f"PATH={os.environ['PATH']}"]
-        return await self.daemon.join(env=env, **create)
-
     async def post(self, text: str, session: str = "", **fields: Any) -> str:
         """Post a prompt; returns the id of its run."""
         answer = await self.anna.prompt(session or self.session, text, **fields)
         return str(answer.json["run_id"])
 
     async def complete(self, run_id: str) -> Seen:
-        """The run_complete of a run, and the only one there has been."""
+        """The run_complete of a run; fails if there was more than one."""
         found = self.anna.events.all("run_complete", run_id=run_id)
         done = found[0] if found else None
         if done is None:
@@ -195,7 +246,7 @@ class CoderTestCase(BoundedTestCase):
         return done
 
     async def exchange(self, text: str = "hello", answer: str = "hi", session: str = "") -> Seen:
-        """A prompt that the model answers with a text; its run_complete."""
+        """Post a prompt and answer it as the model. Returns its run_complete."""
         number = len(self.model.calls) + 1
         run_id = await self.post(text, session)
         call = await self.model.call(number)
@@ -203,13 +254,12 @@ class CoderTestCase(BoundedTestCase):
         await call.finish()
         return await self.complete(run_id)
 
-    async def told(self, session: str = "") -> list[tuple[str, str, str]]:
-        """Role, text and finish reason of the session's messages."""
-        messages = await self.anna.messages(session or self.session)
-        return [(message["role"], message.text, message.finish) for message in messages]
+    async def shape(self, session: str = "") -> list[tuple[str, str, str]]:
+        """Role, finish reason and text of the session's messages."""
+        return shape(await self.anna.messages(session or self.session))
 
     async def results(self) -> list[dict[str, Any]]:
-        return results_of(await self.anna.messages(self.session))
+        return results(await self.anna.messages(self.session))
 
     async def queue(self, what: str) -> Any:
         answer = await self.anna.call("GET", f"/agent/sessions/{self.session}/prompts/{what}")
@@ -218,21 +268,21 @@ class CoderTestCase(BoundedTestCase):
 
     def asked(self, number: int) -> list[tuple[str, str]]:
         """The conversation of the large model's request with this number, from 1."""
-        return chat_of(self.model.requests[number - 1])
+        return chat(self.model.requests[number - 1])
 
 
 # Without a daemon ---------------------------------------------------------------------------------
 
 
 class PlannedProvider:
-    """Answers the requests in turn; an answer is the pieces it consists of, and an exception among
-    them is where it breaks off."""
+    """Gives one of the planned answers to each request, in order. An answer is a list of pieces; it
+    breaks off with an exception among them."""
 
     def __init__(self, *answers: Sequence[Piece | BaseException]) -> None:
         self.answers = list(answers)
         self.requests: list[ModelRequest] = []
         self.closed = 0
-        self.open = 0  # streams that were begun and are not over
+        self.open = 0  # streams that have begun and not ended
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         self.requests.append(request)
@@ -270,8 +320,8 @@ class CoderBench(Bench):
         model = model or Model(id="large", context_window=100_000)
         return CoderAgent(
             context=ToolContext(self.path, {}),
-            large=brain(provider, model, prefix),
-            small=brain(small or provider, Model(id="small")),
+            large=served(provider, model, prefix),
+            small=served(small or provider, Model(id="small")),
             tools=tools,
             options=options or CoderOptions(),
             clock=self.naps,
@@ -280,19 +330,19 @@ class CoderBench(Bench):
     async def converse(
         self, agent: CoderAgent, prompt: str = "hello", parts: Sequence[Part] = (), **order: Any
     ) -> LiveTurn:
-        """Let the agent take a turn, and leave its ending to the caller."""
+        """Run the agent on a turn. Writing the turn's ending is left to the caller."""
         self.user(prompt, *parts)
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
         asked = TurnRequest(**fields)
 
-        async def nobody() -> list[Message]:
+        async def no_followups() -> list[Message]:
             return []
 
         async def summarize() -> None:
             await write_summary(self.services, asked, Agent(agent))
 
         selected = SelectedModel(model="m", provider="p")
-        self.live = LiveTurn(self.services, asked, selected, nobody, summarize)
+        self.live = LiveTurn(self.services, asked, selected, no_followups, summarize)
         await agent.run(self.live)
         return self.live
 
@@ -304,6 +354,6 @@ class CoderBench(Bench):
 
     async def stored(self, turn: LiveTurn) -> list[Message]:
         """The session's messages as the ending of this turn leaves them in the database."""
-        await self.store.submit(self.transcript.unsaved(turn.messages))
+        await self.store.submit(self.transcript.saving(turn.messages))
         self.transcript.saved(turn.messages)
         return await self.rows()

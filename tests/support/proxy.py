@@ -1,4 +1,4 @@
-"""A proxy and a TLS server for tests: both real, both on loopback, both remember who came."""
+"""A proxy and TLS servers for tests: real ones, on loopback, that record the requests they got."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CERTIFICATE", "ProxyServer", "Silent", "replying", "serving", "tls_before"]
 
-# Made for these tests, known to everybody, good until 2120 for model.test and 127.0.0.1.
+# A public key pair, made for these tests; valid until 2120 for model.test and 127.0.0.1.
 CERTIFICATE = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgEWAKgrS2ED1I52ZG
@@ -55,7 +55,7 @@ async def serving(
 
 
 def replying(body: bytes) -> Callable[..., Awaitable[None]]:
-    """Answers every first request of a connection with this document."""
+    """For `serving`: answer the first request of each connection with this document."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -66,7 +66,7 @@ def replying(body: bytes) -> Callable[..., Awaitable[None]]:
 
 
 class Silent:
-    """Takes connections and never says a word; `came` counts them."""
+    """For `serving`: accept connections and never answer; `came` counts them."""
 
     def __init__(self) -> None:
         self.came = 0
@@ -94,7 +94,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _joined(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, first: bytes = b""
 ) -> None:
-    """Carry bytes both ways between a client and a server on loopback."""
+    """Copy bytes both ways between a client and a server on loopback."""
     inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
     inner_writer.write(first)
     await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
@@ -111,14 +111,15 @@ def server_context() -> ssl.SSLContext:
 
 @contextlib.asynccontextmanager
 async def tls_before(port: int) -> AsyncIterator[int]:
-    """TLS in front of a plain server; yields its own port."""
+    """A TLS server in front of a plain one; yields its own port."""
     async with serving(lambda r, w: _joined(r, w, port), server_context()) as own:
         yield own
 
 
 class ProxyServer:
-    """Takes every address for the one server it knows, and wants a password if it is given one.
-    `heads` are the heads of the requests it got, as they came."""
+    """A proxy that forwards every request to one server, whatever its address. With `authorization`
+    it demands that header, with `status` it answers with that. `heads` are the heads of the
+    requests it got."""
 
     def __init__(self, target: int, *, authorization: str = "", status: bytes = b"") -> None:
         self.target = target

@@ -62,7 +62,7 @@ def ids(conn: sqlite3.Connection) -> list[str]:
 
 
 class Gate:
-    """Work that holds the thread it runs in until it is opened."""
+    """Work that holds the thread it runs in until it is opened, and fails if nobody opens it."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -70,10 +70,16 @@ class Gate:
 
     def __call__(self, conn: sqlite3.Connection) -> bool:
         self.entered.set()
-        return self.open.wait(LIMIT)
+        return _came(self.open)
 
     async def reached(self) -> None:
-        await asyncio.to_thread(self.entered.wait, LIMIT)
+        await asyncio.to_thread(_came, self.entered)
+
+
+def _came(event: threading.Event) -> bool:
+    if not event.wait(LIMIT):
+        raise AssertionError(f"waited {LIMIT:.0f} s in vain")
+    return True
 
 
 class StoreCase(BoundedTestCase):

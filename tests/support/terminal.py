@@ -1,4 +1,5 @@
-"""A terminal for tests: a pseudo terminal, a process in it, and what a person would see.
+"""Terminals for tests: what a person would see in one, with a process in it or a chat of this
+process.
 
 The emulation knows what line-oriented programs use, and wraps lines anew when the window changes,
 as most terminals do. Every character takes one column.
@@ -6,10 +7,12 @@ as most terminals do. Every character takes one column.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import codecs
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -18,16 +21,19 @@ import sys
 import termios
 from typing import TYPE_CHECKING, Any
 
+from crushlite.cli import chat
+from crushlite.cli.common import opened
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["COMMAND", "PATIENCE", "Emulator", "Terminal"]
+__all__ = ["COMMAND", "PATIENCE", "Emulator", "Shown", "Terminal", "Window"]
 
 PATIENCE = 50.0  # seconds: far above what anything takes, so that only a hang reaches it
 
-# Whoever leads a session and opens a terminal gets it, and with it Ctrl-C. Not before the exec, by
-# preexec_fn: forking a process that has threads is asking for trouble.
+# A process that leads a session and opens a terminal gets it as its own, and with it Ctrl-C. Not
+# done by preexec_fn: to run Python between fork and exec is unsafe in a process with threads.
 TAKE_TERMINAL = (
     "import os, sys\n"
     "os.close(os.open(os.ttyname(0), os.O_RDWR))\n"
@@ -39,7 +45,7 @@ _TOKEN = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|([\x00-\x1f\x7f-\x9f])|([^\x0
 
 
 class Emulator:
-    """Lines as they were written, each wrapped at the width of now; and a cursor."""
+    """Lines as they were written, each wrapped at the present width; and a cursor."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -120,42 +126,24 @@ class Emulator:
         self._offset = row * self.columns + column
 
 
-class Terminal:
-    """A process with a terminal of its own; `seen` is what its window shows, and showed, `heard`
-    all that was written to it."""
+class Shown:
+    """A window: `seen` is what it shows and has shown, `heard` all that was written to it."""
 
-    def __init__(self, columns: int = 80) -> None:
+    def __init__(self, columns: int) -> None:
         self._emulator = Emulator(columns)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._master, self._slave = pty.openpty()
         self._changed = asyncio.Event()
-        self._closed = False
         self.heard = ""
-        self.process: asyncio.subprocess.Process | None = None
-        self.resize(columns)
-
-    async def start(
-        self, *command: str, cwd: Path, env: dict[str, str], stdout: Any = None
-    ) -> None:
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", TAKE_TERMINAL, *command),
-            cwd=cwd,
-            env={"TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **env},
-            stdin=self._slave,
-            stdout=self._slave if stdout is None else stdout,
-            stderr=self._slave,
-            start_new_session=True,
-        )
-        os.set_blocking(self._master, False)
-        asyncio.get_running_loop().add_reader(self._master, self._read)
-
-    def resize(self, columns: int, rows: int = 40) -> None:
-        """As a person pulls at the window: the kernel tells the process."""
-        self._emulator.columns = columns
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def press(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
+        raise NotImplementedError
+
+    def resize(self, columns: int) -> None:
+        """Change the width of the window, as a person who pulls at it."""
+        raise NotImplementedError
+
+    async def ends(self) -> int:
+        """Wait for the end of the command; returns its exit code."""
+        raise NotImplementedError
 
     def enter(self, line: str) -> None:
         self.press(f"{line}\r")
@@ -169,14 +157,8 @@ class Terminal:
         """How many controls came that no well-behaved program sends."""
         return self._emulator.obeyed
 
-    @property
-    def echoes(self) -> bool:
-        """Whether the terminal is as a shell wants it back."""
-        flags: int = termios.tcgetattr(self._slave)[3]
-        return bool(flags & termios.ECHO and flags & termios.ICANON)
-
     async def shows(self, what: str | Callable[[str], bool]) -> str:
-        """Wait until the window shows a text, or the function likes what it shows."""
+        """Wait until the window shows a text, or the function returns true for what it shows."""
         liked = what if callable(what) else lambda seen: what in seen
         await self._until(lambda: liked(self.seen), what)
         return self.seen
@@ -196,6 +178,116 @@ class Terminal:
         except TimeoutError:
             told = f"{self.seen[-2000:]}\n{self.heard[-2000:]!r}"
             raise AssertionError(f"it never showed {what!r}:\n{told}") from None
+
+    def _written(self, text: str) -> None:
+        self.heard += text
+        self._emulator.feed(text)
+        self._changed.set()
+
+
+class Window(Shown):
+    """A chat in this process. What a terminal does to keys and signals is left out: Ctrl-C and a
+    change of size reach the chat directly."""
+
+    def __init__(self, columns: int = 80) -> None:
+        super().__init__(columns)
+        self._chat: chat.ChatWindow | None = None
+        self._task: asyncio.Task[int] | None = None
+
+    def start(self, *arguments: str) -> None:
+        """Begin `crushlite chat` with these arguments."""
+        parser = argparse.ArgumentParser()
+        chat.add_parser(parser.add_subparsers())
+        self._task = asyncio.create_task(self._run(parser.parse_args(["chat", *arguments])))
+
+    async def _run(self, options: argparse.Namespace) -> int:
+        async with opened(options) as workspace:
+            session_id = await chat._session_id(workspace, options)
+            output: Any = _Output(self._written)
+            self._chat = chat.ChatWindow(workspace, options, output, lambda: self._emulator.columns)
+            return await self._chat.run(session_id)
+
+    def press(self, keys: str) -> None:
+        assert self._chat is not None
+        for piece in re.split("(\x03)", keys):
+            if piece == "\x03":
+                self._chat.chat.interrupt()
+            elif piece:
+                self._chat.typed(piece.encode())
+
+    def resize(self, columns: int) -> None:
+        self._emulator.columns = columns
+        if self._chat is not None:
+            self._chat.screen.draw()
+
+    async def ends(self) -> int:
+        assert self._task is not None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await asyncio.shield(self._task)
+        except TimeoutError:
+            raise AssertionError(f"it never ended:\n{self.seen[-2000:]}") from None
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+class _Output(io.TextIOBase):
+    """A stream that is a terminal for its writer."""
+
+    encoding = "utf-8"
+
+    def __init__(self, written: Callable[[str], None]) -> None:
+        self._take = written
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._take(text)
+        return len(text)
+
+
+class Terminal(Shown):
+    """A process with a terminal of its own."""
+
+    def __init__(self, columns: int = 80) -> None:
+        super().__init__(columns)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._master, self._slave = pty.openpty()
+        self._closed = False
+        self.process: asyncio.subprocess.Process | None = None
+        self.resize(columns)
+
+    async def start(
+        self, *command: str, cwd: Path, env: dict[str, str], stdout: Any = None
+    ) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-c", TAKE_TERMINAL, *command),
+            cwd=cwd,
+            env={"TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **env},
+            stdin=self._slave,
+            stdout=self._slave if stdout is None else stdout,
+            stderr=self._slave,
+            start_new_session=True,
+        )
+        os.set_blocking(self._master, False)
+        asyncio.get_running_loop().add_reader(self._master, self._read)
+
+    def resize(self, columns: int, rows: int = 40) -> None:
+        self._emulator.columns = columns
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def press(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal has the modes that a shell needs."""
+        flags: int = termios.tcgetattr(self._slave)[3]
+        return bool(flags & termios.ECHO and flags & termios.ICANON)
 
     async def ends(self) -> int:
         assert self.process is not None
@@ -226,7 +318,4 @@ class Terminal:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._master, 65536):
-                text = self._decoder.decode(data)
-                self.heard += text
-                self._emulator.feed(text)
-                self._changed.set()
+                self._written(self._decoder.decode(data))

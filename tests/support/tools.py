@@ -1,8 +1,8 @@
-"""What the tests of tools share: a workspace with an outside, and a turn that records and answers.
+"""What the tests of tools share: a workspace, a folder outside of it, and a turn that keeps a
+record.
 
-The turn runs real commands under real keepers; permissions and answers are scripted. A tool that
-asks when nobody has said what to answer is denied, so "ran unasked" and "asked" are both facts of
-the record and never of a hanging test.
+The turn runs real commands under real keepers; the answers to permission requests and questions are
+set by the test. A request for which no answer is set is denied and recorded, so that no test hangs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from crushlite.protocol.questions import Question, QuestionResponse
     from crushlite.protocol.sessions import Todo
 
-PATIENCE = 60.0  # for one test; the machine may be busy with others
 SECRET = "the secret of the outside"
 
 
@@ -51,18 +50,18 @@ class Asked:
 
 
 class FakeTurn:
-    """The calls of a Turn that tools use."""
+    """The part of Turn that tools use."""
 
     session_id = "session-1"
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.interactive = True
-        # The script.
+        # Set by the test.
         self.verdict = Verdict(False, "nobody allowed that")
-        self.meanwhile: Callable[[Asked], object] | None = None  # while the user thinks
+        self.meanwhile: Callable[[Asked], object] | None = None  # called while the request is open
         self.answers: list[QuestionResponse] | None = None
-        # The record.
+        # Recorded.
         self.asked: list[Asked] = []
         self.questions: list[Question] = []
         self.todo_list: list[Todo] = []
@@ -71,8 +70,8 @@ class FakeTurn:
         self.ran: list[str | list[str]] = []
         self.commands: list[Command] = []
         self.shown: list[tuple[str, str]] = []
-        self.started = asyncio.Event()  # a command runs, and the tool has gone on
-        self.said = asyncio.Event()  # it has put something out
+        self.started = asyncio.Event()  # a command runs
+        self.said = asyncio.Event()  # a command has written some output
         self.jobs = Background(SystemClock())
 
     async def permission(
@@ -180,8 +179,8 @@ class ToolTestCase(BoundedTestCase):
         self.turn.verdict = Verdict(False, reason)
 
     async def use(self, name: str, **arguments: Any) -> ToolOutcome:
-        """Run a tool as the agent's loop does: an error of ours is a text for the model, and any
-        other exception is a bug that fails the test."""
+        """Run a tool as the loop does: a CrushliteError becomes a failure for the model. Any other
+        exception fails the test."""
         call = ToolUse("call-1", name, arguments, cast("Turn", self.turn), self.context)
         try:
             return await self.tools[name].run(call)
@@ -189,7 +188,7 @@ class ToolTestCase(BoundedTestCase):
             return failure(error.message)
 
     async def seen(self, name: str, content: str | bytes) -> Path:
-        """A file that the model has viewed."""
+        """Write a file and let the model view it."""
         path = self.root / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         self.assertFalse((await self.use("view", file_path=name)).is_error)

@@ -1,11 +1,15 @@
-"""The fake model itself: a test that trusts it must be able to."""
+"""The fake model itself, which other tests rely on."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import unittest
 from typing import TYPE_CHECKING, Any
 
+from crushlite import testing
 from crushlite.clock import FakeClock
 from crushlite.http.client import ClientError, HTTPClient, TCPConnector
 from crushlite.testing.model import (
@@ -20,7 +24,9 @@ from crushlite.testing.model import (
     Wait,
     obedient,
 )
+from tests.support.basics import LIMIT
 from tests.support.http import HTTPTestCase
+from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from crushlite.http.client import ClientResponse
@@ -149,7 +155,7 @@ class ScriptedByTheTest(ModelCase):
                     await self.within(task)
             self.assertEqual(model.concurrent, 0)
 
-    async def test_a_client_that_leaves_is_noticed(self) -> None:
+    async def test_a_client_that_disconnects_is_noticed(self) -> None:
         async with FakeModel() as model:
             task = self.ask(model)
             call = await model.call(1)
@@ -238,7 +244,7 @@ class ScriptedByTheTest(ModelCase):
             call.end()
             await self.within(task)
 
-    async def test_leaving_ends_what_is_open(self) -> None:
+    async def test_closing_the_model_ends_open_calls(self) -> None:
         async with FakeModel(script=lambda _: [Wait(3600)], clock=FakeClock()) as model:
             task = self.ask(model)
             await model.call(1)
@@ -269,7 +275,7 @@ class ScriptedByAScript(ModelCase):
         ids = [call["id"] for call in calls if "id" in call]
         self.assertEqual((len(set(ids)), ids[1]), (2, "x"))
 
-    async def test_ids_are_minted_once(self) -> None:
+    async def test_new_ids_are_unique(self) -> None:
         async with FakeModel(script=lambda _: [Use("ls"), Use("ls"), End()]) as model:
             bodies = [(await self.within(self.ask(model))).body for _ in range(2)]
         found = [d["tool_calls"][0] for body in bodies for d in deltas(body) if "tool_calls" in d]
@@ -292,7 +298,7 @@ class ScriptedByAScript(ModelCase):
             self.assertFalse(task.done())
             await clock.advance(60)
             self.assertEqual((await self.within(task)).status, 200)
-            # A client that leaves ends the play, and nothing waits any more.
+            # A client that disconnects ends the script: nothing waits any more.
             task = self.ask(model)
             call = await model.call(2)
             await self.until(lambda: clock.pending == 1)
@@ -312,7 +318,7 @@ class Obedient(ModelCase):
         calls = [d["tool_calls"][0]["function"] for d in deltas(body) if "tool_calls" in d]
         return calls[0]["name"], json.loads("".join(call["arguments"] for call in calls))
 
-    async def test_orders_become_tool_calls(self) -> None:
+    async def test_commands_become_tool_calls(self) -> None:
         for text, name, arguments in (
             ("@bash ls -l", "bash", {"command": "ls -l", "description": "What the user asked for"}),
             ("@write a.txt two words", "write", {"file_path": "a.txt", "content": "two words"}),
@@ -325,7 +331,7 @@ class Obedient(ModelCase):
         tool, given = self.used(await self.played(obedient, "@ask"))
         self.assertEqual((tool, given["questions"][0]["id"]), ("question", "q1"))
 
-    async def test_the_result_of_a_tool_is_told(self) -> None:
+    async def test_the_result_of_a_tool_is_quoted(self) -> None:
         request = prompt("@bash ls")
         request["messages"] += [
             {"role": "assistant", "content": None, "tool_calls": []},
@@ -384,8 +390,26 @@ class TheOtherDialect(ModelCase):
             answer = await self.within(task)
         self.assertEqual((answer.status, json.loads(answer.body)["type"]), (529, "error"))
 
-    async def test_it_obeys_too(self) -> None:
+    async def test_the_obedient_script_answers_messages_too(self) -> None:
         result = {"type": "tool_result", "tool_use_id": "a", "content": "file.txt"}
         request = prompt("@bash ls")
         request["messages"].append({"role": "user", "content": [result]})
         self.assertEqual(obedient(request)[0], Say("The tool said: file.txt"))
+
+
+class ImportTests(unittest.TestCase):
+    def imported(self, code: str) -> list[str]:
+        """The modules of the coder and of the fake model that this code imports."""
+        code += "; import sys; names = ('crushlite.coder', 'crushlite.testing.model')"
+        code += "; print(*(name for name in names if name in sys.modules))"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.split()
+
+    def test_the_harness_imports_the_fake_model_on_first_use_and_never_the_coder(self) -> None:
+        self.assertEqual(self.imported("import crushlite.testing"), [])
+        used = "from crushlite.testing import FakeModel, ModelCall, obedient"
+        self.assertEqual(self.imported(used), ["crushlite.testing.model"])
+        with self.assertRaisesRegex(AttributeError, "has no attribute 'nothing'"):
+            testing.nothing  # noqa: B018 - the access is what is tested

@@ -1,4 +1,5 @@
-"""A project before and after a command: what has changed is found, cheaply, and nothing else."""
+"""Snapshots of a project before and after a command: exactly what has changed is found, at little
+cost."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class SnapshotCase(BoundedTestCase):
         self.assertEqual(after.why, "")
         return differences(before, after)
 
-    def told(self, found: Difference) -> dict[str, tuple[str | None, str | None]]:
+    def described(self, found: Difference) -> dict[str, tuple[str | None, str | None]]:
         return {
             "/".join(change.parts): (change.before.content, change.after.content)
             for change in found.changes
@@ -69,7 +70,7 @@ class ChangeTests(SnapshotCase):
         self.write("new/file.py", "new\n", old=False)
         (self.root / "gone.py").unlink()
         self.assertEqual(
-            self.told(self.since(before)),
+            self.described(self.since(before)),
             {
                 "deep/er/edited.txt": ("deep/er/edited.txt\n", ""),
                 "edited.py": ("edited.py\n", "edited\n"),
@@ -86,7 +87,7 @@ class ChangeTests(SnapshotCase):
         (self.root / "b.py").unlink()
         path.rename(self.root / "c.py")
         (self.root / "c.py").rename(path)
-        self.assertEqual(self.told(self.since(before)), {})
+        self.assertEqual(self.described(self.since(before)), {})
 
     def test_a_change_of_the_mode_is_one(self) -> None:
         path = self.write("run.sh")
@@ -102,15 +103,15 @@ class ChangeTests(SnapshotCase):
         before = self.snapshots.take()
         path.write_text("two\n")
         os.utime(path, ns=(OLD, OLD))
-        self.assertEqual(self.told(self.since(before)), {"a.py": ("one\n", "two\n")})
+        self.assertEqual(self.described(self.since(before)), {"a.py": ("one\n", "two\n")})
 
     def test_a_file_that_had_just_been_written_is_read_again(self) -> None:
-        # As if the clock of the file system stood still: nothing but the content differs.
+        # As on a file system whose clock stands still: only the content differs.
         with mock.patch.object(snapshot, "_identity", lambda info: (1, 2, info.st_size, 3, 4)):
             path = self.write("a.py", "one\n", old=False)
             before = self.snapshots.take()
             path.write_text("two\n")
-            self.assertEqual(self.told(self.since(before)), {"a.py": ("one\n", "two\n")})
+            self.assertEqual(self.described(self.since(before)), {"a.py": ("one\n", "two\n")})
 
     def test_random_trees_and_changes(self) -> None:
         rng = random.Random(7)
@@ -130,7 +131,7 @@ class ChangeTests(SnapshotCase):
                 for name in {*old, *state}
                 if old.get(name) != state.get(name)
             }
-            self.assertEqual(self.told(self.since(before)), wanted)
+            self.assertEqual(self.described(self.since(before)), wanted)
 
 
 class LeftOutTests(SnapshotCase):
@@ -146,14 +147,14 @@ class LeftOutTests(SnapshotCase):
             self.write(name)
         for name in ("keep.log", "sub/build/out.txt", "sub/data/x"):
             self.write(name)
-        found = self.told(self.since(before))
+        found = self.described(self.since(before))
         self.assertEqual(set(found), {"keep.log", "sub/build/out.txt", "sub/data/x"})
 
     def test_a_new_rule_does_not_look_like_a_deletion(self) -> None:
         self.write("a.log", "log\n")
         before = self.snapshots.take()
         self.write(".gitignore", "*.log\n", old=False)
-        self.assertEqual(set(self.told(self.since(before))), {".gitignore"})
+        self.assertEqual(set(self.described(self.since(before))), {".gitignore"})
 
     def test_links_and_special_files_are_not_followed_and_not_opened(self) -> None:
         outside = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -184,7 +185,7 @@ class LeftOutTests(SnapshotCase):
         before = self.snapshots.take()
         self.write("large.txt", "y" * 11, old=False)
         self.write("small.txt", "y" * 9, old=False)
-        self.write("third.txt", "z" * 9, old=False)  # together they are too much
+        self.write("third.txt", "z" * 9, old=False)  # all together are over the limit
         found = self.since(before)
         self.assertEqual(len(found.changes) + len(found.unknown), 3)
         self.assertIn((("large.txt",), "it is too large to be recorded"), found.unknown)
@@ -204,10 +205,10 @@ class LeftOutTests(SnapshotCase):
         with mock.patch.object(os, "open", self.refuse(os.open)):
             before = self.snapshots.take()
             self.write("b.txt", "c", old=False)
-            self.assertEqual(self.told(self.since(before)), {"b.txt": ("b", "c")})
+            self.assertEqual(self.described(self.since(before)), {"b.txt": ("b", "c")})
 
     def refuse(self, real: Any) -> Any:
-        """Whoever runs the tests may be root, whom no mode stops."""
+        """An os.open that refuses one file. Its mode would not do: root may read every file."""
 
         def opened(path: Any, *args: Any, **more: Any) -> Any:
             if path == "a.txt":
@@ -218,7 +219,7 @@ class LeftOutTests(SnapshotCase):
 
 
 class LimitTests(SnapshotCase):
-    def test_too_many_files_are_said_to_be_too_many(self) -> None:
+    def test_a_project_with_too_many_files_has_no_snapshot(self) -> None:
         self.snapshots = Snapshots(self.root, limits=SnapshotLimits(files=3))
         for number in range(4):
             self.write(f"{number}.txt")
@@ -227,7 +228,7 @@ class LimitTests(SnapshotCase):
         (self.root / "0.txt").unlink()
         self.assertEqual((len(self.snapshots.take().files), self.snapshots.take().why), (3, ""))
 
-    def test_a_project_that_takes_too_long_is_said_to(self) -> None:
+    def test_a_project_that_takes_too_long_has_no_snapshot(self) -> None:
         self.snapshots = Snapshots(self.root, limits=SnapshotLimits(seconds=-1.0))
         self.write("a.txt")
         self.assertIn("takes more than", self.snapshots.take().why)
@@ -260,7 +261,7 @@ class LimitTests(SnapshotCase):
         self.snapshots.take()
 
         def best(work: Callable[[], object]) -> float:
-            """Seconds of the processor, which others on this machine do not add to."""
+            """The shortest processor time in seconds: other processes do not add to it."""
             times = []
             for _ in range(10):
                 began = time.process_time()
@@ -273,7 +274,7 @@ class LimitTests(SnapshotCase):
                 for name in names:
                     os.stat(f"{folder}/{name}")
 
-        # Two walks, and what they found compared: some 6 times one that only looks.
+        # Two walks and a comparison: about 6 times a walk that only calls stat.
         self.assertLess(best(lambda: self.since(self.snapshots.take())), 60 * best(look))
 
 
@@ -290,7 +291,7 @@ class CommandTests(Bench):
         self.env = {"PATH": os.environ["PATH"]}
 
     def watch(self, limits: SnapshotLimits | None) -> ChangesPart:
-        """Let the wing watch the commands of this workspace, and nobody else."""
+        """Let only the undo wing watch the commands of this workspace."""
         workspace = mock.Mock(path=self.root, store=self.scoped)
         workspace.record_changes = self.services.files.record
         self.parts[:] = [part := ChangesPart(workspace, limits)]
@@ -326,7 +327,7 @@ class CommandTests(Bench):
             await self.ran(turn, "true", read_only=True)
         take.assert_not_called()
 
-    async def test_the_agent_s_own_edits_stay_its_own_and_are_not_told_twice(self) -> None:
+    async def test_the_agent_s_own_edits_stay_its_own_and_are_not_recorded_twice(self) -> None:
         turn = self.turn()
         (self.root / "a.txt").write_text("two\n")
         await turn.file_changed(str(self.root / "a.txt"), "one\n", "two\n")
@@ -408,7 +409,7 @@ class CommandTests(Bench):
         self.assertEqual((one.before.mode, one.after.mode), (0o600, 0o755))
         self.assertEqual(stat.S_IMODE((self.root / "a.txt").stat().st_mode), 0o755)
 
-    async def test_a_deleted_session_is_no_reason_to_complain(self) -> None:
+    async def test_changes_of_a_deleted_session_are_dropped(self) -> None:
         self.assertEqual(SESSION, self.turn().session_id)
         watch = await self.changes.before_command(Author("nobody", "run-1"))
         (self.root / "a.txt").write_text("two\n")

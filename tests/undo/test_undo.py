@@ -1,4 +1,5 @@
-"""Undoing a run: all of it or none, never what somebody else did, never outside, and undoable."""
+"""Undoing a run: all of it or nothing, no change of another author, nothing outside, and an undoing
+can be undone itself."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from crushlite.coder.tools.registry import all_tools
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Use
 from crushlite.undo import states, undoing as undo
+from crushlite.undo.snapshot import Snapshots
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.model import CoderTestCase
 from tests.support.prompts import until
@@ -50,7 +52,7 @@ class UndoCase(BoundedTestCase):
         return path
 
     def tree(self) -> dict[str, tuple[str, int]]:
-        """Content and mode of every file of the project, but for the daemon's own."""
+        """Content and mode of every file of the project, without the daemon's own."""
         return {
             str(path.relative_to(self.root)): (
                 path.read_bytes().decode("latin-1"),
@@ -93,7 +95,7 @@ class UndoCase(BoundedTestCase):
         await run.do(lambda turn: turn.file_changed(str(path), before, after))
 
     async def commanded(self, *commands: str) -> str:
-        """A run of commands."""
+        """A run that runs these commands."""
         run_id, run = await self.begin()
         for command in commands:
             await self.command(run, command)
@@ -152,7 +154,7 @@ class WholeTests(UndoCase):
             answer = await self.undo(run_id)
             with self.subTest(way):
                 wanted = dict(before)
-                if way == "tools":  # a tool that deletes does not tell the mode
+                if way == "tools":  # the report of a tool that deletes does not hold the mode
                     found = self.tree()
                     self.assertEqual(found["deep/deleted.py"][0], "gone\r\n")
                     wanted["deep/deleted.py"] = found["deep/deleted.py"]
@@ -182,7 +184,7 @@ class WholeTests(UndoCase):
         (self.root / "c.txt").unlink()
         self.assertEqual((await self.undo(run_id))["restored"], [str(self.root / "b.txt")])
 
-    async def test_nor_is_one_whose_mode_somebody_changed_since(self) -> None:
+    async def test_a_mode_that_was_changed_since_is_no_obstacle(self) -> None:
         self.write("a.txt", "0", 0o644)
         run_id = await self.edited(a_txt="1")
         self.write("a.txt", "0", 0o600)
@@ -214,7 +216,7 @@ class WholeTests(UndoCase):
         self.assertEqual((answer["run_id"], answer["restored"]), ("", [str(self.root / "a.txt")]))
         self.assertEqual(self.tree(), before)
 
-    async def test_what_it_shows_is_what_was_and_what_is(self) -> None:
+    async def test_the_changes_of_a_run_show_both_versions(self) -> None:
         self.write("a.txt", "0", 0o640)
         run_id = await self.commanded("echo 1 > a.txt; echo new > b.txt")
         shown = await self.look(run_id)
@@ -260,8 +262,9 @@ class RefusalTests(UndoCase):
         elif path.exists() or path.is_symlink():
             path.unlink()
 
-    async def test_what_was_moved_out_of_a_place_left_out_is_not_removed(self) -> None:
-        """It looks as if the command had made it, but where it came from was never recorded."""
+    async def test_a_file_that_was_moved_out_of_an_ignored_folder_is_not_removed(self) -> None:
+        """It looks like a file that the command created, but it came from a folder that is not
+        recorded."""
         self.write(".gitignore", "drafts/\n")
         self.write("drafts/novel.txt", "years of work")
         later = time.time_ns() + 3600 * 10**9
@@ -292,7 +295,7 @@ class RefusalTests(UndoCase):
         await self.undo(first)
         self.assertEqual((self.root / "a.txt").read_text(), "0")
 
-    async def test_what_somebody_did_in_the_middle_of_the_run_is_not_lost(self) -> None:
+    async def test_a_change_by_another_author_in_the_middle_of_the_run_is_not_lost(self) -> None:
         self.write("a.txt", "0")
         run_id, run = await self.begin()
         await self.edit(run, "a.txt", "1")
@@ -342,7 +345,7 @@ class RefusalTests(UndoCase):
         await self.undo(run_id)
         self.assertEqual(((self.root / "a.txt").read_text(), other.read_text()), ("0", "1"))
 
-    async def test_not_while_the_session_works(self) -> None:
+    async def test_undo_is_refused_while_the_session_has_a_run(self) -> None:
         self.write("a.txt", "0")
         done = await self.edited(a_txt="1")
         run_id, run = await self.begin()
@@ -360,7 +363,7 @@ class RefusalTests(UndoCase):
         self.assertEqual((await self.look(run_id))["files"], [])
         self.assertEqual(await self.undo(run_id), {"run_id": "", "restored": [], "kept": []})
 
-    async def test_what_was_not_recorded_is_said(self) -> None:
+    async def test_changes_that_were_not_recorded_are_listed(self) -> None:
         self.write("a.bin", b"\0")
         self.write("a.txt", "0")
         run_id = await self.commanded("printf '\\000\\000' > a.bin; echo 1 > a.txt")
@@ -380,9 +383,9 @@ class RefusalTests(UndoCase):
             if place.path.name == "d.txt":
                 raise OSError(28, "No space left on device")
             done.append(place.path.name)
-            states.put(place, was, wanted)
+            states.change_state(place, was, wanted)
 
-        with mock.patch.object(undo, "put", put):
+        with mock.patch.object(undo, "change_state", put):
             refusal = await self.undo(run_id, 409)
         self.assertEqual(done, ["a.txt", "b.txt", "c.txt", "c.txt", "b.txt", "a.txt"])
         self.assertIn("No space left", refusal["message"])
@@ -426,7 +429,7 @@ class RedoTests(UndoCase):
         await self.undo(run_id)
         self.assertEqual((await self.undo(run_id))["restored"], [])
 
-    async def test_it_survives_a_restart(self) -> None:
+    async def test_undo_works_after_a_restart(self) -> None:
         self.write("a.txt", "0", 0o711)
         run_id = await self.commanded("rm a.txt; echo new > b.txt")
         await self.daemon.daemon.stop()
@@ -439,7 +442,9 @@ class RedoTests(UndoCase):
 
 
 class LeavingTests(UndoCase):
-    async def test_one_that_has_begun_is_carried_out_and_recorded_whoever_leaves(self) -> None:
+    async def test_an_undo_that_has_begun_is_carried_out_although_its_client_leaves(
+        self,
+    ) -> None:
         self.write("a.txt", "0")
         run_id = await self.edited(a_txt="1")
         begun, go_on = asyncio.Event(), threading.Event()
@@ -479,6 +484,19 @@ def working(request: dict[str, Any]) -> list[Step]:
     return [Use(name, json.dumps(arguments)), End()]
 
 
+def looking(request: dict[str, Any]) -> list[Step]:
+    """A model that calls all tools that only read, then answers."""
+    if any(message["role"] == "tool" for message in request["messages"]):
+        return [Say("Seen."), End()]
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("ls", {}),
+        ("glob", {"pattern": "*.txt"}),
+        ("grep", {"pattern": "one"}),
+        ("view", {"file_path": "a.txt"}),
+    ]
+    return [*(Use(name, json.dumps(arguments)) for name, arguments in calls), End()]
+
+
 class CoderTests(CoderTestCase):
     async def test_what_the_coder_did_with_its_tools_and_commands_is_undone(self) -> None:
         await self.start(script=working, tools=all_tools())
@@ -499,6 +517,21 @@ class CoderTests(CoderTestCase):
         self.assertEqual(texts(), before)
         answer = await self.anna.call("POST", f"/runs/{answer.json['run_id']}/undo", {})
         self.assertEqual(texts(), after)
+
+    async def test_searching_and_reading_take_no_snapshot_of_the_project(self) -> None:
+        """A snapshot reads the whole project: only a command that may change it is worth two."""
+        await self.start(script=looking, tools=all_tools())
+        (self.project / "a.txt").write_text("one")
+        with mock.patch.object(
+            Snapshots, "take", autospec=True, side_effect=Snapshots.take
+        ) as take:
+            done = await self.complete(await self.post("look"))
+        self.assertEqual(done["text"], "Seen.")
+        results = await self.results()
+        names = sorted(result["name"] for result in results)
+        self.assertEqual(names, ["glob", "grep", "ls", "view"])
+        self.assertEqual([result for result in results if result["is_error"]], [])
+        take.assert_not_called()
 
 
 class ShellTests(UndoCase):

@@ -19,7 +19,7 @@ from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Think
 from tests.support.basics import BoundedTestCase
-from tests.support.configured import CoderTestCase, use
+from tests.support.configured import ConfiguredTestCase, use
 from tests.support.golden import Goldens, exact
 from tests.support.routes import TABLE
 
@@ -424,7 +424,7 @@ MUTATIONS = {
 }
 
 
-class CoderShapes(Checks, CoderTestCase):
+class CoderShapes(Checks, ConfiguredTestCase):
     """The coder with its tools, files, and a configuration with providers."""
 
     described = {"context_window": 200_000, "cost_per_1m_in": 1.5}

@@ -1,1 +1,1 @@
-"""Model providers: what turns a request into a stream of pieces, over our own HTTP client."""
+"""Model providers: each turns a request into a stream of pieces, over our own HTTP client."""

@@ -1,8 +1,8 @@
-"""What passes between the model loop and a provider, the same for every kind of provider.
+"""Requests to a model and the pieces of its answers, the same for every kind of provider.
 
 A provider is asked with a ModelRequest and answers with a stream of Pieces. It knows nothing of
-turns, sessions or tools beyond their descriptions; it neither retries nor stores. What can be
-retried is said by the error it raises, and the loop decides.
+turns and sessions, and of tools only their descriptions. It neither retries nor stores: its errors
+say whether a retry can help, and the loop decides.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...errors import ProviderFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as the model is told about it; `parameters` is a JSON schema."""
+    """A tool as it is described to the model; `parameters` is a JSON schema."""
 
     name: str
     description: str
@@ -29,7 +29,7 @@ class ToolSpec:
 class ToolCall:
     id: str
     name: str
-    input: str  # a string of JSON, valid: malformed ones were replaced before they were stored
+    input: str  # valid JSON: malformed input was replaced before it was stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ChatMessage:
     text: str = ""
     images: list[Image] = field(default_factory=list)
     thinking: str = ""
-    signature: str = ""  # of the thinking; some providers want it back unchanged
+    signature: str = ""  # of the thinking; some providers demand it back unchanged
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str = ""
     is_error: bool = False
@@ -54,6 +54,8 @@ class ChatMessage:
 
 @dataclass(slots=True)
 class ModelRequest:
+    """What a model is asked. Optional settings that are empty are not sent."""
+
     model: str
     system: str
     messages: list[ChatMessage]
@@ -65,7 +67,7 @@ class ModelRequest:
     think: bool = False
 
 
-# Pieces of an answer, in the order the provider streams them.
+# Pieces of an answer, in the order in which the provider streams them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A part of the `index`-th tool call of this answer: id and name come with the first part,
-    `arguments` is appended."""
+    """A part of a tool call, which `index` counts within the answer. Id and name come with the
+    first part; the `arguments` of all parts are one JSON text."""
 
     index: int
     id: str = ""
@@ -92,9 +94,9 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Usage as far as the provider reports it; a later report replaces the values it has."""
+    """Usage as far as the provider reports it. A later report replaces the values that it has."""
 
-    prompt: int | None = None  # cache reads and writes not included
+    prompt: int | None = None  # without cache reads and writes
     completion: int | None = None
     cache_read: int | None = None
     cache_write: int | None = None
@@ -111,9 +113,10 @@ Piece = Text | Thought | CallPiece | Tokens | ModelStop
 
 
 class ProviderError(ProviderFailed):
-    """The provider refused, failed or broke off. The message holds the provider's own words.
+    """The provider refused, failed or broke off. The message quotes the provider.
 
-    `retryable` is false for what will not get better by itself: 400, 401, 403, 404.
+    `retryable` is false if a retry cannot help, as after a status of 400, 401, 403 or 404.
+    `upstream_status` is the provider's HTTP status, 0 if there was none.
     """
 
     def __init__(
@@ -126,9 +129,9 @@ class ProviderError(ProviderFailed):
 
 
 class ModelClient(Protocol):
-    def stream(self, request: ModelRequest) -> AsyncIterator[Piece]:
-        """Ask the model. The stream always ends with Stop or raises ProviderError; closing the
-        iterator, or cancelling its consumer, closes the connection to the provider at once."""
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        """Ask the model. The last piece is a ModelStop, or ProviderError is raised. Closing the
+        generator, or cancelling its consumer, closes the connection to the provider at once."""
         ...
 
     async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""From a configured provider to one that can be asked."""
+"""Making a provider that can be asked, from its configuration."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ def provider_of(
     config: Provider, clock: Clock, proxies: Proxies
 ) -> AnthropicProvider | OpenAIProvider:
     """Raises ProviderError for a base URL or header that can never work."""
+    kind: type[AnthropicProvider | OpenAIProvider]
+    # Imported here: a workspace mostly uses only one of the two.
     if config.type == "anthropic":
-        from .anthropic import AnthropicProvider
-
-        return AnthropicProvider(
-            config.base_url,
-            config.api_key,
-            extra_headers=config.extra_headers,
-            extra_body=config.extra_body,
-            clock=clock,
-            proxies=proxies,
-        )
-    from .openai import OpenAIProvider
-
-    return OpenAIProvider(
+        from .anthropic import AnthropicProvider as kind
+    else:
+        from .openai import OpenAIProvider as kind
+    return kind(
         config.base_url,
         config.api_key,
         extra_headers=config.extra_headers,

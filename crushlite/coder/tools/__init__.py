@@ -1,1 +1,1 @@
-"""The tools of the coder agent: one small class each, all behind one interface (base.py)."""
+"""The tools of the coder: one small class each, with one interface (base.py)."""

@@ -1,9 +1,7 @@
-"""What a model sends as arguments, checked: each helper returns the value or raises BadRequest.
+"""Checking the arguments of a tool call: each function returns a value or raises BadRequest.
 
-The texts are for the model, which reads them and tries again. A value is taken when it can mean
-only one thing (a number or a truth value written as a string, as small models like to do).
-
-Knows nothing of: what the arguments are for.
+The model reads the message and tries again. A value of the wrong type is accepted if it can mean
+only one thing: small models often write numbers and booleans as strings.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from .base import ToolUse
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MOST = 10**9  # no argument is a count of anything larger
+MOST = 10**9  # larger than any sensible count
 
 
 def schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
@@ -26,7 +24,7 @@ def schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 
 
 def plain(value: object, name: str) -> str:
-    """A string that can be stored, shown and written to a file."""
+    """A string that can be stored, shown and written to a file. `name` is for the message."""
     if not isinstance(value, str):
         raise BadRequest(f"{name} must be a string")
     if _SURROGATE.search(value):
@@ -35,13 +33,13 @@ def plain(value: object, name: str) -> str:
 
 
 def text(call: ToolUse, key: str, *, required: bool = True) -> str:
-    """A string argument; one that is not required is empty when absent."""
+    """A string argument; if it is not required, empty when absent."""
     value = call.input.get(key)
     return "" if value is None and not required else plain(value, key)
 
 
 def number(call: ToolUse, key: str, default: int) -> int:
-    """A whole number that is not negative."""
+    """An argument that is a whole number and not negative; `default` when absent."""
     value = call.input.get(key)
     if value is None:
         return default
@@ -55,7 +53,7 @@ def number(call: ToolUse, key: str, default: int) -> int:
 
 
 def flag(value: object, name: str) -> bool:
-    """A truth value, false when absent."""
+    """A boolean; false when absent. `name` is for the message."""
     known = {"true": True, "false": False, "none": False}
     found = (
         known.get(str(value).lower()) if value is None or isinstance(value, str | bool) else None
@@ -66,7 +64,7 @@ def flag(value: object, name: str) -> bool:
 
 
 def texts(call: ToolUse, key: str) -> list[str]:
-    """A list of strings, empty when absent."""
+    """An argument that is a list of strings; empty when absent."""
     value = call.input.get(key)
     if value is None:
         return []
@@ -76,10 +74,10 @@ def texts(call: ToolUse, key: str) -> list[str]:
 
 
 def objects(call: ToolUse, key: str, most: int) -> list[dict[str, Any]]:
-    """A list of objects that is not empty."""
+    """An argument that is a list of 1 to `most` objects."""
     value = call.input.get(key)
     if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
         raise BadRequest(f"{key} must be a list of at least one object")
     if len(value) > most:
-        raise BadRequest(f"{key} holds {len(value)} objects, {most} are the most there may be")
+        raise BadRequest(f"{key} holds {len(value)} objects: use at most {most}")
     return value

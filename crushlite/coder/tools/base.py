@@ -1,8 +1,8 @@
 """What a tool is, and what it may use.
 
-A tool gets a Call and returns an Outcome. It never touches the transcript: the loop records calls
-and results. It asks for permission through the turn, resolves paths through `paths.py`, and runs
-commands through the turn, so that cancellation and the end of the run reach everything it started.
+A tool gets a ToolUse and returns a ToolOutcome. It never writes to the transcript: the loop records
+calls and results. It asks for permission and runs commands through the turn, so that a cancel and
+the end of the run reach all that it started, and resolves paths through worktree/paths.py.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ class ToolContext:
     """What the tools of one workspace share beyond a single call."""
 
     path: Path  # the workspace, resolved
-    env: Mapping[str, str]  # for commands: secrets are stripped already
-    # By session and resolved path: digest of the content the model has last seen of a file. An
-    # edit needs it to be the current one.
+    env: Mapping[str, str]  # for commands; without secrets
+    # By session and resolved path: the digest of a file's content when the model last saw it. A
+    # change is refused if the file has another content now.
     seen: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class ToolUse:
+    """One tool call."""
+
     id: str
     name: str
     input: dict[str, Any]
@@ -42,8 +44,9 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """`metadata` is for clients (a string of JSON), `content` for the model. `stop` ends the turn:
-    a refused permission or a dismissed question must not provoke another try."""
+    """What a tool call gives. `content` is for the model, `metadata` (JSON) for clients. `stop`
+    ends the turn, after a denied permission or a dismissed question: the model must not try
+    again."""
 
     content: str
     is_error: bool = False
@@ -57,9 +60,11 @@ class Tool(Protocol):
     name: str
     description: str
     parameters: dict[str, Any]  # a JSON schema of an object
-    read_only: bool  # several of one answer may run at the same time
+    read_only: bool  # it changes nothing: calls of one answer may run at the same time
 
-    async def run(self, call: ToolUse) -> ToolOutcome: ...
+    async def run(self, call: ToolUse) -> ToolOutcome:
+        """Raises BadRequest or another CrushliteError whose message the model reads."""
+        ...
 
 
 def spec_of(tool: Tool) -> ToolSpec:
@@ -67,12 +72,12 @@ def spec_of(tool: Tool) -> ToolSpec:
 
 
 def failure(text: str) -> ToolOutcome:
-    """An error the model can act on."""
+    """The outcome of a call that failed; the model reads the text."""
     return ToolOutcome(f"Error: {text}", is_error=True)
 
 
 def denied(reason: str = "", metadata: Mapping[str, Any] | None = None) -> ToolOutcome:
-    """The user said no: the turn stops."""
+    """The outcome of a call that the user did not permit: it ends the turn."""
     text = f"User denied permission: {reason}" if reason else "User denied permission"
     shown = json.dumps(dict(metadata)) if metadata else ""
     return ToolOutcome(text, is_error=True, metadata=shown, stop=True)

@@ -1,12 +1,12 @@
 """view, write, edit and multiedit: reading and changing files.
 
-A change needs the model to have seen the file as it is now; asks before it is made, showing the
-whole file before and after; replaces the file as one step; keeps its mode, its line endings and its
-byte order mark; and leaves both versions in the session's file history. Once the file is being
-replaced a cancel waits for the record: there is no change that the history does not know.
+A change is made only if the model has seen the file as it is now. It asks for permission, showing
+the whole file before and after; replaces the file as one step; keeps its mode, its line ends and
+its byte order mark; and records both versions in the session's file history. A cancel that comes
+while the file is being replaced waits for the record: no change is missing in the history.
 
-The model sees and writes plain line ends. `_File` knows how they are stored, line by line: a file
-with both kinds keeps each where the edit did not touch it.
+The model reads and writes plain line ends (LF). A file with CRLF keeps them; one with both kinds
+keeps each where it was not edited.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadRequest
+from ...hosting.tasks import run_to_the_end
 from ...worktree.paths import FILE_BYTES, digest, exists, locate, read_bytes, write_bytes
 from .arguments import flag, number, objects, plain, schema, text
 from .base import ToolOutcome, denied, failure
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Coroutine
 
     from ...worktree.paths import Place
     from .base import ToolUse
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 VIEW_LINES = 2000
 LINE_CHARS = 2000
 VIEW_CHARS = 200_000  # of one answer: more would fill the context of most models
-DIFF_LINES = 20_000  # beyond this a diff costs more than it tells
+DIFF_LINES = 20_000  # of larger files no diff is made: it takes too long
 MOST_EDITS = 200
 BOM = "\ufeff"
 
@@ -84,7 +84,7 @@ class View:
 
 
 def _cut(lines: list[str]) -> list[str]:
-    """As many lines as an answer can hold, none of them too long."""
+    """As many of the lines as one answer can hold; long ones are cut."""
     shown: list[str] = []
     room = VIEW_CHARS
     for line in lines:
@@ -97,30 +97,33 @@ def _cut(lines: list[str]) -> list[str]:
 
 
 def _numbered(lines: list[str], offset: int, total: int) -> str:
+    """The lines with their numbers, and how to read on if there are more."""
     body = "\n".join(f"{n:6}|{line}" for n, line in enumerate(lines, offset + 1))
     left = total - offset - len(lines)
     more = f"\n({left} more lines; continue with offset {offset + len(lines)})" if left > 0 else ""
     return f"<file>\n{body}\n</file>{more}"
 
 
-# The file that is about to change ---------------------------------------------------------------
+# The file to change -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """A file that is to be changed or created, as it is now."""
+
     place: Place
     data: bytes | None = None  # None: it does not exist
     info: os.stat_result | None = None
-    bom: str = ""
-    raw: str = ""  # with its own line ends, without the mark
+    bom: str = ""  # its byte order mark
+    raw: str = ""  # its text with its own line ends, without the mark
 
     @property
     def newline(self) -> str:
-        """How most lines end."""
+        """The line end of most lines."""
         return "\r\n" if self.raw.count("\r\n") * 2 > self.raw.count("\n") else "\n"
 
     def ended(self, content: str) -> str:
-        """The model's text with this file's line ends; a new file gets it as it is."""
+        """A text of the model with the line ends of this file; unchanged for a new file."""
         if self.data is None:
             return content
         return _plain(content).removeprefix(self.bom).replace("\n", self.newline)
@@ -130,11 +133,13 @@ class _File:
 
 
 def _plain(content: str) -> str:
+    """A text with plain line ends."""
     return content.replace("\r\n", "\n")
 
 
 def _lines(content: str) -> list[str]:
-    """Not str.splitlines, which also splits at form feeds and the like: an edit would not match."""
+    """The lines of a text. str.splitlines would also split at form feeds and the like, and the
+    model would see lines that an edit cannot match."""
     lines = content.split("\n")
     return lines if lines[-1] else lines[:-1]
 
@@ -157,7 +162,8 @@ async def _located(call: ToolUse) -> Place:
 
 
 async def _open(call: ToolUse, *, new: bool = False) -> _File:
-    """The file to change, exactly as the model has seen it; with `new` it may be missing."""
+    """The file to change; with `new` it need not exist. Raises BadRequest if the model has not seen
+    it as it is now."""
     place = await _located(call)
     seen = call.context.seen.get(_key(call, place))
     there = await asyncio.to_thread(exists, place)
@@ -165,7 +171,7 @@ async def _open(call: ToolUse, *, new: bool = False) -> _File:
         return _File(place)
     if not there:
         raise BadRequest(f"{place.shown} does not exist")
-    if seen is None:  # and not even read: it may be outside, where nobody has allowed that yet
+    if seen is None:  # checked before reading: outside the project that needs a permission
         raise BadRequest(f"view {place.shown} before you change it")
     data, info = await asyncio.to_thread(read_bytes, place)
     if digest(data) != seen:
@@ -178,7 +184,8 @@ async def _open(call: ToolUse, *, new: bool = False) -> _File:
 async def _change(
     call: ToolUse, file: _File, after: str, metadata: dict[str, Any]
 ) -> ToolOutcome | None:
-    """Ask, write, record. Returns an Outcome only if that is not what happens."""
+    """Ask for permission, write the file and record the change. Return None, or the outcome of the
+    call if the file was not changed."""
     place, data = file.place, file.stored(after)
     if len(data) > FILE_BYTES:
         return failure(f"{place.shown} would be larger than {FILE_BYTES} bytes")
@@ -193,15 +200,15 @@ async def _change(
     )
     if not verdict:
         return denied(verdict.reason, metadata)
-    # People take their time: what was shown to them must still be what is there.
+    # The user may have taken long: the file must still be as it was shown.
     current = await _open(call, new=file.data is None)
     if current.data != file.data or current.place != place:
         return failure(f"{place.shown} changed while permission was asked: view it again")
-    await unbroken(_record(call, current, data))
+    await run_to_the_end(_write(call, current, data))
     return None
 
 
-async def _record(call: ToolUse, file: _File, data: bytes) -> None:
+async def _write(call: ToolUse, file: _File, data: bytes) -> None:
     path = str(file.place.path)
     await asyncio.to_thread(write_bytes, file.place, data, file.info)
     call.context.seen[call.turn.session_id, path] = digest(data)
@@ -209,20 +216,9 @@ async def _record(call: ToolUse, file: _File, data: bytes) -> None:
     await call.turn.file_changed(path, before, data.decode("utf-8"))
 
 
-async def unbroken(work: Coroutine[Any, Any, None]) -> None:
-    """Do something to its end, also when the caller is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # the cancel is what the caller is told
-        raise
-
-
 def _differences(place: Place, before: str, after: str) -> tuple[str, int, int]:
-    """A unified diff and how many lines it adds and removes."""
+    """A unified diff, and how many lines it adds and removes. Takes its time: call it in a
+    thread."""
     old, new = _lines(_plain(before)), _lines(_plain(after))
     if len(old) + len(new) > DIFF_LINES:
         return "", max(len(new) - len(old), 0), max(len(old) - len(new), 0)
@@ -233,7 +229,7 @@ def _differences(place: Place, before: str, after: str) -> tuple[str, int, int]:
     return "".join(f"{line}\n" for line in lines), added, removed
 
 
-async def _summary(file: _File, after: str) -> tuple[str, int, int]:
+async def _diff(file: _File, after: str) -> tuple[str, int, int]:
     return await asyncio.to_thread(_differences, file.place, file.raw, after)
 
 
@@ -255,7 +251,7 @@ class Write:
         after = file.ended(content)
         if file.data is not None and after == file.raw:
             return failure(f"{file.place.shown} has that content already")
-        diff, added, removed = await _summary(file, after)
+        diff, added, removed = await _diff(file, after)
         metadata = {"diff": diff, "additions": added, "removals": removed}
         refused = await _change(call, file, after, metadata)
         if refused is not None:
@@ -265,7 +261,7 @@ class Write:
 
 
 def _replaced(file: _File, raw: str, edit: dict[str, Any]) -> str:
-    """`raw` with one edit made; BadRequest, phrased for the model, if it does not fit."""
+    """The text `raw` after one edit. Raises BadRequest if its old_string does not fit."""
     old = _plain(plain(edit.get("old_string"), "old_string"))
     new = _plain(plain(edit.get("new_string"), "new_string"))
     everywhere = flag(edit.get("replace_all"), "replace_all")
@@ -285,8 +281,9 @@ def _replaced(file: _File, raw: str, edit: dict[str, Any]) -> str:
 
 
 def _spliced(raw: str, content: str, old: str, new: str) -> str:
-    """Replace what was found in the plain text where it stands in the stored one."""
-    # The places in the plain text of those line ends that are stored as two characters.
+    """Replace `old`, which is found in `content`, in `raw`, which differs from it in its line
+    ends."""
+    # Where in `content` the line ends are that have two characters in `raw`.
     double = [found.start() - n for n, found in enumerate(re.finditer("\r\n", raw))]
     pieces: list[str] = []
     done, at = 0, content.find(old)
@@ -318,7 +315,7 @@ class Edit:
         old, new = text(call, "old_string"), text(call, "new_string")
         file = await _open(call, new=not old)
         after = new if file.data is None else _replaced(file, file.raw, call.input)
-        _, added, removed = await _summary(file, after)
+        _, added, removed = await _diff(file, after)
         metadata = {
             "additions": added,
             "removals": removed,
@@ -364,7 +361,7 @@ class MultiEdit:
         if after == file.raw:
             reasons = "; ".join(f"edit {f['index']}: {f['error']}" for f in failed)
             return failure(f"nothing was changed: {reasons or 'the edits undo each other'}")
-        _, added, removed = await _summary(file, after)
+        _, added, removed = await _diff(file, after)
         metadata = {
             "additions": added,
             "removals": removed,

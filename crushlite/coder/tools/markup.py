@@ -1,8 +1,8 @@
 """HTML to readable text or to Markdown, in one pass over the page.
 
-Not a browser: tags are recognised, not checked. Pages come from strangers, so the time must grow
-with the length of the page and not faster, whatever is in it (html.parser cannot promise that):
-every search goes forward from where the last one ended, and one that finds nothing ends the page.
+Tags are recognised and not checked: this is no browser. Pages come from strangers, so the time must
+grow with the length of the page and not faster, whatever it contains, which html.parser does not
+guarantee. Each search begins where the last one ended, and one that finds nothing ends the page.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _TAG = re.compile(r"/?[a-zA-Z][a-zA-Z0-9]{0,15}")
 _HREF = re.compile(
     r"""\shref\s?=\s?(?:"([^"]{0,2000})"|'([^']{0,2000})'|([^\s"'>]{1,2000}))""", re.I
 )
-_TAG_CHARS = 4000  # of a tag that are looked at
+_TAG_CHARS = 4000  # how much of a tag is read
 
-# What is between these two tags is not for reading.
+# What is between these tags is left out: by name, the beginning of the end tag.
 _DROPPED = {
     name: re.compile(f"</{name}", re.IGNORECASE)
     for name in ("script", "style", "noscript", "template", "svg", "textarea")
@@ -45,7 +45,8 @@ def markdown(page: str) -> str:
 
 
 def _pieces(page: str) -> Iterator[tuple[str, str]]:
-    """Texts as ("", text) and tags as (name, the whole inside); names of end tags begin with /."""
+    """The page in pieces: ("", text) for a text, (name, all between < and >) for a tag. The name of
+    an end tag begins with a slash."""
     at = 0
     while at < len(page):
         begin = page.find("<", at)
@@ -71,20 +72,21 @@ def _pieces(page: str) -> Iterator[tuple[str, str]]:
                     closing = _DROPPED[name].search(page, at)
                     end = at = closing.start() if closing else -1
         if end < 0:
-            return  # the rest is the inside of something that is never closed
+            return  # the rest is inside of something that is never closed
 
 
 class _Writer:
-    """Puts the pieces together: blank space is one space, blocks begin on a line of their own."""
+    """Puts the pieces together: white space becomes one space, blocks begin on a new line. With
+    `marks` the result is Markdown."""
 
     def __init__(self, *, marks: bool) -> None:
         self._marks = marks
         self._out: list[str] = []
-        self._space = False  # owed before the next word
-        self._breaks = 2  # line ends that are there already
-        self._pre = 0
-        self._lists: list[int] = []  # -1 for bullets, else the last number
-        self._links: list[str] = []
+        self._space = False  # a space is due before the next word
+        self._breaks = 2  # how many line ends the output ends with
+        self._pre = 0  # how many <pre> are open
+        self._lists: list[int] = []  # the open lists: -1 for bullets, else the last number
+        self._links: list[str] = []  # the targets of open links
 
     def read(self, page: str) -> str:
         for name, inside in _pieces(page):
@@ -116,6 +118,7 @@ class _Writer:
         self._breaks = 0
 
     def _break(self, lines: int) -> None:
+        """Let the output end with at least so many line ends."""
         if lines > self._breaks:
             self._out.append("\n" * (lines - self._breaks))
             self._breaks = lines
@@ -164,7 +167,7 @@ class _Writer:
         else:
             mark = "- "
         self._put("  " * min(max(len(self._lists) - 1, 0), 8) + mark)
-        self._breaks = 1  # what follows stands on this line
+        self._breaks = 1  # a block inside of the item begins on this line
 
     def _end(self, name: str) -> None:
         if self._marks:

@@ -1,4 +1,4 @@
-"""All tools of the coder agent, by one call."""
+"""The list of all tools of the coder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def all_tools(disabled: Collection[str] = (), *, clock: Clock | None = None) -> list[Tool]:
-    """The tools, in the order in which the model reads about them, without the disabled ones."""
+    """All tools without the disabled ones, in the order in which they are described to the
+    model."""
     clock = clock if clock is not None else SystemClock()
     tools: list[Tool] = [
         Bash(clock),

@@ -1,23 +1,24 @@
-r"""The few commands that run without asking, and the proof that they are what they seem.
+r"""The few commands that run without asking for permission.
 
-A command is harmless only if all of this holds, and every doubt asks:
+A command is harmless only if all of this holds; in any doubt, permission is asked:
 
-- It is one line of plain words, one space or tab between two of them. There is no character that a
-  shell could see anything in (quotes, `$`, `;`, `*`, `~`, `\`, `#`, `!`, line ends, ...), and no
-  character beyond ASCII.
+- It is one line of plain words, with one space or tab between them. It has no character that means
+  something to a shell (quotes, `$`, `;`, `*`, `~`, `\`, `#`, `!`, line ends, ...), and none beyond
+  ASCII.
 - Program and arguments are on the list below, spelled exactly like that.
-- Its program lies in /usr/bin or /bin; nothing of the workspace, of PATH or of an alias is used.
+- The program is in /usr/bin or /bin; nothing of the workspace, of PATH or of an alias is used.
 
-It is then run without a shell, in a small environment of its own. A few words on the list:
+It is then run without a shell, in a small environment of its own. About the list:
 
-- `ls` lists one folder, below the one it runs in. The folder is entered component by component
-  and no link is followed, so a link that is put there after the check leads nowhere. Options that
-  follow links (-L, -H) or walk down (-R) ask. Contents of files are for the view tool.
+- `ls` lists one folder below the one it runs in. The folder is entered component by component and
+  no link is followed, so a link that is put there after the check makes it fail. Options that
+  follow links (-L, -H) or list subfolders (-R) are not on the list.
 - `git` can be made to run programs by the repository's own files (fsmonitor, filters, hooks,
-  aliases, submodules, includes). So only two forms are listed, in the repository's top folder, and
-  only if everything in `.git` has an ordinary name and its `config` has none but ordinary keys;
-  a repository that is in any way special asks. The user's own configuration is not read.
-- There is no `cat`, `find`, `env`, `sort`, `xargs`, ...: each has options that write or execute.
+  aliases, submodules, includes). So only two commands are on the list, in the repository's top
+  folder, and only if everything in `.git` has an ordinary name and `.git/config` holds only
+  ordinary keys. The user's own configuration is not read.
+- `cat`, `find`, `env`, `sort`, `xargs` and others are not on the list: each has options that write
+  or execute.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LENGTH = 1000
 CONFIG_CHARS = 65536
 _WORDS = re.compile(r"[A-Za-z0-9_./:@%+,-]+(?:[ \t][A-Za-z0-9_./:=@%+,-]+)*")
 
-# By program, the arguments it may have, each any number of times and in any order.
+# By program: what each of its arguments must match.
 _OPTIONS: dict[str, re.Pattern[str]] = {
     "pwd": re.compile(r"-[LP]"),
     "echo": re.compile(r".*", re.DOTALL),
@@ -46,7 +47,7 @@ _OPTIONS: dict[str, re.Pattern[str]] = {
     "uname": re.compile(r"-[asnrvmo]+"),
     "ls": re.compile(r"-[1aAlhtrSpFinsgGoUmxC]+"),
 }
-# The exact arguments of git, and those that it is given.
+# By the exact arguments of git in the command: the arguments that git is run with.
 _GIT = ("-c", "core.fsmonitor=false", "-c", "core.pager=cat", "-c", "core.hooksPath=/dev/null")
 _STATUS = ("status", "--ignore-submodules=all")
 _EXACT: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -73,8 +74,8 @@ _GIT_KEYS = {
 _SECTION = re.compile(r'\[([a-z]+)(?: "[^"\\\n]*")?\]')
 _SETTING = re.compile(r"([a-z]+) = [^\\\n]*", re.IGNORECASE)
 
-# All that these programs get to know. Whatever the workspace's environment holds (GIT_DIR,
-# LD_PRELOAD, TZ with a path) means nothing to them.
+# The whole environment of these programs. That of the workspace (GIT_DIR, LD_PRELOAD, TZ with a
+# path) could change what they do.
 _ENVIRONMENT = {
     "PATH": ":".join(FOLDERS),
     "LC_ALL": "C.UTF-8",
@@ -84,19 +85,19 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 
-# What our own interpreter may need to be found again.
+# What our own interpreter may need to find its libraries.
 _LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
-# Goes from the root to a folder through no link, then becomes the program.
+# A Python program that enters a folder from the root, through no link, and execs a program there.
 _ENTER = """
 import os, sys
 folder, program, *words = sys.argv[1:]
-way = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
-at = os.open("/", way)
+flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+at = os.open("/", flags)
 try:
     for name in folder.split("/"):
         if name:
-            at = os.open(name, way, dir_fd=at)
+            at = os.open(name, flags, dir_fd=at)
     os.fchdir(at)
 except OSError as error:
     sys.exit(f"{folder}: {error.strerror}")
@@ -105,8 +106,8 @@ os.execv(program, words)
 """
 
 
-def is_harmless(command: str, cwd: Path) -> list[str] | None:
-    """What to run, without a shell, instead of asking; None if it is to be asked for.
+def harmless_words(command: str, cwd: Path) -> list[str] | None:
+    """The argument list to run, without a shell, for a harmless command; None for any other.
 
     `cwd` is resolved and in the workspace.
     """
@@ -136,11 +137,12 @@ def _git(cwd: Path, program: str, arguments: list[str]) -> list[str] | None:
 
 
 def environment() -> dict[str, str]:
-    """The environment that goes with it."""
+    """The environment to run a harmless command in."""
     return _ENVIRONMENT | {name: os.environ[name] for name in _LOADER if name in os.environ}
 
 
 def _program(name: str) -> str | None:
+    """The path of a program on the list; None if it is not on it or not installed."""
     if name != "git" and name not in _OPTIONS:
         return None
     found = (f"{folder}/{name}" for folder in FOLDERS)
@@ -152,8 +154,8 @@ def _entering(folder: Path, program: str, words: list[str]) -> list[str]:
 
 
 def _below(cwd: Path, names: list[str]) -> Path | None:
-    """The one folder that is named, if the way to it is neither up nor through a link: either
-    would make it resolve to something other than what is written."""
+    """The folder that `names` names, `cwd` if they are empty. None if there are several, or if it
+    is not below `cwd`, or if the path to it goes up or through a link."""
     if not names:
         return cwd
     if len(names) > 1 or names[0].startswith("/"):
@@ -161,12 +163,13 @@ def _below(cwd: Path, names: list[str]) -> Path | None:
     folder = cwd / names[0]
     try:
         plain = os.path.realpath(folder, strict=True) == str(folder) and folder.is_dir()
-    except OSError:  # not there, or not any more
+    except OSError:  # it does not exist
         return None
     return folder if plain else None
 
 
 def _is_plain_repository(folder: Path) -> bool:
+    """Whether a `.git` holds nothing that could make git run a program."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return False
@@ -180,7 +183,7 @@ def _is_plain_repository(folder: Path) -> bool:
 
 
 def _is_plain_config(content: str) -> bool:
-    """Whether each line is the head of a known section or one of its known keys."""
+    """Whether each line of a git configuration is a known section or one of its known keys."""
     keys: list[str] = []
     for line in content.splitlines():
         section, setting = _SECTION.fullmatch(line.strip()), _SETTING.fullmatch(line.strip())
@@ -188,4 +191,4 @@ def _is_plain_config(content: str) -> bool:
             keys = _GIT_KEYS.get(section[1], "").split()
         elif line.strip() and (not setting or setting[1].lower() not in keys):
             return False
-    return len(content) < CONFIG_CHARS  # else there may be more to see
+    return len(content) < CONFIG_CHARS  # a longer file was not read to its end

@@ -1,22 +1,23 @@
 """ls, glob and grep: finding things in the project.
 
-The search itself is walk.py, run as a process of its own: this module checks what the model wants,
-asks if that is outside the workspace, and words the answer.
+The search itself is worktree/walk.py, run as a process of its own. This module checks what the
+model wants, asks for permission if that is outside the workspace, and words the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.resources
 import json
 import stat
 import sys
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import worktree
 from ...clock import wait_at_most
 from ...errors import BadRequest
-from ...worktree import walk
+from ...hosting.plain import OWN_DATA_DIR
 from ...worktree.paths import locate
 from .arguments import flag, number, schema, text, texts
 from .base import ToolOutcome, denied
@@ -30,7 +31,7 @@ ENTRIES = 1000  # of ls
 RESULTS = 100  # of glob and grep
 LS_DEPTH = 3
 SECONDS = 10.0
-PATIENCE = 3.0  # for a worker that does not come to look at its clock, as in a regular expression
+GRACE = 3.0  # more seconds for the program, which cannot look at its clock inside of an expression
 PATTERN_CHARS = 2000
 MOST_IGNORED = 100
 ANSWER_BYTES = 1 << 20
@@ -40,11 +41,12 @@ _FOLDER = {"type": "string", "description": "Folder to look in; the project's ro
 
 @cache
 def _program() -> str:
-    return Path(walk.__file__).read_text("utf-8")
+    """The source of the search program."""
+    return (importlib.resources.files(worktree) / "walk.py").read_text("utf-8")
 
 
 class _Search:
-    """What the three have in common."""
+    """What the three tools have in common."""
 
     name = ""
     read_only = True
@@ -56,7 +58,8 @@ class _Search:
     async def _begin(
         self, call: ToolUse, action: str, params: dict[str, Any]
     ) -> tuple[Place, ToolOutcome | None]:
-        """Where to search, and the refusal if it is outside and not allowed."""
+        """Find out where to search, and ask for permission if that is outside the workspace. Return
+        the place, and the outcome of the call if permission was denied."""
         raw = text(call, "path", required=False) or "."
         place = await asyncio.to_thread(locate, call.context.path, raw)
         if place.inside:
@@ -72,7 +75,8 @@ class _Search:
         return place, None if verdict else denied(verdict.reason)
 
     async def _search(self, call: ToolUse, place: Place, **request: Any) -> tuple[list[Any], str]:
-        """What was found, and a remark if that is not all."""
+        """Run the search program. Return what it found, and a remark if there may be more."""
+        request["ignore"] = [*request.get("ignore", ()), f"{OWN_DATA_DIR}/"]
         request |= {
             "search": self.name,
             "path": str(place.path),
@@ -81,10 +85,10 @@ class _Search:
         }
         words = [sys.executable, "-I", "-S", "-X", "utf8", "-W", "ignore", "-c", _program()]
         command = await call.turn.command(
-            [*words, json.dumps(request)], cwd="/", env=dict(call.context.env)
+            [*words, json.dumps(request)], cwd="/", env=dict(call.context.env), read_only=True
         )
         try:
-            if not await wait_at_most(self._clock, command.done, self._seconds + PATIENCE):
+            if not await wait_at_most(self._clock, command.done, self._seconds + GRACE):
                 command.kill()
             ended = await command.wait()
         except BaseException:
@@ -110,6 +114,7 @@ class _Search:
 
 
 def _pattern(call: ToolUse) -> str:
+    """The argument of this name. Raises BadRequest if it is empty or too long."""
     pattern = text(call, "pattern")
     if not 0 < len(pattern) <= PATTERN_CHARS:
         raise BadRequest(f"pattern must have 1 to {PATTERN_CHARS} characters")
@@ -154,7 +159,7 @@ class Ls(_Search):
 
 
 def _tree(found: list[Any]) -> str:
-    """Entries come level by level; below its folder each is where one looks for it."""
+    """The entries, which come level by level, as an indented tree in alphabetical order."""
     ordered = sorted((tuple(parts), is_dir) for parts, is_dir in found)
     return "".join(
         f"{'  ' * len(parts)}{parts[-1]}{'/' if is_dir else ''}\n" for parts, is_dir in ordered
@@ -223,7 +228,7 @@ class Grep(_Search):
 
 
 def _is_file(place: Place) -> bool:
-    """Only a hint: the worker opens what it is told to open, through no link."""
+    """Only a hint for the search program, which opens the path itself, through no link."""
     try:
         return stat.S_ISREG(place.path.lstat().st_mode)
     except OSError:
@@ -231,6 +236,7 @@ def _is_file(place: Place) -> bool:
 
 
 def _by_file(found: list[Any]) -> str:
+    """The matches as text, below the name of their file."""
     lines: list[str] = []
     last = None
     for name, line, content in found:

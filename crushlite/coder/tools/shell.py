@@ -1,9 +1,10 @@
 """bash, job_output and job_kill: commands in the foreground and in the background.
 
-A command of the short list in safe.py runs at once, without a shell; every other one asks. In the
-foreground it is waited for: past `auto_background_after` seconds it goes on as a job of the session
-and the model is told its id; if it cannot, or was not to, it is killed at the time-out. When the
-task is cancelled, the command is killed from here and not only by the end of the run.
+A command on the short list in safe.py runs at once, without a shell; every other one asks for
+permission. A command in the foreground is waited for. After `auto_background_after` seconds it goes
+on as a job of the session, whose id the model gets; if there are too many jobs, or the model has
+set more than the time limit, it is killed at the limit. When the tool call is cancelled, the
+command is killed at once, not only at the end of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...errors import BadRequest, Conflict
 from ...worktree.paths import locate
 from .arguments import flag, number, schema, text
 from .base import ToolOutcome, denied, failure
-from .safe import environment, is_harmless
+from .safe import environment, harmless_words
 
 if TYPE_CHECKING:
     from ...agent.base import Verdict
@@ -30,7 +31,7 @@ TIMEOUT = 120.0
 PROGRESS_SECONDS = 0.1
 PROGRESS_BYTES = 4000
 BACKGROUND_AFTER = 60
-COMMAND_BYTES = 64 * 1024  # nobody reads more than that before allowing it
+COMMAND_BYTES = 64 * 1024  # more could not be read before it is allowed
 
 
 class Bash:
@@ -72,59 +73,60 @@ class Bash:
         self._timeout = timeout
 
     async def run(self, call: ToolUse) -> ToolOutcome:
-        order = await _Order.of(call, self._clock)
-        words = await asyncio.to_thread(_unasked, order)
+        wanted = await _WantedCommand.of(call, self._clock)
+        words = await asyncio.to_thread(wanted.harmless_words)
         if words is None:
-            verdict = await order.permission()
+            verdict = await wanted.permission()
             if not verdict:
                 return denied(verdict.reason)
         began = self._clock.now()
-        command = await (order.start() if words is None else order.start_unasked(words))
+        command = await (wanted.start() if words is None else wanted.start_harmless(words))
         try:
-            job_id, ended = await self._wait(call, command, order)
+            job_id, ended = await self._wait(call, command, wanted)
         except BaseException:
             command.kill()
             raise
         finally:
-            order.progress.stop()
+            wanted.progress.stop()
         metadata: dict[str, Any] = {
             "start_time": int(began * 1000),
             "end_time": int(self._clock.now() * 1000),
             "output": command.output.text(),
-            "description": order.description,
-            "working_directory": str(order.place.path),
+            "description": wanted.description,
+            "working_directory": str(wanted.place.path),
             "background": bool(job_id),
         }
         if ended is None:
             metadata["shell_id"] = job_id
             content = _in_background(job_id, command)
         else:
-            content = _told(command.output.text(), ended, self._timeout)
-        content += f"\n\n<cwd>{order.place.path}</cwd>"
+            content = _with_ending(command.output.text(), ended, self._timeout)
+        content += f"\n\n<cwd>{wanted.place.path}</cwd>"
         return ToolOutcome(content, metadata=json.dumps(metadata))
 
     async def _wait(
-        self, call: ToolUse, command: Command, order: _Order
+        self, call: ToolUse, command: Command, wanted: _WantedCommand
     ) -> tuple[str, Exit | None]:
-        """The job it has become, or its end."""
-        if order.background:
+        """Wait for a command. Return the id of the job that it has become and None, or an empty id
+        and how it ended."""
+        if wanted.background:
             return call.turn.keep(command), None
         done = command.done
         left = self._timeout
-        if order.patience < self._timeout:
-            if await wait_at_most(self._clock, done, order.patience):
+        if wanted.foreground_seconds < self._timeout:
+            if await wait_at_most(self._clock, done, wanted.foreground_seconds):
                 return "", done.result()
             try:
                 return call.turn.keep(command), None
-            except Conflict:  # there are too many jobs: it has the rest of its time
-                left -= order.patience
+            except Conflict:  # there are too many jobs: wait for the rest of its time
+                left -= wanted.foreground_seconds
         if await wait_at_most(self._clock, done, left):
             return "", done.result()
         return "", await command.wait(0)
 
 
-class _Order:
-    """What the model wants to be run, checked."""
+class _WantedCommand:
+    """The command that the model wants to run. Raises BadRequest for one that cannot be run."""
 
     def __init__(self, call: ToolUse, place: Place, clock: Clock) -> None:
         self._call = call
@@ -134,21 +136,21 @@ class _Order:
         self.description = text(call, "description", required=False)
         self.background = flag(call.input.get("run_in_background"), "run_in_background")
         self._after = number(call, "auto_background_after", 0)
-        self.patience = self._after or BACKGROUND_AFTER
+        self.foreground_seconds = self._after or BACKGROUND_AFTER
         if not self.command.strip() or "\0" in self.command:
             raise BadRequest("command must not be empty or contain NUL")
         if len(self.command.encode("utf-8")) > COMMAND_BYTES:
             raise BadRequest(f"command is longer than {COMMAND_BYTES} bytes: write it to a file")
 
     @classmethod
-    async def of(cls, call: ToolUse, clock: Clock) -> _Order:
+    async def of(cls, call: ToolUse, clock: Clock) -> _WantedCommand:
         folder = text(call, "working_dir", required=False) or "."
         place = await asyncio.to_thread(locate, call.context.path, folder)
         return cls(call, place, clock)
 
     async def permission(self) -> Verdict:
         call, place = self._call, self.place
-        # The whole of what is agreed to: a folder elsewhere belongs in the first line.
+        # A folder outside must be in the description: it is part of what the user allows.
         where = "" if place.inside else f" (outside the project, in {place.path})"
         return await call.turn.permission(
             call.name,
@@ -166,8 +168,8 @@ class _Order:
         )
 
     async def start(self) -> Command:
+        """Raises BadRequest if the folder has been moved or replaced since it was located."""
         call = self._call
-        # Not where the folder was when the request was shown, but where it is: the same place.
         again = await asyncio.to_thread(locate, call.context.path, str(self.place.path))
         if again != self.place:
             raise BadRequest(f"{self.place.shown} changed while permission was asked: try again")
@@ -175,17 +177,23 @@ class _Order:
             self.command,
             cwd=str(self.place.path),
             env=dict(call.context.env),
-            on_output=self.progress.heard,
+            on_output=self.progress.on_output,
         )
         return self.progress.command
 
-    async def start_unasked(self, words: list[str]) -> Command:
+    def harmless_words(self) -> list[str] | None:
+        """The argument list of a command that needs no permission; None for any other."""
+        if not self.place.inside or self.background:
+            return None
+        return harmless_words(self.command, self.place.path)
+
+    async def start_harmless(self, words: list[str]) -> Command:
         turn = self._call.turn
         return await turn.command(words, cwd="/", env=environment(), read_only=True)
 
 
 class _Progress:
-    """Shows what a command puts out while it runs, not more often than anybody could read it."""
+    """Shows the end of a running command's output, at most every PROGRESS_SECONDS."""
 
     def __init__(self, call: ToolUse, clock: Clock) -> None:
         self.command: Command | None = None
@@ -195,12 +203,12 @@ class _Progress:
         self._over = False
 
     def stop(self) -> None:
-        """The command is over, or goes on as a job: what it says is told elsewhere."""
+        """Show no more: the command has ended, or goes on as a job."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
 
-    def heard(self, data: bytes) -> None:
+    def on_output(self, data: bytes) -> None:
         if self._timer is None and not self._over:
             self._timer = self._clock.call_later(PROGRESS_SECONDS, self._show)
 
@@ -210,20 +218,14 @@ class _Progress:
             self._call.turn.progress(self._call.id, self.command.output.text(PROGRESS_BYTES))
 
 
-def _unasked(order: _Order) -> list[str] | None:
-    if not order.place.inside or order.background:
-        return None
-    return is_harmless(order.command, order.place.path)
-
-
 def _in_background(job_id: str, command: Command) -> str:
     so_far = command.output.text().rstrip("\n")
     note = f"It runs in the background as job {job_id}: see job_output and job_kill."
     return f"{so_far}\n{note}" if so_far else note
 
 
-def _told(output: str, ended: Exit, timeout: float | None = None) -> str:
-    """The output, and then how it ended unless that was well."""
+def _with_ending(output: str, ended: Exit, timeout: float | None = None) -> str:
+    """The output of a command, followed by how it ended unless its exit code is 0."""
     lines = [output.rstrip("\n")]
     if ended.timed_out:
         after = f" after {timeout:g} seconds" if timeout is not None else ""
@@ -239,6 +241,7 @@ _JOB = {"job_id": {"type": "string", "description": "As bash gave it"}}
 
 
 def _job_id(call: ToolUse) -> str:
+    """The argument of this name; models often write it as a number."""
     value = call.input.get("job_id")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -249,7 +252,7 @@ class JobOutputTool:
     name = "job_output"
     description = "The output so far of a background job, and whether it has ended."
     parameters = schema(_JOB, "job_id")
-    read_only = False  # reading a job that has ended takes it off the list
+    read_only = False  # a job that has ended is removed when its output is read
 
     async def run(self, call: ToolUse) -> ToolOutcome:
         job_id = _job_id(call)
@@ -258,7 +261,7 @@ class JobOutputTool:
             state = f"Job {job_id} is still running."
             content = "\n".join(part for part in (found.text.rstrip("\n"), state) if part)
         else:
-            content = f"{_told(found.text, found.exit)}\nJob {job_id} has ended."
+            content = f"{_with_ending(found.text, found.exit)}\nJob {job_id} has ended."
         metadata = {"shell_id": job_id, "done": found.done, "output": found.text}
         return ToolOutcome(content, metadata=json.dumps(metadata))
 

@@ -1,4 +1,4 @@
-"""todos and question: the tools that talk to the user and touch nothing else."""
+"""todos and question: showing the user a to-do list, and asking the user questions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 STATUSES = ("pending", "in_progress", "completed")
 MOST_TODOS = 100
 TODO_CHARS = 1000
-MOST_OBJECTS = 100  # what is too many questions or choices is said by check_questions
+MOST_OBJECTS = 100  # check_questions refuses fewer, with a better message
 
 
 def _field(item: dict[str, Any], key: str, where: str, default: str | None = None) -> str:
+    """A text of an object. Raises BadRequest if it is missing and there is no default."""
     value = item.get(key)
     if value is None and default is not None:
         return default
@@ -99,7 +100,8 @@ def _todos(call: ToolUse) -> list[Todo]:
         status = _field(item, "status", where)
         active = _field(item, "active_form", where, "").strip()
         if not 0 < len(content) <= TODO_CHARS or len(active) > TODO_CHARS:
-            raise BadRequest(f"{where}: content is required, texts have at most {TODO_CHARS}")
+            limit = f"texts have at most {TODO_CHARS} characters"
+            raise BadRequest(f"{where}: content is required, and {limit}")
         if status not in STATUSES:
             raise BadRequest(f"{where}: status must be one of {', '.join(STATUSES)}")
         todos.append(Todo(content, status, active))
@@ -165,12 +167,13 @@ class QuestionTool:
 
 
 def _asked(item: dict[str, Any], number: int) -> Question:
+    """One question of the model. Raises BadRequest for one that cannot be shown."""
     where = f"question {number}"
     choices = item.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise BadRequest(f"{where}: choices must be a list of objects")
     return Question(
-        id=f"q{number}",  # not the model's: it may leave them out or use one twice
+        id=f"q{number}",  # not the model's own, which may be missing or used twice
         type=_field(item, "type", where),
         label=_field(item, "label", where, ""),
         question=_field(item, "question", where),
@@ -187,7 +190,7 @@ def _asked(item: dict[str, Any], number: int) -> Question:
 
 
 def _described(choice: dict[str, Any], where: str) -> str:
-    """What a choice means: a person who sees only labels decides in the dark."""
+    """The description of a choice. Required: a label alone does not say enough to decide."""
     description = _field(choice, "description", where, "")
     if not description:
         raise BadRequest(f"{where}: choice {choice.get('id')!r}: description is required")
@@ -195,6 +198,7 @@ def _described(choice: dict[str, Any], where: str) -> str:
 
 
 def _answered(questions: Sequence[Question], answers: Sequence[QuestionResponse]) -> str:
+    """The questions and their answers, for the model."""
     said = {answer.request_id: _said(answer) for answer in answers}
     return "\n\n".join(
         f"Q{n}: {question.question}\n{said.get(question.id) or 'User gave no answer'}"

@@ -1,27 +1,25 @@
 """fetch: read a page of the web.
 
-It always asks, showing the address; an address inside the local network is asked for like every
-other one, and the user sees which it is. A redirect to another server asks again: only the first
-one was agreed to. Nothing of the user goes along: no cookies, no credentials. A proxy of the
-environment is used, and sees what it sees of every other program.
+It always asks for permission, showing the address; an address in the local network is treated like
+any other. A redirect to another server asks again, since the permission was for the first one.
+Requests hold no cookies and no credentials of the user. A proxy of the environment is used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 import zlib
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
 
+from ...clock import time_limit
 from ...errors import BadRequest
-from ...http.client import ClientError, HTTPClient, TCPConnector
-from ...version import __version__
-from ..proxies import proxies_of
-from ..tunnel import TunnelConnector
+from ...http.client import ClientError, HTTPClient
+from ..connecting import TLS, USER_AGENT, RemoteServer
+from ..proxies import HOST, PORTS, proxies_of
 from .arguments import number, schema, text
 from .base import ToolOutcome, denied, failure
 from .markup import markdown, plain_text
@@ -31,10 +29,8 @@ if TYPE_CHECKING:
 
     from ...agent.base import Verdict
     from ...clock import Clock
-    from ...http.client import Connector
     from ...http.messages import Headers
     from ..proxies import Proxies
-    from ..tunnel import Proxy
     from .base import ToolUse
 
 _CONVERTERS: dict[str, Callable[[str], str]] = {
@@ -49,17 +45,15 @@ SHOWN_CHARS = 100_000
 ERROR_CHARS = 2000
 SECONDS, MOST_SECONDS = 30, 120
 URL_CHARS = 4000
-PORTS = {"http": 80, "https": 443}
 
 _HEADERS: tuple[tuple[str, str], ...] = (
-    ("User-Agent", f"crushlite/{__version__}"),
+    USER_AGENT,
     ("Accept", "text/html, text/plain, text/*;q=0.9, application/json, */*;q=0.5"),
     ("Accept-Encoding", "identity"),
     ("Connection", "close"),
 )
-_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _TEXTUAL = re.compile(r"text/|application/(?:[a-z.+-]*\+)?(?:json|xml)\b|application/javascript")
-# Only encodings of pages: among Python's others are some that take very long.
+# Only encodings that pages use: some others that Python knows take very long.
 _CHARSETS = re.compile(
     r"utf-?8|utf-?16(le|be)?|us-ascii|iso-?8859-\d+|latin-?1|windows-125\d|cp125\d|koi8-[ru]|"
     r"shift[_-]jis|euc-(jp|kr)|gbk|gb2312|gb18030|big5",
@@ -69,6 +63,8 @@ _CHARSETS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Address:
+    """A URL, checked and taken apart."""
+
     scheme: str
     host: str
     port: int
@@ -81,7 +77,8 @@ class _Address:
 
     @property
     def server(self) -> tuple[str, int]:
-        """What a permission is for. From http to https, on their own ports, it stays the same."""
+        """What a permission is for: the host and the port, where http and https on their default
+        ports are the same."""
         return self.host, 0 if self.port == PORTS[self.scheme] else self.port
 
     def __str__(self) -> str:
@@ -89,7 +86,8 @@ class _Address:
 
 
 def _address(url: str) -> _Address:
-    """What will be asked of whom: also what the user is shown, so that look-alikes show."""
+    """Take a URL apart. Raises BadRequest, phrased for the model, if it cannot be fetched. Names
+    are in ASCII from here on, so that the user who is asked can see look-alike letters."""
     if len(url) > URL_CHARS or re.search(r"[\x00-\x20\x7f-\xa0\\]", url):
         raise BadRequest("url is too long, or holds blanks or control characters")
     try:
@@ -102,7 +100,7 @@ def _address(url: str) -> _Address:
         raise BadRequest("url must begin with http:// or https://")
     if "@" in parts.netloc:
         raise BadRequest("url must not hold a user name or password")
-    if not _HOST.fullmatch(host) or port == 0:
+    if not HOST.fullmatch(host) or port == 0:
         raise BadRequest("url names no host")
     target = quote(parts.path or "/", safe="/:@!$&'()*+,;=~-._%")
     if parts.query:
@@ -112,6 +110,8 @@ def _address(url: str) -> _Address:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
+    """A response. `cut` says that the body is longer than what was read."""
+
     status: int
     headers: Headers
     body: bytes
@@ -140,7 +140,7 @@ class Fetch:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ssl: ssl.SSLContext | None = None
+        self._tls = TLS()
 
     async def run(self, call: ToolUse) -> ToolOutcome:
         wanted = text(call, "format", required=False) or "text"
@@ -164,23 +164,22 @@ class Fetch:
         return failure(f"more than {REDIRECTS} redirects, the last one to {address}")
 
     async def _get(self, address: _Address, seconds: float, proxies: Proxies) -> _Page:
-        proxy = proxies.find(address.host, address.port, secure=address.scheme == "https")
+        """Raises BadRequest if there is no complete answer within `seconds`."""
         try:
-            async with asyncio.timeout(seconds):
-                return await self._exchange(address, proxy)
+            async with time_limit(self._clock, seconds):
+                return await self._exchange(address, proxies)
         except TimeoutError:
             raise BadRequest(f"{address}: no complete answer within {seconds:g} s") from None
         except (ClientError, OSError, ValueError) as error:
             raise BadRequest(f"{address}: {error}") from None
 
-    async def _exchange(self, address: _Address, proxy: Proxy | None) -> _Page:
-        connector = await self._connector(address, proxy)
-        client = HTTPClient(connector, host_header=address.host_header, clock=self._clock)
-        target, headers = address.target, _HEADERS
-        if proxy is not None and address.scheme == "http":  # it must be told whom to ask
-            target = str(address)
-            if proxy.authorization:
-                headers = (*headers, ("Proxy-Authorization", proxy.authorization))
+    async def _exchange(self, address: _Address, proxies: Proxies) -> _Page:
+        secure = address.scheme == "https"
+        proxy = proxies.find(address.host, address.port, secure=secure)
+        server = RemoteServer(address.host, address.port, secure, proxy, self._tls)
+        client = HTTPClient(server, host_header=address.host_header, clock=self._clock)
+        target = server.target(address.host_header, address.target)
+        headers = (*_HEADERS, *server.proxy_headers)
         body, cut = bytearray(), False
         async with (
             client,
@@ -192,20 +191,6 @@ class Fetch:
                     cut = True
                     break
         return _Page(response.status, response.headers, bytes(body[:BODY_BYTES]), cut)
-
-    async def _connector(self, address: _Address, proxy: Proxy | None) -> Connector:
-        inner = await self._context() if address.scheme == "https" else None
-        if proxy is None:
-            return TCPConnector(address.host, address.port, ssl=inner)
-        outer = await self._context() if proxy.secure else None
-        if inner is None:
-            return TCPConnector(proxy.host, proxy.port, ssl=outer)
-        return TunnelConnector(proxy, address.host, address.port, ssl=inner, proxy_ssl=outer)
-
-    async def _context(self) -> ssl.SSLContext:
-        if self._ssl is None:
-            self._ssl = await asyncio.to_thread(ssl.create_default_context)
-        return self._ssl
 
 
 async def _permission(call: ToolUse, address: _Address, wanted: str, timeout: int) -> Verdict:
@@ -223,6 +208,7 @@ async def _permission(call: ToolUse, address: _Address, wanted: str, timeout: in
 
 
 def _redirected(address: _Address, location: str) -> _Address:
+    """The address that a redirect leads to. Raises BadRequest if it cannot be fetched."""
     try:
         following = urljoin(str(address), location.strip())
     except ValueError:
@@ -231,6 +217,7 @@ def _redirected(address: _Address, location: str) -> _Address:
 
 
 def _outcome(address: _Address, page: _Page, wanted: str) -> ToolOutcome:
+    """The page in the wanted format. Takes its time: call it in a thread."""
     kind = (page.headers.get("content-type") or "").lower()
     content = _decoded(_unpacked(page), kind)
     if content is None or (kind and not _TEXTUAL.match(kind)):
@@ -250,7 +237,7 @@ def _status(status: int) -> str:
 
 
 def _unpacked(page: _Page) -> bytes:
-    """Some servers compress although they were asked not to."""
+    """The body, decompressed: some servers compress although they were asked not to."""
     encoding = (page.headers.get("content-encoding") or "identity").lower()
     if encoding in ("identity", ""):
         return page.body
@@ -263,6 +250,7 @@ def _unpacked(page: _Page) -> bytes:
 
 
 def _decoded(data: bytes, kind: str) -> str | None:
+    """The body as text, by the charset in its content type; None if it is binary."""
     found = re.search(r"charset=[\"']?([\w-]{1,30})", kind)
     charset = found[1] if found and _CHARSETS.fullmatch(found[1]) else "utf-8"
     if b"\0" in data[:8192] and "16" not in charset:

@@ -1,23 +1,24 @@
-"""A lane into the database: a queue of calls, an executor, and the one connection that only that
-executor uses. There are two, the writer and the reader.
+"""A queue of calls into the database, the executor that runs them, and the one connection that only
+this executor uses. There are two: the writer and the reader.
 
 Calls are queued in the event loop, in the order they are made, and their futures are resolved in
-the event loop again; a cancelled waiter does not undo its call. The queue is bounded.
+the event loop again. Cancelling a future does not undo its call. The queue is bounded.
 
-A connection that has failed in a way that may have spoilt it (an I/O error, damage) is replaced
-before the next call: what was wrong may be over, and a connection does not always notice.
+A connection that has failed in a way that it may not recover from (an I/O error, damage) is
+replaced before the next call: what was wrong may be over without the connection noticing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreFailed, StoreOverloaded
-from .connection import spoils, translate
+from .connection import breaks_connection, translate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,22 +26,26 @@ if TYPE_CHECKING:
 
     from .executor import Executor
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
-MAX_WAITING = 10_000  # calls per lane: seconds of backlog at any speed, megabytes of memory
+MAX_WAITING = 10_000  # calls per queue: seconds of backlog at any speed, megabytes of memory
 
 
 @dataclass(slots=True, eq=False)
 class StoreCall:
+    """Work for a connection, and what came of it."""
+
     work: Callable[..., Any]
     promise: bool
     future: asyncio.Future[Any]
     value: Any = None
     error: BaseException | None = None
-    wrote: bool = False  # rows: a commit without any proves nothing about the disk
+    wrote: bool = False  # whether it changed rows
 
     def resolve(self) -> None:
-        if self.future.done():  # the waiter was cancelled; the work is done all the same
+        if self.future.done():  # it was cancelled; the work is done all the same
             return
         if self.error is not None:
             self.future.set_exception(self.error)
@@ -49,14 +54,14 @@ class StoreCall:
 
 
 def run_in(executor: Executor, path: Path, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `work` in an executor that has no lane yet, or none any more."""
+    """Run `work` in an executor, behind what was submitted to it. Errors are translated."""
     loop = asyncio.get_running_loop()
     call = StoreCall(work, False, loop.create_future())
 
     def perform() -> None:
         try:
             call.value = call.work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter gets it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the future gets it
             call.error = translate(error, path)
         deliver(loop, [call])
 
@@ -78,11 +83,11 @@ def deliver(
     try:
         loop.call_soon_threadsafe(resolve)
     except RuntimeError:
-        pass  # the loop is closed: nobody is left to hear it
+        pass  # the loop is closed: no task is left that waits for it
 
 
-class Lane:
-    """The queue. `_run` performs a batch in the executor's thread and delivers it."""
+class CallQueue:
+    """A subclass runs the calls: `_run` gets all that wait, in the executor's thread."""
 
     def __init__(
         self,
@@ -99,11 +104,11 @@ class Lane:
         # Used in the executor's thread only:
         self._conn = conn
         self._connect = connect
-        self._spoilt = False  # the connection is to be replaced before it is used again
+        self._broken = False  # the connection is to be replaced before it is used again
 
         self._lock = threading.Lock()  # guards the two below
         self._waiting: list[StoreCall] = []
-        self._draining = False  # a drain is submitted or running, and will see what is added
+        self._draining = False  # `_drain` is submitted or running, and will see what is added
 
     def submit(self, work: Callable[[sqlite3.Connection], T], promise: bool) -> asyncio.Future[T]:
         call = StoreCall(work, promise, self._loop.create_future())
@@ -134,33 +139,40 @@ class Lane:
                 if not batch:
                     self._draining = False
                     return
-            self._run(batch)
+            try:
+                self._run(batch)
+            except BaseException as error:  # a bug: no task may wait for ever
+                log.exception("%s: a batch of calls failed", self._path)
+                for call in batch:
+                    self._fail(call, error)
+                deliver(self._loop, batch)
 
     def _run(self, batch: list[StoreCall]) -> None:
+        """Perform and deliver the calls."""
         raise NotImplementedError
 
     def _fail(self, call: StoreCall, error: BaseException) -> None:
         call.value, call.error = None, translate(error, self._path)
-        self._spoilt = self._spoilt or spoils(error)
+        self._broken = self._broken or breaks_connection(error)
 
-    def _renew(self) -> None:
-        """Replace a spoilt connection. While that fails the old one stays closed, and whoever
-        wants to use it gets the reason."""
-        if self._spoilt:
+    def _replace_broken(self) -> None:
+        """Replace the connection if it is broken. If that raises, the old one stays closed, and
+        this is tried again before the next call."""
+        if self._broken:
             try:
                 self._conn.close()  # first: it may hold locks
             except sqlite3.Error:
                 pass  # there is nothing else to do with it
             self._conn = self._connect()
-            self._spoilt = False
+            self._broken = False
 
-    def _shut(self) -> None:
+    def _disconnect(self) -> None:
         self._conn.close()
 
     async def close(self) -> None:
         """Finish what waits, close the connection, end the thread."""
         self._closed = True
         try:
-            await run_in(self._executor, self._path, self._shut)
+            await run_in(self._executor, self._path, self._disconnect)
         finally:
             self._executor.close()

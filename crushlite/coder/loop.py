@@ -1,17 +1,18 @@
-"""The coder agent: a model that works on the project through tools.
+"""The loop of the coder agent: a model that works on the project through tools.
 
-One turn is a loop of steps. A step folds in what was typed meanwhile, asks the model with the whole
-conversation, streams its answer into one assistant message, and runs the tools it called. The turn
-ends when the model calls none, when a tool result says stop, or when the loop guard finds the model
-going in circles.
+One turn is a loop of steps. A step folds in the prompts that were sent meanwhile, asks the model
+with the whole conversation, streams its answer into one assistant message, and runs the tools that
+it called. The turn ends when the model calls no tool, when a tool's outcome says stop, or when the
+model repeats itself.
 
-The agent keeps no conversation of its own: the stored history is the only truth, so a restart, a
-cancel or another client's prompt cannot make the two differ.
+The agent keeps no conversation of its own: each request is made from the stored history, so it
+cannot differ from it after a restart, a cancel or another client's prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..agent.base import Info, Title, Usage
+from ..clock import time_limit
 from ..errors import CrushliteError, LimitReached
 from .history import chat_messages, estimated_tokens, parsed_input, valid_input
 from .prompts import SUMMARY, TITLE, context_files, system_prompt
@@ -48,15 +50,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRIES = 3
-RETRY_TOTAL = 180.0  # seconds spent waiting between attempts, all together
+RETRY_SECONDS = 180.0  # for all pauses between the attempts of a step together
+TITLE_SECONDS = 60.0
 MAX_STEPS = 100
-GUARD_WINDOW = 10  # steps looked back for a model that goes in circles,
-GUARD_REPEATS = 5  # and how often the same call with the same result may be among them
+# The model repeats itself if one call had the same result more than REPEATS times within the last
+# REPEAT_WINDOW steps.
+REPEAT_WINDOW = 10
+REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Brain:
-    """A model, and the provider that serves it."""
+class ServedModel:
+    """A model and the provider that serves it. `selected` holds the user's settings for it;
+    `system_prefix` comes before the system prompt."""
 
     provider: ModelClient
     model: Model
@@ -72,13 +78,13 @@ class CoderOptions:
 
 @dataclass(slots=True)
 class _Answer:
-    """One step's answer as far as it has come."""
+    """The model's answer in one step, as far as it has come."""
 
     text: str = ""
     thought: str = ""
-    calls: dict[int, _Pending] = field(default_factory=dict)
+    calls: dict[int, _ToolRequest] = field(default_factory=dict)
     stop: str = ""
-    used: set[str] = field(default_factory=set)  # ids of tool calls that cannot be taken again
+    used: set[str] = field(default_factory=set)  # ids that no further tool call may have
     prompt: int | None = None
     completion: int | None = None
     cache_read: int = 0
@@ -86,24 +92,28 @@ class _Answer:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _ToolRequest:
+    """A tool call of the answer. The id is set once its name is known."""
+
     id: str = ""
     name: str = ""
     arguments: str = ""
 
 
 class CoderAgent:
+    """The agent. `large` answers prompts, `small` writes titles."""
+
     def __init__(
         self,
         *,
         context: ToolContext,
-        large: Brain,
-        small: Brain,
+        large: ServedModel,
+        small: ServedModel,
         tools: Sequence[Tool],
         options: CoderOptions,
         clock: Clock,
     ) -> None:
-        self._desk = context
+        self._context = context
         self._large = large
         self._small = small
         self._tools = {tool.name: tool for tool in tools}
@@ -121,20 +131,20 @@ class CoderAgent:
 
     async def run(self, turn: Turn) -> None:
         system = await self._system(turn)
-        recent: deque[tuple[str, ...]] = deque(maxlen=GUARD_WINDOW)
-        used: set[str] = set()  # ids of this turn's tool calls, also of those a summary stands for
-        again: ChatMessage | None = None  # what was asked, once a summary stands for it
+        recent: deque[tuple[str, ...]] = deque(maxlen=REPEAT_WINDOW)
+        used: set[str] = set()  # ids of this turn's tool calls, those that were summarized too
+        restated: ChatMessage | None = None  # the prompt, once a summary has replaced it
         limit = turn.max_steps or MAX_STEPS
         for step in range(limit):
             await turn.step()
-            # Also before the first step: a conversation of plain answers grows as well.
+            # Before the first step too: a conversation without any tool calls grows as well.
             session = await turn.session()
             if self._is_full(session):
                 await turn.summarize()
                 session = await turn.session()
-                again = await self._asked(turn, whole=step == 0)
+                restated = await self._restated(turn, with_files=step == 0)
             await turn.followups()
-            request = await self._request(turn, session, system, again)
+            request = await self._request(turn, session, system, restated)
             answer = await self._ask(turn, request, used)
             if not answer.calls:
                 await turn.finish(answer.stop)
@@ -143,54 +153,57 @@ class CoderAgent:
             if any(outcome.stop for outcome in outcomes):
                 return
             recent.append(_signatures(answer, outcomes))
-            if _in_circles(recent):
+            if _repeats(recent):
                 await turn.say("I stopped: the same tool call kept giving the same result.")
                 return
         raise LimitReached(f"stopped at max_steps = {limit}: ask again to go on")
 
     async def _system(self, turn: Turn) -> str:
-        files = await asyncio.to_thread(context_files, self._desk.path, self._options.context_paths)
+        files = await asyncio.to_thread(
+            context_files, self._context.path, self._options.context_paths
+        )
         return system_prompt(
-            self._desk.path,
+            self._context.path,
             files,
             prefix=self._large.system_prefix,
             interactive=turn.interactive,
         )
 
-    async def _asked(self, turn: Turn, *, whole: bool) -> ChatMessage:
-        """What this turn is about. Its files come along only if no step has seen them yet: they may
-        be what fills the window."""
+    async def _restated(self, turn: Turn, *, with_files: bool) -> ChatMessage:
+        """The prompt of this turn, to be repeated after a summary. Its files are repeated only if
+        no step has seen them: they may be what fills the context window."""
         found: list[ChatMessage] = []
-        if whole:
+        if with_files:
             users = [m for m in await turn.history() if m.role == "user" and m.text == turn.prompt]
             found = chat_messages(users[-1:], images=self._large.model.supports_attachments)
         return found[0] if found else ChatMessage("user", turn.prompt)
 
     async def _request(
-        self, turn: Turn, session: Session, system: str, again: ChatMessage | None = None
+        self, turn: Turn, session: Session, system: str, restated: ChatMessage | None = None
     ) -> ModelRequest:
-        brain = self._large
+        large = self._large
         messages = chat_messages(
             await turn.history(),
             summary_id=session.summary_message_id,
-            images=brain.model.supports_attachments,
+            images=large.model.supports_attachments,
         )
         tools = [
             spec_of(tool)
             for tool in self._tools.values()
             if turn.interactive or tool.name != "question"
         ]
-        if again is not None and session.summary_message_id and messages:
-            # The summary was made in this turn and stands for its prompt, too: say what is on.
-            messages[0].text += f"\n\nGo on with what was asked last:\n{again.text}"
-            messages[0].images += again.images
-        return _model_request(brain, system, messages, tools)
+        if restated is not None and session.summary_message_id and messages:
+            # The summary was made in this turn and has replaced its prompt, too.
+            messages[0].text += f"\n\nGo on with what was asked last:\n{restated.text}"
+            messages[0].images += restated.images
+        return _model_request(large, system, messages, tools)
 
     async def _ask(
         self, turn: Turn, request: ModelRequest, used: set[str] | None = None
     ) -> _Answer:
-        """One answer, retried as long as the provider says that may help. What a failed attempt
-        streamed is erased before the next; what the last one streamed stays beneath its error."""
+        """Ask the model and stream its answer. Retries while the error says that it may help; what
+        a failed attempt streamed is erased before the next one. Raises the last ProviderError; what
+        the last attempt streamed stays. `used` gets the ids of the answer's tool calls."""
         waited = 0.0
         for attempt in range(RETRIES + 1):
             answer = _Answer(used=set(used or ()))
@@ -198,7 +211,7 @@ class CoderAgent:
                 await self._stream(turn, request, answer)
             except ProviderError as error:
                 delay = error.retry_after or float(2**attempt)
-                if not error.retryable or attempt == RETRIES or waited + delay > RETRY_TOTAL:
+                if not error.retryable or attempt == RETRIES or waited + delay > RETRY_SECONDS:
                     raise
                 await turn.erase()
                 await self._clock.sleep(delay)
@@ -212,8 +225,8 @@ class CoderAgent:
 
     async def _stream(self, turn: Turn, request: ModelRequest, answer: _Answer) -> None:
         answer.used |= {call.id for message in request.messages for call in message.tool_calls}
-        stream = self._large.provider.stream(request)
-        try:
+        # Closed at once when the turn is cancelled, and not when the garbage collector finds it.
+        async with contextlib.aclosing(self._large.provider.stream(request)) as stream:
             async for piece in stream:
                 if isinstance(piece, Text):
                     answer.text += piece.text
@@ -227,18 +240,16 @@ class CoderAgent:
                     _count(answer, piece)
                 elif isinstance(piece, ModelStop):
                     answer.stop = piece.reason
-        finally:
-            await _close(stream)
         for call in answer.calls.values():
             call.id = await turn.tool_call(call.name, valid_input(call.arguments), call.id or None)
 
     async def _call_piece(self, turn: Turn, answer: _Answer, piece: CallPiece) -> None:
-        call = answer.calls.setdefault(piece.index, _Pending())
+        call = answer.calls.setdefault(piece.index, _ToolRequest())
         call.name = call.name or piece.name
         call.arguments += piece.arguments
         if not call.id and call.name:
-            # Some servers count their calls from zero in every answer; in a history an id means
-            # one call.
+            # Some servers number their calls from zero in every answer; in a history an id must
+            # belong to one call.
             wanted = piece.id if piece.id not in answer.used else None
             call.id = await turn.tool_call(call.name, "", wanted or None, finished=False)
             answer.used.add(call.id)
@@ -246,9 +257,10 @@ class CoderAgent:
     # Tools ---------------------------------------------------------------------------------------
 
     async def _run_tools(self, turn: Turn, answer: _Answer) -> list[ToolOutcome]:
-        """Run the calls in order; neighbours that only read run at the same time."""
+        """Run the calls of an answer in order; neighbours that only read run at the same time.
+        After one that stops the turn, no further call runs: the daemon gives them their results."""
         outcomes: list[ToolOutcome] = []
-        batch: list[_Pending] = []
+        batch: list[_ToolRequest] = []
         for call in answer.calls.values():
             tool = self._tools.get(call.name)
             if tool is None or not tool.read_only:
@@ -259,17 +271,17 @@ class CoderAgent:
             else:
                 batch.append(call)
             if any(outcome.stop for outcome in outcomes):
-                return outcomes  # the daemon gives the calls that are left their results
+                return outcomes
         return outcomes + await self._run_batch(turn, batch)
 
-    async def _run_batch(self, turn: Turn, batch: list[_Pending]) -> list[ToolOutcome]:
+    async def _run_batch(self, turn: Turn, batch: list[_ToolRequest]) -> list[ToolOutcome]:
         if len(batch) == 1:
             return [await self._run_tool(turn, batch[0])]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._run_tool(turn, call)) for call in batch]
         return [task.result() for task in tasks]
 
-    async def _run_tool(self, turn: Turn, call: _Pending) -> ToolOutcome:
+    async def _run_tool(self, turn: Turn, call: _ToolRequest) -> ToolOutcome:
         outcome = await self._outcome(turn, call)
         await turn.tool_result(
             call.id,
@@ -281,7 +293,9 @@ class CoderAgent:
         )
         return outcome
 
-    async def _outcome(self, turn: Turn, call: _Pending) -> ToolOutcome:
+    async def _outcome(self, turn: Turn, call: _ToolRequest) -> ToolOutcome:
+        """Run one tool. Every failure but a cancellation becomes an outcome that the model
+        reads."""
         tool = self._tools.get(call.name)
         if tool is None:
             return failure(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
@@ -292,7 +306,7 @@ class CoderAgent:
         if not isinstance(value, dict):
             return failure("the arguments must be a JSON object")
         try:
-            return await tool.run(ToolUse(call.id, call.name, value, turn, self._desk))
+            return await tool.run(ToolUse(call.id, call.name, value, turn, self._context))
         except CrushliteError as error:
             return failure(error.message)
         except OSError as error:
@@ -303,15 +317,15 @@ class CoderAgent:
 
     # Usage and the size of the conversation ------------------------------------------------------
 
-    def _usage(self, brain: Brain, request: ModelRequest, answer: _Answer) -> Usage:
+    def _usage(self, asked: ServedModel, request: ModelRequest, answer: _Answer) -> Usage:
+        """Tokens and cost of an answer; estimated if the provider reported no usage."""
         if not answer.prompt and not answer.completion:
             texts = [request.system, *(message.text for message in request.messages)]
             texts += [call.input for message in request.messages for call in message.tool_calls]
-            asked = estimated_tokens(*texts)
             calls = [call.arguments for call in answer.calls.values()]
             said = estimated_tokens(answer.text, answer.thought, *calls)
-            return Usage(asked, said, estimated=True)
-        model = brain.model
+            return Usage(estimated_tokens(*texts), said, estimated=True)
+        model = asked.model
         prompt, completion = answer.prompt or 0, answer.completion or 0
         cost = (
             prompt * model.cost_per_1m_in
@@ -323,7 +337,7 @@ class CoderAgent:
         return Usage(size, completion, max(cost, 0.0))  # catalogues write -1 for an unknown price
 
     def _is_full(self, session: Session) -> bool:
-        """Whether the last model call, as it was reported or estimated, left too little room."""
+        """Whether the last model call, by its usage, left too little of the context window."""
         window = self._large.model.context_window
         if not self._options.auto_summarize or window <= 0:
             return False
@@ -333,25 +347,29 @@ class CoderAgent:
     # Summaries and titles ------------------------------------------------------------------------
 
     async def summarize(self, turn: Turn) -> None:
-        """Stream a summary of the conversation; the turn is one whose message is the summary."""
+        """Stream a summary of the conversation into the turn, which was made for that."""
         session = await turn.session()
         messages = chat_messages(await turn.history(), summary_id=session.summary_message_id)
         todos = "\n".join(f"- [{todo.status}] {todo.content}" for todo in session.todos)
-        wish = SUMMARY + (f"\n\nThe to-do list:\n{todos}" if todos else "")
+        task = SUMMARY + (f"\n\nThe to-do list:\n{todos}" if todos else "")
         request = _model_request(
-            self._large, "You summarize conversations.", [*messages, ChatMessage("user", wish)], []
+            self._large, "You summarize conversations.", [*messages, ChatMessage("user", task)], []
         )
         await self._ask(turn, request)
 
     async def title(self, text: str) -> Title:
-        """By the small model, else by the large one; never fails."""
-        request = [ChatMessage("user", text[:2000])]
-        for brain in (self._small, self._large):
+        """A title written by the small model; by the large one if that fails; "Untitled Session" if
+        both fail."""
+        messages = [ChatMessage("user", text[:2000])]
+        for served in (self._small, self._large):
             answer = _Answer()
-            asked = _model_request(brain, TITLE, request, [])
+            request = _model_request(served, TITLE, messages, [])
             try:
-                async with asyncio.timeout(60):
-                    async for piece in brain.provider.stream(asked):
+                async with (
+                    time_limit(self._clock, TITLE_SECONDS),
+                    contextlib.aclosing(served.provider.stream(request)) as stream,
+                ):
+                    async for piece in stream:
                         if isinstance(piece, Text):
                             answer.text += piece.text
                         elif isinstance(piece, Tokens):
@@ -359,20 +377,20 @@ class CoderAgent:
             except (ProviderError, TimeoutError):
                 continue
             title = _one_line(answer.text) or _one_line(text)[:50]
-            return Title(title, self._usage(brain, asked, answer))
+            return Title(title, self._usage(served, request, answer))
         return Title("Untitled Session", Usage(estimated=True))
 
 
 def _model_request(
-    brain: Brain, system: str, messages: list[ChatMessage], tools: list[ToolSpec]
+    served: ServedModel, system: str, messages: list[ChatMessage], tools: list[ToolSpec]
 ) -> ModelRequest:
-    selected = brain.selected
+    selected = served.selected
     return ModelRequest(
-        model=brain.model.id,
+        model=served.model.id,
         system=system,
         messages=messages,
         tools=tools,
-        max_tokens=selected.max_tokens or brain.model.default_max_tokens,
+        max_tokens=selected.max_tokens or served.model.default_max_tokens,
         temperature=selected.temperature,
         top_p=selected.top_p,
         reasoning_effort=selected.reasoning_effort,
@@ -380,15 +398,8 @@ def _model_request(
     )
 
 
-async def _close(stream: object) -> None:
-    """Close the connection now, not when the garbage collector finds the generator."""
-    aclose = getattr(stream, "aclose", None)
-    if aclose is not None:
-        await aclose()
-
-
 def _count(answer: _Answer, tokens: Tokens) -> None:
-    """A report that lacks a value does not erase the one known."""
+    """Take over a report of usage; a value that it lacks stays as it is."""
     answer.prompt = tokens.prompt if tokens.prompt is not None else answer.prompt
     answer.completion = tokens.completion if tokens.completion is not None else answer.completion
     answer.cache_read = tokens.cache_read or answer.cache_read
@@ -396,17 +407,20 @@ def _count(answer: _Answer, tokens: Tokens) -> None:
 
 
 def _signatures(answer: _Answer, outcomes: list[ToolOutcome]) -> tuple[str, ...]:
+    """For each call that was run: a text that is equal for equal calls with equal results."""
     return tuple(
         json.dumps([call.name, call.arguments, outcome.content])
         for call, outcome in zip(answer.calls.values(), outcomes, strict=False)
     )
 
 
-def _in_circles(recent: deque[tuple[str, ...]]) -> bool:
+def _repeats(recent: deque[tuple[str, ...]]) -> bool:
+    """Whether one call had the same result too often in the recent steps."""
     counts = Counter(signature for step in recent for signature in step)
-    return any(count > GUARD_REPEATS for count in counts.values())
+    return any(count > REPEATS for count in counts.values())
 
 
 def _one_line(text: str) -> str:
+    """A title on one line, without quotes, and without the reasoning that some models put first."""
     text = re.sub(r"<think>.*?(</think>|$)", "", text, flags=re.S)
     return " ".join(text.split()).strip("\"' ")

@@ -1,0 +1,116 @@
+"""What the decoders of all kinds of providers share: JSON of unknown shape, read with care."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .base import ProviderError
+from .failures import malformed, refusal
+from .reply import WHOLE
+
+if TYPE_CHECKING:
+    from ...http.sse import SSEEvent
+    from .base import Piece
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+class Decoder(Protocol):
+    """Turns the events of one answer into pieces. Knows no time and no connection."""
+
+    done: bool  # the server said that nothing follows
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete; the usage may still follow."""
+        ...
+
+    def feed(self, event: SSEEvent) -> list[Piece]:
+        """Raises ProviderError for an error document, and for what cannot be understood."""
+        ...
+
+    def end(self) -> list[Piece]:
+        """The last pieces, after the last event; ModelStop is the last one. Raises ProviderError if
+        the answer is not complete."""
+        ...
+
+
+class SurrogateJoiner:
+    """Makes text that comes in pieces valid. JSON can carry half of a surrogate pair at the end of
+    a piece and the other half in the next: pairs are joined, lone halves become U+FFFD."""
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def __call__(self, text: str) -> str:
+        text, self._half = self._half + text, ""
+        if text and 0xD800 <= ord(text[-1]) <= 0xDBFF:
+            text, self._half = text[:-1], text[-1]
+        if _SURROGATE.search(text):
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return text
+
+
+def decode_json(data: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise malformed(f"something that is not JSON: {data}") from None
+
+
+def object_of(event: SSEEvent) -> dict[str, Any]:
+    """The JSON object of an event. Raises ProviderError if it is an error, or no object."""
+    value = decode_json(event.data)
+    if not isinstance(value, dict):
+        raise refusal(value) if event.event == WHOLE else malformed(f"no object: {event.data}")
+    named = event.event == "error" or "error" in (value.get("object"), value.get("type"))
+    if value.get("error") or named:
+        raise refusal(value)
+    return value
+
+
+def whole_number(value: object) -> int | None:
+    """A number that counts something; None if the value is not one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return value
+
+
+def text_field(value: dict[str, Any], name: str) -> str:
+    """A field that is a text; empty if it is missing or null. Raises ProviderError if it is
+    anything else."""
+    found = value.get(name)
+    if found is None:
+        return ""
+    if not isinstance(found, str):
+        raise malformed(f"a {name} that is no text: {found!r}")
+    return found
+
+
+def stop_reason(reason: str, *, has_calls: bool) -> str:
+    """The reason of a ModelStop, with one correction: many servers say that they stopped, or
+    nothing, after tool calls; a few say tool_calls without any."""
+    if has_calls and reason in ("end_turn", "unknown"):
+        return "tool_use"
+    return "unknown" if reason == "tool_use" and not has_calls else reason
+
+
+def cut_off() -> ProviderError:
+    """The error for a stream that ended before the answer was complete."""
+    text = "the provider's stream ended before the answer was complete"
+    return ProviderError(text, retryable=True)
+
+
+def model_ids(answer: Any) -> list[str]:
+    """The ids in a list of models, in its order. Raises ProviderError if it is no list."""
+    found = answer
+    if isinstance(answer, dict):
+        found = answer.get("data", answer.get("models"))
+    if not isinstance(found, list):
+        raise refusal(answer)
+    ids = [m.get("id") or m.get("name") if isinstance(m, dict) else m for m in found]
+    return [id_ for id_ in ids if isinstance(id_, str) and id_]
