@@ -104,9 +104,10 @@ class _MachineSpy:
         session_id: str,
         run_id: str,
         when_busy: WhenBusy = WhenBusy.QUEUE,
+        **options: Any,
     ) -> Run:
         ledger = self._ledger
-        run: Run = original(machine, session_id, run_id, when_busy)
+        run: Run = original(machine, session_id, run_id, when_busy, **options)
         if run not in ledger.runs:
             text = ledger.accepting
             facts = RunFacts(run_id, session_id, text, when_busy.value, ledger.life, machine)
