@@ -93,7 +93,7 @@ class Actions:
 
     def _session(self) -> str:
         sessions = list(self._ledger.sessions.values())
-        open_ = [one for one in sessions if not one.may_be_gone]
+        open_ = self._ledger.open_sessions()
         chosen = open_ if open_ and self._rng.random() < 0.95 else sessions
         return self._rng.choice(chosen).session_id if chosen else "nowhere"
 
@@ -159,7 +159,6 @@ class Actions:
         path = f"/agent/sessions/{self._session()}/cancel{wait}"
         answer = await client.call("POST", path, timeout=130, risky=not wait)
         if answer.ok:
-            self._ledger.counts["canceled"] += len(answer.body["canceled"])
             if wait == "?wait=60":
                 receipt = [entry["run_id"] for entry in answer.body["canceled"]]
                 self._ledger.check(invariants.a_cancel_that_waits_sees_the_endings, receipt)
@@ -209,7 +208,7 @@ class Actions:
     # Sessions ------------------------------------------------------------------------------------
 
     async def _new_session(self, client: SimulatedClient) -> None:
-        if sum(not one.may_be_gone for one in self._ledger.sessions.values()) < 3:
+        if len(self._ledger.open_sessions()) < 3:
             await client.new_session("new")
 
     async def _rename(self, client: SimulatedClient) -> None:
@@ -258,6 +257,7 @@ class Actions:
         link.read()
 
     async def _retire(self, client: SimulatedClient) -> None:
+        self._ledger.retired.add(client.id)
         await client.request("DELETE", f"/v1/clients/{client.id}")
         await client.clock.sleep(self._rng.choice((0.0, 1.0, 15.0)))
         await client.become_another()

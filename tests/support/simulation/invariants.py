@@ -7,7 +7,6 @@ Each raises Violation.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from tests.support.simulation.ledger import Violation
@@ -25,17 +24,15 @@ if TYPE_CHECKING:
     )
 
 SLACK = 8.0  # seconds that the slowest simulated disk may add to the end of a canceled run
-INTERRUPTED = "interrupted: the daemon stopped"
 OUTCOMES = ("completed", "failed", "canceled", "cleared")
 
-# Errors that the daemon may log: in the words of the log, and when.
+# Words of the errors that the daemon may log after trouble with its store.
 STORE_ERRORS = (
     "is not saved:",
     "endings are not saved, prompts are refused",
     "not saved are",
     "a failed summary could not be stored",
 )
-AGENT_ERRORS = ("the agent ignored its cancellation", "has no title of its agent (ValueError")
 
 
 def require(condition: object, text: str) -> None:
@@ -56,20 +53,21 @@ def a_prompt_is_promised_once(ledger: Ledger, run: RunFacts) -> None:
 def a_promise_is_stored(ledger: Ledger, run_id: str) -> None:
     """202 is durable: the row is committed when the answer has arrived."""
     run = ledger.run(run_id)
-    require(run is not None, f"run {run_id} was answered 202 and is unknown")
-    assert run is not None
+    if run is None:
+        raise Violation(f"run {run_id} was answered 202 and is unknown")
     if not ledger.session_may_be_gone(run.session_id):
         require(ledger.row(run_id) is not None, f"{run} was answered 202 and has no row")
 
 
-def only_what_was_promised_runs(ledger: Ledger, run: RunFacts | None, run_id: str) -> None:
-    require(run is not None, f"the agent got run {run_id}, which was never accepted")
-    assert run is not None
+def only_what_was_promised_runs(ledger: Ledger, run: RunFacts | None) -> None:
+    if run is None:
+        raise Violation("the agent got a run that was never accepted")
     require(run.durable, f"{run} runs and was not promised")
     require(run.life == ledger.life, f"{run} of an earlier daemon runs again")
     require(run.entered_at is None, f"{run} runs twice")
     require(not run.over, f"{run} runs although it has ended")
     require(run.carrier is None, f"{run} runs although it was folded")
+    require(run.hit_at is None, f"{run} started although it was canceled")
     if not ledger.session_may_be_gone(run.session_id):
         require(ledger.row(run.run_id) is not None, f"{run} runs and has no row")
 
@@ -79,13 +77,8 @@ def runs_start_in_order_and_never_overlap(ledger: Ledger, run: RunFacts) -> None
     Cleared runs are recorded out of line."""
     line = ledger.line(run.machine, run.session_id)
     for ahead in line[: line.index(run)]:
-        ended = ahead.withdrawn or ahead.recorded
-        require(ended or ahead.cleared, f"{run} started before {ahead} was recorded")
-
-
-def a_doomed_run_does_not_start(ledger: Ledger, run: RunFacts) -> None:
-    """Once a cancel has hit a run, its agent is not called any more."""
-    require(run.hit_at is None, f"{run} started although it was canceled")
+        ended = ahead.withdrawn or ahead.recorded or ahead.cleared
+        require(ended, f"{run} started before {ahead} was recorded")
 
 
 # Cancel -----------------------------------------------------------------------------------------
@@ -98,9 +91,8 @@ def a_receipt_lists_what_is_live(
     for run in listed:
         require(run in live, f"{run} is in a receipt and was not live")
     for run in live:
-        if run not in listed:
-            ending = run.finished or run.cleared
-            require(ending, f"{run} was live and is not in the receipt")
+        missing = run not in listed and not run.finished and not run.cleared
+        require(not missing, f"{run} was live and is not in the receipt")
 
 
 def a_cancel_that_waits_sees_the_endings(ledger: Ledger, receipt: list[str]) -> None:
@@ -111,16 +103,16 @@ def a_cancel_that_waits_sees_the_endings(ledger: Ledger, receipt: list[str]) -> 
             require(not waits, f"a cancel has waited, and {run} has not ended")
 
 
-def a_canceled_run_ends_as_such_and_in_time(ledger: Ledger, hub: HubFacts, run: RunFacts) -> None:
-    assert run.completion is not None
-    cancelled = bool(run.completion.get("cancelled"))
+def a_canceled_run_ends_as_such_and_in_time(
+    ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body
+) -> None:
+    cancelled = bool(body.get("cancelled"))
     if run.hit_at is not None:
         require(cancelled or run.carrier is not None, f"{run} was canceled and ended otherwise")
         late = ledger.now - run.hit_at - ledger.grace - SLACK
         require(late < 0 or ledger.troubled(60), f"{run} was canceled and ended {late:.1f} s late")
-    carrier = run.carrier
-    cause = run.hit_at is not None or run.cleared
-    cause = cause or (carrier is not None and carrier.hit_at is not None)
+    carrier_hit = run.carrier is not None and run.carrier.hit_at is not None
+    cause = run.hit_at is not None or run.cleared or carrier_hit
     require(cause or not cancelled, f"{run} was canceled and nothing canceled it")
 
 
@@ -129,15 +121,15 @@ def a_canceled_run_ends_as_such_and_in_time(ledger: Ledger, hub: HubFacts, run: 
 
 def only_what_was_promised_ends_and_once(ledger: Ledger, body: Body) -> None:
     run = ledger.run(body.get("run_id", ""))
-    require(run is not None, f"a run_complete for an unknown run: {body}")
-    assert run is not None
+    if run is None:
+        raise Violation(f"a run_complete for an unknown run: {body}")
     require(run.durable, f"{run} ended and was not promised")
     require(run.completion is None, f"{run} ended twice")
     require(run.life == ledger.life, f"{run} of an earlier daemon ended again")
 
 
 def an_ending_is_stored_before_it_is_published(
-    ledger: Ledger, hub: HubFacts, run: RunFacts
+    ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body
 ) -> None:
     if run.not_saved:
         require(ledger.troubled(), f"{run} is not saved and the store had no trouble")
@@ -149,19 +141,21 @@ def an_ending_is_stored_before_it_is_published(
         require(row, f"{run} ended before its ending was committed")
 
 
-def the_agent_is_gone_at_the_ending(ledger: Ledger, hub: HubFacts, run: RunFacts) -> None:
+def the_agent_is_gone_at_the_ending(
+    ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body
+) -> None:
     """Unless it was given up, after the whole grace."""
     if run.entered_at is not None and not run.left:
-        require(run.hit_at is not None, f"{run} ended while its agent was at work")
-        assert run.hit_at is not None
+        if run.hit_at is None:
+            raise Violation(f"{run} ended while its agent was at work")
         waited = ledger.now - run.hit_at
         require(waited > ledger.grace - 0.01, f"{run} was given up after {waited:.2f} s")
 
 
-def the_turn_is_closed_at_the_ending(ledger: Ledger, hub: HubFacts, run: RunFacts) -> None:
+def the_turn_is_closed_at_the_ending(
+    ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body
+) -> None:
     """Its last message is finished and says what the run_complete says."""
-    assert run.completion is not None
-    body = run.completion
     if not body.get("message_id"):
         require(run.cleared, f"{run} ended without a message")
         return
@@ -181,23 +175,26 @@ def the_turn_is_closed_at_the_ending(ledger: Ledger, hub: HubFacts, run: RunFact
     require(len(prompts) == 1, f"the prompt of {run} is in the transcript {len(prompts)} times")
 
 
-def a_rider_ends_with_its_carrier(ledger: Ledger, hub: HubFacts, run: RunFacts) -> None:
-    assert run.completion is not None
-    named = run.completion.get("folded_into", "")
-    require(named == (run.carrier.run_id if run.carrier else ""), f"{run} was folded elsewhere")
-    if run.carrier is not None:
-        carried = run.carrier.completion
-        require(carried is not None, f"{run} ended before its carrier")
-        assert carried is not None
+def a_rider_ends_with_its_carrier(
+    ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body
+) -> None:
+    carrier = run.carrier
+    named = body.get("folded_into", "")
+    require(named == (carrier.run_id if carrier else ""), f"{run} was folded elsewhere")
+    if carrier is not None:
+        carried = carrier.completion
+        if carried is None:
+            raise Violation(f"{run} ended before its carrier")
         for key in ("message_id", "text", "cancelled"):
-            require(carried.get(key) == run.completion.get(key), f"{run} ended unlike its carrier")
+            require(carried.get(key) == body.get(key), f"{run} ended unlike its carrier")
 
 
-def requests_are_closed_at_the_ending(ledger: Ledger, hub: HubFacts, run: RunFacts) -> None:
-    for requests in (ledger.permissions, ledger.questions):
-        for key, request in requests.items():
-            open_ = request.run_id == run.run_id and not request.closed
-            require(not open_, f"{run} ended and left request {key} open")
+def requests_are_closed_at_the_ending(
+    ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body
+) -> None:
+    for key, request in (*ledger.permissions.items(), *ledger.questions.items()):
+        open_ = request.run_id == run.run_id and not request.closed
+        require(not open_, f"{run} ended and left request {key} open")
 
 
 AT_AN_ENDING = (
@@ -214,8 +211,8 @@ AT_AN_ENDING = (
 
 
 def no_message_event_follows_its_ending(ledger: Ledger, hub: HubFacts, event: Published) -> None:
-    known = event.body["id"] in hub.frozen
-    require(not known, f"a message changed after its run had ended: {event.body}")
+    frozen = event.body["id"] in hub.frozen
+    require(not frozen, f"a message changed after its run had ended: {event.body}")
 
 
 def a_message_is_created_once(ledger: Ledger, hub: HubFacts, event: Published) -> None:
@@ -235,6 +232,24 @@ def a_verdict_is_what_was_answered(ledger: Ledger, call_id: str, granted: bool) 
     if request is not None:
         require(request.closed, f"call {call_id} got a verdict before its notification")
         require(granted == bool(request.granted), f"call {call_id} got another verdict")
+
+
+def grant_key(request: Body) -> tuple[str, ...]:
+    """What is the same in two requests of one session that one grant covers, at least."""
+    return (request["session_id"], request["tool_name"], request["action"], request["path"])
+
+
+def a_grant_for_the_session_is_kept(ledger: Ledger, hub: HubFacts, request: Body) -> None:
+    """Nobody is asked what was allowed for the session."""
+    require(grant_key(request) not in hub.granted, f"was granted before: {request}")
+
+
+def a_workspace_in_use_stays_open(ledger: Ledger, hub: HubFacts) -> None:
+    """A workspace closes when its last claim is gone, and an open stream is a claim."""
+    for stream in ledger.streams:
+        reads = stream.position is not None and stream.position.hub is hub and stream.link.open
+        gone = stream.client_id in ledger.retired or ledger.stopping or ledger.muted
+        require(gone or not reads, f"a workspace closed while {stream.name} read its events")
 
 
 # Messages ---------------------------------------------------------------------------------------
@@ -287,12 +302,10 @@ def a_list_shows_what_streams_saw(
     found = {message["id"]: message for message in listed}
     require(len(found) == len(listed), f"a message is listed twice: {[m['id'] for m in listed]}")
     for message_id, message in seen.items():
-        if message_id in deleted:
-            continue
         shown = found.get(message_id)
-        require(shown is not None, f"a list without a message that streams had: {message}")
-        assert shown is not None
-        if data_of(message, "finish"):
+        if shown is None:
+            require(message_id in deleted, f"a list without a message that streams had: {message}")
+        elif data_of(message, "finish"):
             require(same_message(shown, message), f"{message} is listed as {shown}")
     order = [message_id for message_id in found if message_id in seen]
     expected = [message_id for message_id in seen if message_id in found]
@@ -312,9 +325,7 @@ def what_was_settled_is_still_there(
         require(same_message(shown, message), f"{message} has become {shown}")
 
 
-def a_run_is_described_as_it_is(
-    ledger: Ledger, info: Body, ended_before: bool, session_id: str
-) -> None:
+def a_run_is_described_as_it_is(ledger: Ledger, info: Body, ended_before: bool) -> None:
     """`ended_before`: its run_complete was out when the request was sent."""
     run = ledger.run(info["run_id"])
     if info["kind"] != "prompt" or run is None:
@@ -326,49 +337,47 @@ def a_run_is_described_as_it_is(
         require(info["outcome"] in OUTCOMES, f"{run} ended without an outcome: {info}")
         over = run.completion is not None or run.life < ledger.life
         require(over, f"{run} is called ended before its run_complete")
+        _an_outcome_is_what_was_published(run, info)
     else:
         require(not info["outcome"], f"{run} has an outcome before it has ended: {info}")
         require(run.durable or info["state"] in ("accepted", "queued"), f"{run} is {info}")
 
 
-def an_outcome_is_what_was_published(ledger: Ledger, info: Body) -> None:
-    """For a run that has ended, whoever asks, and whenever."""
-    run = ledger.run(info["run_id"])
-    if run is None or not run.is_prompt or info["state"] != "ended":
-        return
+def _an_outcome_is_what_was_published(run: RunFacts, info: Body) -> None:
     body = run.completion
     if body is None or run.not_saved:
         return  # interrupted by a crash, or announced as not saved
-    outcome, error = info["outcome"], body.get("error", "")
-    expected = ("canceled", "cleared") if body.get("cancelled") else ("failed",)
-    if not body.get("cancelled") and not error:
-        expected = ("completed",)
-    require(outcome in expected, f"{run} ended with {body} and is recorded as {info}")
+    expected: tuple[str, ...] = ("failed",) if body.get("error") else ("completed",)
+    if body.get("cancelled"):
+        expected = ("canceled", "cleared")
+    require(info["outcome"] in expected, f"{run} ended with {body} and is recorded as {info}")
     for key in ("message_id", "error", "folded_into"):
         require(info[key] == body.get(key, ""), f"{run}: {key} of {info} is not that of {body}")
 
 
 def no_error_is_logged_but_the_expected(ledger: Ledger, text: str) -> None:
-    if any(words in text for words in STORE_ERRORS) and ledger.troubled(60):
-        return
-    if "the agent ignored its cancellation" in text:
-        stubborn = [r for r in ledger.runs.values() if r.run_id in text and not r.left]
-        if stubborn:
-            return
-    if "has no title of its agent (ValueError" in text:
-        return
-    raise Violation(text)
+    stubborn = [run for run in ledger.runs.values() if run.run_id in text and not run.left]
+    expected = (
+        (ledger.troubled(60) and any(words in text for words in STORE_ERRORS))
+        or ("the agent ignored its cancellation" in text and stubborn)
+        or "has no title of its agent (ValueError" in text
+    )
+    require(expected, text)
 
 
 # At the end -------------------------------------------------------------------------------------
 
 
-def every_promise_has_ended(ledger: Ledger) -> None:
-    """Called when nothing goes on any more in a life that did not crash."""
-    for run in ledger.promised_runs():
-        if run.life == ledger.life:
+def nothing_is_open(ledger: Ledger) -> None:
+    """When nothing goes on any more: every promise is kept and every request decided."""
+    for run in ledger.runs.values():
+        if run.is_prompt and run.durable and run.life == ledger.life:
             require(run.completion is not None, f"{run} was promised and has not ended")
             require(run.recorded or run.not_saved, f"the ending of {run} was never recorded")
+    for key, request in (*ledger.permissions.items(), *ledger.questions.items()):
+        asker = ledger.run(request.run_id)
+        if asker is not None and asker.life == ledger.life:
+            require(request.closed == request.awaiting, f"request {key} is open at rest")
 
 
 def every_answered_prompt_is_known(ledger: Ledger, infos: list[Body]) -> None:
@@ -378,8 +387,8 @@ def every_answered_prompt_is_known(ledger: Ledger, infos: list[Body]) -> None:
         if not prompt.promised or ledger.session_may_be_gone(prompt.session_id):
             continue
         info = found.get(prompt.run_id)
-        require(info is not None, f"{prompt.text} was answered 202 and is not in W/runs")
-        assert info is not None
+        if info is None:
+            raise Violation(f"{prompt.text} was answered 202 and is not in W/runs")
         require(info["state"] == "ended", f"{prompt.text} has not ended: {info}")
 
 
@@ -399,21 +408,8 @@ def a_prompt_is_in_the_history_once(
 
 def what_is_listed_is_what_streams_saw(ledger: Ledger, hub: HubFacts, listed: list[Body]) -> None:
     """At rest, for every message that this opening of the workspace has shown."""
-    found = {message["id"]: message for message in listed}
-    for message_id, message in found.items():
-        streamed = hub.messages.get(message_id)
+    for message in listed:
+        streamed = hub.messages.get(message["id"])
         if streamed is not None:
             require(same_message(message, streamed), f"{streamed} is listed as {message}")
             require(data_of(message, "finish"), f"open at rest: {message}")
-
-
-def nothing_is_open(ledger: Ledger) -> None:
-    for requests in (ledger.permissions, ledger.questions):
-        for key, request in requests.items():
-            run = ledger.run(request.run_id)
-            if run is not None and run.life == ledger.life:
-                require(request.closed == request.awaiting, f"request {key} is open at rest")
-
-
-def readable(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -9,16 +9,17 @@ error: it is kept, and the loop is halted.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable
     from pathlib import Path
 
     from crushlite.runs import Run, Runs
     from tests.support.simulation.loop import SeededLoop
+    from tests.support.simulation.streams import StreamReader
 
 Body = dict[str, Any]
 
@@ -34,14 +35,11 @@ class Trace:
 
     def __init__(self, root: Path) -> None:
         self.lines: list[str] = []
+        self.loop: SeededLoop | None = None
         self._root = str(root)
-        self._loop: SeededLoop | None = None
-
-    def attach(self, loop: SeededLoop) -> None:
-        self._loop = loop
 
     def add(self, text: str) -> None:
-        at = self._loop.time() if self._loop is not None else 0.0
+        at = self.loop.time() if self.loop is not None else 0.0
         self.lines.append(f"{at:10.3f} {text.replace(self._root, 'ROOT')}")
 
     def digest(self) -> str:
@@ -55,7 +53,6 @@ class RunFacts:
     run_id: str
     session_id: str
     text: str | None  # None for a summary
-    when_busy: str
     life: int
     machine: Runs
     durable: bool = False
@@ -87,18 +84,13 @@ class RunFacts:
 
 @dataclass
 class Published:
-    """One event of a hub."""
+    """One event of a hub. `growth` may be left out by a stream that is behind."""
 
     seq: int
     kind: str
     action: str
     body: Body
     growth: bool
-
-    @property
-    def needs_ids(self) -> bool:
-        """Only streams that asked for ids get it."""
-        return self.kind == "tool_output"
 
 
 @dataclass
@@ -108,9 +100,8 @@ class HubFacts:
     epoch: str
     events: list[Published] = field(default_factory=list)
     messages: dict[str, Body] = field(default_factory=dict)  # by id, in the order of creation
-    sessions: dict[str, Body] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)  # messages of turns that have ended
-    closed: bool = False
+    granted: set[tuple[str, ...]] = field(default_factory=set)  # for a session, see `grant_key`
 
     def of_session(self, session_id: str) -> list[Body]:
         return [body for body in self.messages.values() if body["session_id"] == session_id]
@@ -118,7 +109,7 @@ class HubFacts:
 
 @dataclass
 class Request:
-    """A permission or a question that was opened, by the id that its notifications name."""
+    """How often a permission or a question was opened and decided."""
 
     run_id: str
     awaiting: int = 0
@@ -133,9 +124,8 @@ class Request:
 @dataclass
 class SessionFacts:
     session_id: str
-    may_be_gone: bool = False  # its deletion was asked for
-    gone: bool = False  # and has been confirmed
-    titles: list[str] = field(default_factory=list)  # that a rename may have left
+    may_be_gone: bool = False  # its deletion was asked for, or it was lost with the power
+    gone: bool = False  # the deletion was confirmed
 
 
 @dataclass
@@ -150,22 +140,25 @@ class PromptFacts:
 
 
 class Ledger:
-    def __init__(
-        self, trace: Trace, query: Callable[..., list[tuple[Any, ...]] | None], counts: Counter[str]
-    ) -> None:
+    """`query` reads what is committed, or returns None while no store is open."""
+
+    def __init__(self, trace: Trace, query: Callable[..., list[tuple[Any, ...]] | None]) -> None:
         self.trace = trace
-        self.counts = counts  # how often what was reached
+        self.counts: Counter[str] = Counter()  # how often what was reached
         self.violations: list[str] = []
         self.life = 0
         self.grace = 5.0  # how long a cancelled agent may take
         self.troubled_at: float | None = None  # when the store last had trouble in this life
-        self.muted = False  # the world is being abandoned: nothing counts any more
+        self.muted = False  # the daemon is dead: nothing that its remains do counts
+        self.stopping = False  # the daemon is leaving
         self.accepting: str | None = None  # the prompt that is being accepted
         self.runs: dict[Run, RunFacts] = {}
         self.by_id: dict[str, list[RunFacts]] = {}
         self.hubs: dict[str, HubFacts] = {}  # by epoch
         self.epochs: dict[str, str] = {}  # by workspace id
         self.attached: dict[str, tuple[str, int]] = {}  # by client: epoch and number at its attach
+        self.streams: set[StreamReader] = set()  # that are being read
+        self.retired: set[str] = set()  # clients
         self.permissions: dict[str, Request] = {}  # by tool call
         self.questions: dict[str, Request] = {}  # by batch
         self.askers: dict[str, str] = {}  # tool call -> run
@@ -177,12 +170,13 @@ class Ledger:
 
     # Time and violations -------------------------------------------------------------------------
 
-    def begin_life(self, loop: SeededLoop) -> None:
+    def begin_life(self, loop: SeededLoop, grace: float) -> None:
         self.life += 1
+        self.grace = grace
         self.troubled_at = None
-        self.muted = False
-        self._loop = loop
-        self.trace.attach(loop)
+        self.muted = self.stopping = False
+        self.streams.clear()
+        self._loop = self.trace.loop = loop
 
     @property
     def now(self) -> float:
@@ -194,7 +188,7 @@ class Ledger:
         self.trace.add(f"VIOLATION {text}")
         self.violations.append(text)
         if self._loop is not None:
-            self._loop.halted = True
+            self._loop.halt()
 
     def check(self, invariant: Callable[..., None], *args: Any) -> None:
         """Hold a fact against an invariant."""
@@ -216,17 +210,18 @@ class Ledger:
 
     def line(self, machine: Runs, session_id: str) -> list[RunFacts]:
         """What a session has accepted, oldest first."""
-        return [
-            run
-            for run in self.runs.values()
-            if run.machine is machine and run.session_id == session_id
-        ]
-
-    def promised_runs(self) -> list[RunFacts]:
-        return [run for run in self.runs.values() if run.is_prompt and run.durable]
+        runs = self.runs.values()
+        return [run for run in runs if run.machine is machine and run.session_id == session_id]
 
     def hub_of(self, workspace_id: str) -> HubFacts:
         return self.hubs[self.epochs[workspace_id]]
+
+    def open_sessions(self) -> list[SessionFacts]:
+        return [one for one in self.sessions.values() if not one.may_be_gone]
+
+    def session_may_be_gone(self, session_id: str) -> bool:
+        facts = self.sessions.get(session_id)
+        return facts is None or facts.may_be_gone
 
     def row(self, run_id: str) -> str | None:
         """The outcome of a run as it is committed: empty if it has none yet, None if it has no row,
@@ -236,13 +231,15 @@ class Ledger:
             return UNKNOWN
         return str(found[0][0] or "") if found else None
 
-    def note_rows(self) -> None:
-        """The daemon has died: what has a row is promised, whether it has heard of that or not."""
+    def after_crash(self) -> None:
+        """The daemon has died. What has a row is promised, whether a client has heard of it or not;
+        a session that nothing was promised in may have been lost with the power."""
         for run in self.runs.values():
             waiting = run.is_prompt and not run.durable and not run.withdrawn
             if waiting and run.life == self.life:
                 run.durable = self.row(run.run_id) not in (None, UNKNOWN)
-
-    def session_may_be_gone(self, session_id: str) -> bool:
-        facts = self.sessions.get(session_id)
-        return facts is None or facts.may_be_gone
+        promised = {run.session_id for run in self.runs.values() if run.durable}
+        for session in self.open_sessions():
+            if session.session_id not in promised:
+                rows = self._query("SELECT 1 FROM sessions WHERE id = ?", session.session_id)
+                session.may_be_gone = not rows

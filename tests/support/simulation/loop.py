@@ -96,6 +96,10 @@ class SeededLoop(asyncio.BaseEventLoop):
         task.result()
         return True
 
+    def halt(self) -> None:
+        """Run no further callback."""
+        self.halted = True
+
     def _run_once(self) -> None:
         timers = self._scheduled
         while timers and timers[0].cancelled():

@@ -1,5 +1,5 @@
 """The computer that a simulated daemon runs on: its disk, the threads of its stores, its random
-numbers. It outlives the daemon, which may crash."""
+numbers. It outlives the daemon, which may crash, and it may itself lose its power."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import functools
 import os
 import secrets
 import sqlite3
+import struct
 import uuid
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.store import inspection, stores as stores_module
@@ -25,18 +26,26 @@ if TYPE_CHECKING:
     from tests.support.simulation.loop import SeededLoop
 
 _EXPECTED = functools.cache(inspection._expected)
-SIDE_FILES = ("", "-wal")  # what of a database a crash leaves; SQLite makes its index anew
+_FRAME = 24  # bytes of the header of a frame in SQLite's log; the log's own header has 32
 
 
 class SimulatedDisk(Disk):
-    """A disk that can be filled, locked and shaken, and that keeps what was on it when the daemon
-    dies: the database and its log as they were, without what SQLite would do on a close."""
+    """The disk of one database: it can be filled, locked and shaken, and keeps what was on it when
+    the daemon dies. If the power fails it may lose what was written to the log since the last
+    flush, from any frame on."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Path, rng: random.Random) -> None:
         super().__init__()
-        self._open: list[tuple[sqlite3.Connection, bool]] = []
-        self._locks: set[_HeldLock] = set()
+        self.database = database
+        self.locks: set[DirectoryLock] = set()  # of data directories that are owned
+        self.dies_at: int | None = None  # the number of statements until the daemon dies
+        self.dying: Callable[[], None] = lambda: None  # called then
+        self.power_fails = False  # when the daemon dies
+        self._rng = rng
         self._failures = 0  # writes that still fail with an I/O error
+        self._open: list[_SimulatedConnection] = []
+        self._flushed: tuple[bytes, int] = (b"", 0)  # which log, and how many frames of it
+        self._image: dict[Path, bytes] | None = None  # what is left when the daemon has died
 
     @property
     def troubled(self) -> bool:
@@ -51,11 +60,19 @@ class SimulatedDisk(Disk):
         self._failures = 0
 
     def connect(self, path: Path, read_only: bool) -> sqlite3.Connection:
-        conn = super().connect(path, read_only)
-        self._open.append((conn, read_only))
+        uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}"
+        conn = sqlite3.connect(uri, uri=True, isolation_level=None, factory=_SimulatedConnection)
+        conn.disk, conn.read_only = self, read_only
+        self._open.append(conn)
         return conn
 
     def check(self, conn: sqlite3.Connection, sql: str) -> None:
+        """Called before each statement: raises what the disk's state makes of it."""
+        if self.dies_at is not None:
+            self.dies_at -= 1
+            if self.dies_at < 0 and self._image is None:
+                self._image = self._what_is_left()
+                self.dying()
         if self._failures and " ".join(sql.split()).startswith((*WRITES, "COMMIT")):
             self._failures -= 1
             error = sqlite3.OperationalError("disk I/O error")
@@ -63,61 +80,86 @@ class SimulatedDisk(Disk):
             raise error
         super().check(conn, sql)
 
-    def query(self, sql: str, *values: object) -> list[tuple[object, ...]] | None:
-        """Read what is committed, through the newest connection that cannot write; None if no store
-        is open."""
-        for conn, read_only in reversed(self._open):
-            if read_only:
-                try:
-                    return sqlite3.Connection.execute(conn, sql, values).fetchall()
-                except sqlite3.ProgrammingError:
-                    continue  # it is closed
-        return None
+    def flushed(self) -> None:
+        """Everything in the log is safe from a power cut now."""
+        self._flushed = self._log()[:2]
 
-    def locked(self, lock: _HeldLock) -> None:
-        self._locks.add(lock)
+    def _log(self) -> tuple[bytes, int, int, int]:
+        """The log in use: its salts, its frames, those copied into the database, its page size.
+        Taken from the index that SQLite keeps beside it."""
+        try:
+            index = self._file("-shm").read_bytes()[:100]
+        except FileNotFoundError:
+            index = b""
+        if len(index) < 100:
+            return b"", 0, 0, 0
+        page, frames = struct.unpack_from("=HI", index, 14)
+        return index[32:40], frames, struct.unpack_from("=I", index, 96)[0], page
 
-    def unlocked(self, lock: _HeldLock) -> None:
-        self._locks.discard(lock)
+    def _file(self, suffix: str) -> Path:
+        return self.database.with_name(self.database.name + suffix)
 
-    @property
-    def in_use(self) -> bool:
-        """Whether a data directory is still owned."""
-        return bool(self._locks)
+    def _what_is_left(self) -> dict[Path, bytes]:
+        files = (self.database, self._file("-wal"))
+        left = {file: file.read_bytes() for file in files if file.exists()}
+        salts, frames, copied, page = self._log()
+        if self.power_fails and frames and files[1] in left:
+            known, flushed = self._flushed
+            safe = max(flushed if known == salts else 0, copied)
+            kept = self._rng.randint(safe, frames)
+            left[files[1]] = left[files[1]][: 32 + kept * (_FRAME + page)]
+        return left
 
-    def crash(self, databases: list[Path]) -> None:
+    def crash(self) -> None:
         """The process that used the disk is dead."""
-        files = [path.with_name(path.name + suffix) for path in databases for suffix in SIDE_FILES]
-        kept = {file: file.read_bytes() for file in files if file.exists()}
-        for conn, _ in self._open:
+        left = self._what_is_left() if self._image is None else self._image
+        self._image = self.dies_at = None
+        for conn in self._open:
             conn.close()
         self._open.clear()
-        for lock in list(self._locks):
+        for lock in list(self.locks):
             lock.release()
-        for path in databases:
-            path.with_name(path.name + "-shm").unlink(missing_ok=True)
-        for file in files:
-            file.unlink(missing_ok=True)
-        for file, content in kept.items():
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.write(descriptor, content)
-            os.close(descriptor)
+        for suffix in ("", "-wal", "-shm"):
+            self._file(suffix).unlink(missing_ok=True)
+        for file, content in left.items():
+            file.touch(0o600)
+            file.write_bytes(content)
 
-    def forget_closed(self) -> None:
-        """The daemon has left in order: its connections are closed."""
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]] | None:
+        """Read what is committed; None if no store is open."""
+        for conn in reversed(self._open):
+            if conn.read_only:
+                with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
+                    return sqlite3.Connection.execute(conn, sql, values).fetchall()
+        return None
+
+    @contextlib.contextmanager
+    def looked_at(self) -> Iterator[None]:
+        """Let `query` work after a crash."""
+        if self.database.exists():
+            self.connect(self.database, True)
+        yield
+        for conn in self._open:
+            conn.close()
         self._open.clear()
+        self._file("-shm").unlink(missing_ok=True)
 
 
-class _HeldLock(DirectoryLock):
-    disk: SimulatedDisk
+class _SimulatedConnection(sqlite3.Connection):
+    disk: SimulatedDisk | None = None
+    read_only = False
+    flushes = True  # at every commit, as a new connection does
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.disk.locked(self)
-
-    def release(self) -> None:
-        self.disk.unlocked(self)
-        super().release()
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if self.disk is None:
+            return super().execute(sql, *args)
+        self.disk.check(self, sql)
+        cursor = super().execute(sql, *args)
+        if sql.startswith("PRAGMA synchronous"):
+            self.flushes = sql.endswith("FULL")
+        elif sql == "COMMIT" and self.flushes:
+            self.disk.flushed()
+        return cursor
 
 
 class SeededExecutor:
@@ -133,14 +175,11 @@ class SeededExecutor:
     def submit(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
         if len(self._calls) == 1 and not self._running:
-            self._arm()
+            self._loop.call_later(self._delay(), self._run)
 
     def close(self) -> None:
         while self._calls and not self._loop.dead:
             self._calls.popleft()()
-
-    def _arm(self) -> None:
-        self._loop.call_later(self._delay(), self._run)
 
     def _run(self) -> None:
         if not self._calls:
@@ -152,34 +191,33 @@ class SeededExecutor:
         finally:
             self._running = False
         if self._calls:
-            self._arm()
-
-
-class SeededIds:
-    """What the product takes from the system's random numbers, drawn from the seed instead."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def uuid4(self) -> uuid.UUID:
-        return uuid.UUID(int=self._rng.getrandbits(128), version=4)
-
-    def token_hex(self, count: int | None = None) -> str:
-        return self._rng.randbytes(count or 32).hex()
-
-    def urandom(self, count: int) -> bytes:
-        return self._rng.randbytes(count)
+            self._loop.call_later(self._delay(), self._run)
 
 
 @contextlib.contextmanager
-def seeded_machine(disk: SimulatedDisk, ids: SeededIds) -> Iterator[None]:
-    """Let the product use this disk's locks and these random numbers."""
-    lock = type("HeldLock", (_HeldLock,), {"disk": disk})
+def seeded_machine(disk: SimulatedDisk, rng: random.Random) -> Iterator[None]:
+    """Let the product use this disk's locks, and take its random numbers from `rng`."""
+
+    class HeldLock(DirectoryLock):
+        def __init__(self, directory: Path) -> None:
+            super().__init__(directory)
+            disk.locks.add(self)
+
+        def release(self) -> None:
+            disk.locks.discard(self)
+            super().release()
+
+    def uuid4() -> uuid.UUID:
+        return uuid.UUID(int=rng.getrandbits(128), version=4)
+
+    def token_hex(count: int | None = None) -> str:
+        return rng.randbytes(count or 32).hex()
+
     with (
-        mock.patch.object(stores_module, "DirectoryLock", lock),
-        mock.patch.object(uuid, "uuid4", ids.uuid4),
-        mock.patch.object(secrets, "token_hex", ids.token_hex),
-        mock.patch.object(os, "urandom", ids.urandom),
+        mock.patch.object(stores_module, "DirectoryLock", HeldLock),
+        mock.patch.object(uuid, "uuid4", uuid4),
+        mock.patch.object(secrets, "token_hex", token_hex),
+        mock.patch.object(os, "urandom", rng.randbytes),
         mock.patch.object(inspection, "_expected", _EXPECTED),  # always the same, and slow to make
     ):
         yield

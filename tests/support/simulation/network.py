@@ -88,17 +88,17 @@ class Link:
 
     def __init__(self, client: LinkTransport, server: LinkTransport) -> None:
         self.client = client
-        self.server = server
+        self._server = server
 
     @property
     def open(self) -> bool:
-        return not self.client.is_closing() and not self.server.is_closing()
+        return not self.client.is_closing() and not self._server.is_closing()
 
     def reset(self) -> None:
         """Both ends lose the connection, and what was on its way."""
-        for end in (self.client, self.server):
+        for end in (self.client, self._server):
             end.cut()
-        for end in (self.client, self.server):
+        for end in (self.client, self._server):
             if not end.lost:
                 end.lose(ConnectionResetError("reset by the network"))
 
@@ -109,12 +109,12 @@ class Link:
 
     def stall(self) -> None:
         """The client stops reading."""
-        self.server.stalled = True
+        self._server.stalled = True
 
     def read(self, count: int | None = None) -> None:
         """The client reads some bytes, or everything and goes on reading."""
-        if not self.server.lost:
-            self.server.drain(count)
+        if not self._server.lost:
+            self._server.drain(count)
 
 
 class Network:
@@ -135,8 +135,7 @@ class Network:
         connection = _ServerConnection(self.server, self._connections)
         near = LinkTransport(protocol, self._rng, self._latency)
         far = LinkTransport(connection, self._rng, self._latency)
-        if self._high_water is not None:
-            far.set_write_buffer_limits(self._high_water)
+        far.set_write_buffer_limits(self._high_water)
         near.peer, far.peer = far, near
         far.connect()
         near.connect()

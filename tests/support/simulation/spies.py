@@ -1,151 +1,125 @@
 """Tell the ledger what the product does, from inside: who was accepted, hit and recorded, and what
-was published. The product itself has no hooks for tests: methods are wrapped for as long as a
-simulation runs, and do what they always do."""
+was published. The product itself has no hooks for tests: its machine of runs and its hub are
+replaced by subclasses that do what they always do, for as long as a simulation runs."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.events import Hub
+from crushlite.hosting import runner as runner_module, workspace as workspace_module
 from crushlite.hosting.backend import Backend
 from crushlite.hosting.runner import Runner
 from crushlite.http import client as http_client
 from crushlite.protocol.events import to_json
-from crushlite.runs import Outcome, Runs, WhenBusy
+from crushlite.runs import Runs, WhenBusy
 from tests.support.simulation import invariants
 from tests.support.simulation.ledger import HubFacts, Published, Request, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from crushlite.events import Subscriber
     from crushlite.protocol.messages import Prompt
-    from crushlite.runs import Canceled, Effect, Record, Run
+    from crushlite.runs import Canceled, Effect, Outcome, Record, Run
     from tests.support.simulation.ledger import Ledger
-
-Wrapper = tuple[type, str, "Callable[..., Any]"]
 
 
 @contextlib.contextmanager
 def spies(ledger: Ledger) -> Iterator[None]:
-    """Wrap the product's methods. What was wrapped before, by a test that breaks something, stays
-    as it is underneath."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, wrapper in _wrappers(ledger):
-            original = getattr(owner, name)
-            wrapped = functools.wraps(original)(functools.partial(wrapper, original))
-            stack.enter_context(mock.patch.object(owner, name, _method(wrapped)))
-        stack.enter_context(
-            mock.patch.object(http_client._PooledConnection, "__hash__", _numbered(), create=True)
-        )
-        stack.enter_context(_logs(ledger))
+    """Put the subclasses in place. What a mutant has broken in their base classes stays broken."""
+    numbers = itertools.count()
+    accept, attach = Runner.accept, Backend.attach
+
+    def accept_prompt(self: Runner, prompt: Prompt) -> Any:
+        ledger.accepting = prompt.prompt
+        try:
+            return accept(self, prompt)
+        finally:
+            ledger.accepting = None
+
+    def note_attach(self: Backend, workspace_id: str, client: str, **options: Any) -> Subscriber:
+        hub = self.get(workspace_id).hub
+        subscriber = attach(self, workspace_id, client, **options)
+        ledger.attached[client] = (hub.epoch, hub.current)
+        return subscriber
+
+    def number(self: Any) -> int:
+        """A hash that is the same in every process."""
+        found: int = self.__dict__.setdefault("_simulated_number", next(numbers))
+        return found
+
+    with (
+        mock.patch.object(runner_module, "Runs", lambda: SpiedRuns(ledger)),
+        mock.patch.object(workspace_module, "Hub", lambda **options: SpiedHub(ledger, **options)),
+        mock.patch.object(Runner, "accept", accept_prompt),
+        mock.patch.object(Backend, "attach", note_attach),
+        mock.patch.object(http_client._PooledConnection, "__hash__", number, create=True),
+        _logs(ledger),
+    ):
         yield
 
 
-def _method(wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapped(self, *args, **kwargs)
-
-    return call
-
-
-def _numbered() -> Callable[[Any], int]:
-    """A hash in the order of first use, the same in every process."""
-    numbers: dict[int, int] = {}
-
-    def number(self: Any) -> int:
-        known: int = self.__dict__.setdefault("_simulated_number", len(numbers))
-        numbers.setdefault(known, known)
-        return known
-
-    return number
-
-
-def _wrappers(ledger: Ledger) -> list[Wrapper]:
-    machine = _MachineSpy(ledger)
-    hub = _HubSpy(ledger)
-    return [
-        (Runner, "accept", machine.accept_prompt),
-        (Runs, "accept", machine.accept),
-        (Runs, "durable", machine.durable),
-        (Runs, "withdraw", machine.withdraw),
-        (Runs, "cancel", machine.cancel),
-        (Runs, "cancel_run", machine.cancel_run),
-        (Runs, "clear", machine.clear),
-        (Runs, "remove", machine.remove),
-        (Runs, "fold", machine.fold),
-        (Runs, "finish", machine.finish),
-        (Runs, "recorded", machine.recorded),
-        (Hub, "publish", hub.publish),
-        (Hub, "close", hub.close),
-        (Backend, "attach", hub.attach),
-    ]
-
-
-class _MachineSpy:
+class SpiedRuns(Runs):
     def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
         self._ledger = ledger
 
-    def accept_prompt(self, original: Any, runner: Runner, prompt: Prompt) -> Any:
-        self._ledger.accepting = prompt.prompt
-        try:
-            return original(runner, prompt)
-        finally:
-            self._ledger.accepting = None
+    def _facts(self, run: Run) -> RunFacts:
+        return self._ledger.runs[run]
+
+    def _line(self, session_id: str) -> list[RunFacts]:
+        return self._ledger.line(self, session_id)
 
     def accept(
         self,
-        original: Any,
-        machine: Runs,
         session_id: str,
         run_id: str,
         when_busy: WhenBusy = WhenBusy.QUEUE,
         **options: Any,
     ) -> Run:
+        run = super().accept(session_id, run_id, when_busy, **options)
         ledger = self._ledger
-        run: Run = original(machine, session_id, run_id, when_busy, **options)
         if run not in ledger.runs:
-            text = ledger.accepting
-            facts = RunFacts(run_id, session_id, text, when_busy.value, ledger.life, machine)
+            facts = RunFacts(run_id, session_id, ledger.accepting, ledger.life, self)
             ledger.runs[run] = facts
             ledger.by_id.setdefault(run_id, []).append(facts)
             ledger.trace.add(f"accepted {facts} {when_busy.value}")
         return run
 
-    def durable(self, original: Any, machine: Runs, run: Run) -> list[Effect]:
-        facts = self._ledger.runs[run]
+    def durable(self, run: Run) -> list[Effect]:
+        facts = self._facts(run)
         facts.durable = True
         self._ledger.check(invariants.a_prompt_is_promised_once, facts)
         if run.doom is None and run.when_busy is WhenBusy.INTERRUPT:
-            line = self._ledger.line(machine, run.session_id)
+            line = self._line(run.session_id)
             self._hit([one for one in line[: line.index(facts)] if not one.finished])
-        effects: list[Effect] = original(machine, run)
-        return effects
+        return super().durable(run)
 
-    def withdraw(self, original: Any, machine: Runs, run: Run) -> list[Effect]:
-        self._ledger.runs[run].withdrawn = True
+    def withdraw(self, run: Run) -> list[Effect]:
+        self._facts(run).withdrawn = True
         self._ledger.counts["withdrawn"] += 1
-        effects: list[Effect] = original(machine, run)
-        return effects
+        return super().withdraw(run)
 
-    def cancel(self, original: Any, machine: Runs, session_id: str) -> Canceled:
-        live = [run for run in self._ledger.line(machine, session_id) if not run.over]
-        return self._cancel(live, original(machine, session_id))
+    def cancel(self, session_id: str) -> Canceled:
+        live = [run for run in self._line(session_id) if not run.over]
+        return self._note_receipt(live, super().cancel(session_id))
 
-    def cancel_run(self, original: Any, machine: Runs, run: Run) -> Canceled:
-        facts = self._ledger.runs[run]
-        queued = run in machine.queued(run.session_id)
-        canceled = self._cancel([] if facts.over else [facts], original(machine, run))
-        if queued:
-            facts.cleared = True
+    def cancel_run(self, run: Run) -> Canceled:
+        facts = self._facts(run)
+        live = [] if facts.over else [facts]
+        queued = run in self.queued(run.session_id)
+        canceled = self._note_receipt(live, super().cancel_run(run))
+        facts.cleared = facts.cleared or queued
         return canceled
 
-    def _cancel(self, live: list[RunFacts], canceled: Canceled) -> Canceled:
-        listed = [self._ledger.runs[run] for run, _ in canceled.receipt]
+    def _note_receipt(self, live: list[RunFacts], canceled: Canceled) -> Canceled:
+        listed = [self._facts(run) for run, _ in canceled.receipt]
+        self._ledger.counts.update(f"canceled while {was}" for _, was in canceled.receipt)
         self._ledger.check(invariants.a_receipt_lists_what_is_live, live, listed)
         self._hit(listed)
         return canceled
@@ -155,83 +129,66 @@ class _MachineSpy:
             if run.hit_at is None:
                 run.hit_at = self._ledger.now
 
-    def clear(self, original: Any, machine: Runs, session_id: str) -> list[Effect]:
-        for run in machine.queued(session_id):
-            self._ledger.runs[run].cleared = True
-        effects: list[Effect] = original(machine, session_id)
+    def clear(self, session_id: str) -> list[Effect]:
+        for run in self.queued(session_id):
+            self._facts(run).cleared = True
+        return super().clear(session_id)
+
+    def remove(self, run: Run) -> list[Effect]:
+        effects = super().remove(run)
+        self._facts(run).cleared = True
         return effects
 
-    def remove(self, original: Any, machine: Runs, run: Run) -> list[Effect]:
-        effects: list[Effect] = original(machine, run)
-        self._ledger.runs[run].cleared = True
-        return effects
-
-    def fold(self, original: Any, machine: Runs, run: Run) -> tuple[Run, ...]:
-        riders: tuple[Run, ...] = original(machine, run)
+    def fold(self, run: Run) -> tuple[Run, ...]:
+        riders = super().fold(run)
         for rider in riders:
-            self._ledger.runs[rider].carrier = self._ledger.runs[run]
+            self._facts(rider).carrier = self._facts(run)
             self._ledger.counts["folded"] += 1
         return riders
 
-    def finish(self, original: Any, machine: Runs, run: Run, outcome: Outcome) -> Record:
-        facts = self._ledger.runs[run]
-        for one in self._ledger.line(machine, run.session_id):
-            if one is facts or one.carrier is facts:
-                one.finished = True
-        record: Record = original(machine, run, outcome)
-        return record
+    def _together(self, run: Run) -> list[RunFacts]:
+        """A run and its riders."""
+        facts = self._facts(run)
+        line = self._line(run.session_id)
+        return [one for one in line if one is facts or one.carrier is facts]
 
-    def recorded(self, original: Any, machine: Runs, run: Run) -> list[Effect]:
-        facts = self._ledger.runs[run]
-        for one in self._ledger.line(machine, run.session_id):
-            if one is facts or one.carrier is facts:
-                one.recorded = True
-        effects: list[Effect] = original(machine, run)
-        return effects
+    def finish(self, run: Run, outcome: Outcome) -> Record:
+        for one in self._together(run):
+            one.finished = True
+        return super().finish(run, outcome)
+
+    def recorded(self, run: Run) -> list[Effect]:
+        for one in self._together(run):
+            one.recorded = True
+        return super().recorded(run)
 
 
-class _HubSpy:
-    def __init__(self, ledger: Ledger) -> None:
+class SpiedHub(Hub):
+    def __init__(self, ledger: Ledger, **options: Any) -> None:
+        super().__init__(**options)
         self._ledger = ledger
+        self.facts = ledger.hubs[self.epoch] = HubFacts(self.epoch)
 
-    def attach(self, original: Any, backend: Backend, workspace_id: str, client: str, **options: Any) -> Subscriber:
-        hub = backend.get(workspace_id).hub
-        subscriber: Subscriber = original(backend, workspace_id, client, **options)
-        self._ledger.attached[client] = (hub.epoch, hub.current)
-        return subscriber
+    def close(self) -> None:
+        self._ledger.check(invariants.a_workspace_in_use_stays_open, self.facts)
+        super().close()
 
-    def close(self, original: Any, hub: Hub) -> None:
-        original(hub)
-        self.facts(hub).closed = True
+    def publish(self, action: str, payload: object, *, growth: bool = False) -> int:
+        if not self.closed and not self._ledger.muted:
+            wire = to_json(action, payload)
+            kind, body = wire["type"], wire["payload"]["payload"]
+            skippable = growth or kind == "tool_output"
+            event = Published(self.current + 1, kind, action, body, skippable)
+            # Noted before it is sent: a stream may deliver it within the call.
+            self.facts.events.append(event)
+            self._ledger.counts[f"event {kind}"] += 1
+            note = getattr(self, f"_note_{kind}", None)
+            if note is not None:
+                note(event)
+        return super().publish(action, payload, growth=growth)
 
-    def facts(self, hub: Hub) -> HubFacts:
-        return self._ledger.hubs.setdefault(hub.epoch, HubFacts(hub.epoch))
-
-    def publish(
-        self, original: Any, hub: Hub, action: str, payload: object, *, growth: bool = False
-    ) -> int:
-        wire = to_json(action, payload)
-        if not hub.closed:
-            # Before it is sent: a stream may deliver it within the call.
-            event = Published(
-                hub.current + 1, wire["type"], action, wire["payload"]["payload"],
-                growth or wire["type"] == "tool_output",
-            )
-            self._note(self.facts(hub), event)
-        seq: int = original(hub, action, payload, growth=growth)
-        return seq
-
-    def _note(self, hub: HubFacts, event: Published) -> None:
-        if self._ledger.muted:
-            return
-        hub.events.append(event)
-        self._ledger.counts[f"event {event.kind}"] += 1
-        note = getattr(self, f"_note_{event.kind}", None)
-        if note is not None:
-            note(hub, event)
-
-    def _note_message(self, hub: HubFacts, event: Published) -> None:
-        body = event.body
+    def _note_message(self, event: Published) -> None:
+        hub, body = self.facts, event.body
         self._ledger.check(invariants.no_message_event_follows_its_ending, hub, event)
         if event.action == "deleted":
             hub.messages.pop(body["id"], None)
@@ -239,34 +196,33 @@ class _HubSpy:
             self._ledger.check(invariants.a_message_is_created_once, hub, event)
             hub.messages[body["id"]] = body
 
-    def _note_session(self, hub: HubFacts, event: Published) -> None:
-        if event.action == "deleted":
-            hub.sessions.pop(event.body["id"], None)
-        else:
-            hub.sessions[event.body["id"]] = event.body
+    def _note_permission_request(self, event: Published) -> None:
+        self._ledger.check(invariants.a_grant_for_the_session_is_kept, self.facts, event.body)
 
-    def _note_permission_notification(self, hub: HubFacts, event: Published) -> None:
-        call_id = event.body["tool_call_id"]
-        run_id = self._ledger.askers.get(call_id, "")
-        request = self._ledger.permissions.setdefault(call_id, Request(run_id))
-        request.granted += bool(event.body.get("granted"))
-        request.denied += bool(event.body.get("denied"))
-        request.awaiting += not event.body.get("granted") and not event.body.get("denied")
-        self._ledger.check(invariants.a_request_is_decided_once, call_id, request)
+    def _note_permission_notification(self, event: Published) -> None:
+        body = event.body
+        self._note_request(
+            self._ledger.permissions,
+            body["tool_call_id"],
+            self._ledger.askers.get(body["tool_call_id"], ""),
+            "granted" if body.get("granted") else "denied" if body.get("denied") else "awaiting",
+        )
 
-    def _note_question_batch_request(self, hub: HubFacts, event: Published) -> None:
+    def _note_question_batch_request(self, event: Published) -> None:
         run_id = self._ledger.askers.get(event.body["tool_call_id"], "")
-        request = self._ledger.questions.setdefault(event.body["id"], Request(run_id))
-        request.awaiting += 1
-        self._ledger.check(invariants.a_request_is_decided_once, event.body["id"], request)
+        self._note_request(self._ledger.questions, event.body["id"], run_id, "awaiting")
 
-    def _note_question_batch_notification(self, hub: HubFacts, event: Published) -> None:
-        batch_id = event.body["batch_id"]
-        request = self._ledger.questions.setdefault(batch_id, Request(""))
-        request.denied += 1
-        self._ledger.check(invariants.a_request_is_decided_once, batch_id, request)
+    def _note_question_batch_notification(self, event: Published) -> None:
+        self._note_request(self._ledger.questions, event.body["batch_id"], "", "denied")
 
-    def _note_run_complete(self, hub: HubFacts, event: Published) -> None:
+    def _note_request(
+        self, requests: dict[str, Request], key: str, run_id: str, step: str
+    ) -> None:
+        request = requests.setdefault(key, Request(run_id))
+        setattr(request, step, getattr(request, step) + 1)
+        self._ledger.check(invariants.a_request_is_decided_once, key, request)
+
+    def _note_run_complete(self, event: Published) -> None:
         ledger, body = self._ledger, event.body
         ledger.trace.add(f"run_complete {body}")
         ledger.check(invariants.only_what_was_promised_ends_and_once, body)
@@ -275,20 +231,18 @@ class _HubSpy:
             return
         run.completion = body
         for invariant in invariants.AT_AN_ENDING:
-            ledger.check(invariant, hub, run)
+            ledger.check(invariant, self.facts, run, body)
         if body.get("message_id"):
-            self._freeze(hub, run)
+            self._freeze(run)
 
-    def _freeze(self, hub: HubFacts, run: RunFacts) -> None:
+    def _freeze(self, run: RunFacts) -> None:
         """The messages of a turn that has ended change no more, and are on disk."""
+        hub = self.facts
         for body in hub.of_session(run.session_id):
             if body["id"] not in hub.frozen:
                 hub.frozen.add(body["id"])
                 if not run.not_saved:
                     self._ledger.settled.setdefault(run.session_id, {})[body["id"]] = body
-
-
-# Logs -------------------------------------------------------------------------------------------
 
 
 class _LogSpy(logging.Handler):
@@ -311,15 +265,12 @@ class _LogSpy(logging.Handler):
 @contextlib.contextmanager
 def _logs(ledger: Ledger) -> Iterator[None]:
     handler = _LogSpy(ledger)
-    loggers = [logging.getLogger(name) for name in ("crushlite", "asyncio")]
-    before = [(logger.propagate, logger.level) for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
-        logger.setLevel(logging.WARNING)
-    try:
+    with contextlib.ExitStack() as stack:
+        for logger in (logging.getLogger("crushlite"), logging.getLogger("asyncio")):
+            stack.callback(logger.setLevel, logger.level)
+            stack.callback(setattr, logger, "propagate", logger.propagate)
+            stack.callback(logger.removeHandler, handler)
+            logger.addHandler(handler)
+            logger.setLevel(logging.WARNING)
+            logger.propagate = False
         yield
-    finally:
-        for logger, (propagate, level) in zip(loggers, before, strict=True):
-            logger.removeHandler(handler)
-            logger.propagate, _ = propagate, logger.setLevel(level)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.claims import Graces
+from crushlite.clock import wait_at_most
 from crushlite.daemon import Daemon
 from crushlite.events import Bounds
 from crushlite.hosting import workspace as workspace_module
@@ -30,14 +31,9 @@ from tests.support.simulation import invariants
 from tests.support.simulation.actions import Actions
 from tests.support.simulation.agent import RandomAgent
 from tests.support.simulation.client import SimulatedClient
-from tests.support.simulation.ledger import HubFacts, Ledger, Trace, Violation
+from tests.support.simulation.ledger import Ledger, Trace, Violation
 from tests.support.simulation.loop import WALL, LoopClock, SeededLoop, Stuck
-from tests.support.simulation.machine import (
-    SeededExecutor,
-    SeededIds,
-    SimulatedDisk,
-    seeded_machine,
-)
+from tests.support.simulation.machine import SeededExecutor, SimulatedDisk, seeded_machine
 from tests.support.simulation.network import PORT, Network
 from tests.support.simulation.spies import spies
 
@@ -87,9 +83,7 @@ class _Openings(Wing):
         self._ledger = ledger
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
-        epoch = workspace.hub.epoch
-        self._ledger.epochs[workspace.id] = epoch
-        self._ledger.hubs.setdefault(epoch, HubFacts(epoch))
+        self._ledger.epochs[workspace.id] = workspace.hub.epoch
         self._ledger.counts["openings"] += 1
         return None
 
@@ -107,13 +101,30 @@ class SimulatedDaemon(Daemon):
 
 
 @dataclass
+class Death:
+    """How a daemon ends before its clients are done: after so many callbacks of its loop, or
+    statements of its database, or in order, after so many seconds."""
+
+    how: str
+    after: float
+    power: bool  # fails, unless the daemon leaves in order
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> Death:
+        how = rng.choice(("callbacks", "callbacks", "statements", "statements", "stop"))
+        digits = {"callbacks": (1.9, 3.3), "statements": (0.7, 2.6), "stop": (-2.0, 1.3)}[how]
+        after = 10 ** rng.uniform(*digits)
+        return cls(how, after if how == "stop" else int(after), rng.random() < 0.5)
+
+
+@dataclass
 class Draft:
     """What is drawn about a world as a whole."""
 
     clients: int
     sessions: int
     actions: int
-    crashes: list[int]  # callbacks after which a daemon crashes, one for each that does
+    deaths: list[Death]  # one for each daemon but the last
     calm: bool
     permute: float
     jitter: float
@@ -127,12 +138,12 @@ class Draft:
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Draft:
-        crashes = rng.choices((0, 1, 2), (5, 4, 1))[0]
+        deaths = rng.choices((0, 1, 2), (5, 4, 2))[0]
         return cls(
             clients=rng.randrange(2, 5),
-            sessions=rng.randrange(1, 4),
+            sessions=rng.choice((1, 1, 1, 2, 3)),
             actions=rng.randrange(2, 9),
-            crashes=[int(10 ** rng.uniform(2.0, 3.9)) for _ in range(crashes)],
+            deaths=[Death.drawn(rng) for _ in range(deaths)],
             calm=rng.random() < 0.3,
             permute=rng.choice((0.0, 0.3, 1.0, 1.0)),
             jitter=rng.choice((0.0, 0.1, 0.5)),
@@ -185,11 +196,10 @@ class World:
         self.root = root
         self.project = root / "project"
         self.trace = Trace(root)
-        self.counts: Counter[str] = Counter()
         database = self.project / ".crushlite" / "crushlite.db"
-        self.databases = [database]
-        self.disk = SimulatedDisk()
-        self.ledger = Ledger(self.trace, self.disk.query, self.counts)
+        self.disk = SimulatedDisk(database, self._rng("power"))
+        self.ledger = Ledger(self.trace, self.disk.query)
+        self.counts = self.ledger.counts
         self.draft = Draft.drawn(self._rng("draft"))
         self._wall = WALL
 
@@ -203,16 +213,16 @@ class World:
         self.trace.add(f"seed {self.seed}: {self.draft}")
         with (
             _no_collection(),
-            seeded_machine(self.disk, SeededIds(self._rng("ids"))),
+            seeded_machine(self.disk, self._rng("ids")),
             spies(self.ledger),
             self._bounds(),
         ):
             try:
-                for crash_at in (*self.draft.crashes, None):
-                    self._live(crash_at)
-                self._audit()
+                for death in (*self.draft.deaths, None):
+                    self._in_a_loop(Life.play, death)
+                self._in_a_loop(Life.audit, None)  # a last daemon that does nothing but read
             finally:
-                self.disk.crash([])
+                self.disk.crash()
                 shutil.rmtree(self.root, ignore_errors=True)
         return Result(
             self.seed, self.trace.digest(), self.counts, self.ledger.violations, self.trace.lines
@@ -232,14 +242,7 @@ class World:
 
     # Lives ---------------------------------------------------------------------------------------
 
-    def _live(self, crash_at: int | None) -> None:
-        self._in_a_loop(lambda life: life.play(), crash_at)
-
-    def _audit(self) -> None:
-        """A last daemon, with which nothing is done but reading."""
-        self._in_a_loop(lambda life: life.audit(), None)
-
-    def _in_a_loop(self, main: Callable[[Life], Any], crash_at: int | None) -> None:
+    def _in_a_loop(self, main: Callable[[Life], Any], death: Death | None) -> None:
         ledger = self.ledger
         if ledger.violations:
             return
@@ -248,9 +251,17 @@ class World:
         loop = SeededLoop(
             self._rng(f"loop {number}"), permute=draft.permute, jitter=draft.jitter, lag=draft.lag
         )
-        ledger.begin_life(loop)
+        ledger.begin_life(loop, draft.settings.cancel_grace)
         loop.unhandled = self._unhandled
         life = Life(self, loop, LoopClock(loop, self._wall), self._rng(f"life {number}"))
+        if death is not None and death.how == "stop":
+            life.leaves_after = death.after
+        crash_at = None
+        if death is not None and death.how == "callbacks":
+            crash_at = int(death.after)
+        elif death is not None and death.how == "statements":
+            self.disk.dies_at, self.disk.dying = int(death.after), loop.halt
+        self.disk.power_fails = death is not None and death.power
         try:
             ended = loop.run(main(life), crash_at)
         except (Violation, Stuck) as error:
@@ -265,19 +276,19 @@ class World:
         if ended:
             self._require_nothing_left(loop)
             loop.close()
-            self.disk.forget_closed()
         else:
             self._crash(loop)
 
     def _crash(self, loop: SeededLoop) -> None:
         self.trace.add("the daemon dies")
-        self.ledger.note_rows()
         self.counts["crashes"] += 1
         self.ledger.muted = True
         self.disk.free()
-        self.disk.crash(self.databases)
+        self.disk.crash()
         loop.abandon()
         self.ledger.muted = False
+        with self.disk.looked_at():
+            self.ledger.after_crash()
 
     def _unhandled(self, context: dict[str, Any]) -> None:
         self.ledger.violate(f"the loop was told of {context.get('message')}: {context!r}")
@@ -291,7 +302,7 @@ class World:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
         if loop.armed_timers():
             self.ledger.violate(f"timers are left: {loop.armed_timers()}")
-        if self.disk.in_use:
+        if self.disk.locks:
             self.ledger.violate("a store is still open")
 
 
@@ -306,10 +317,10 @@ class Life:
         self.loop = loop
         self.clock = clock
         self.rng = rng
+        self.leaves_after: float | None = None  # seconds after which the daemon is stopped
 
     def _start(self) -> None:
         world, draft = self.world, self.world.draft
-        self.ledger.grace = draft.settings.cancel_grace
         self.agent = RandomAgent(world.seed, self.ledger, self.clock, calm=draft.calm)
         self.stores = Stores(
             clock=self.clock,
@@ -351,16 +362,51 @@ class Life:
         clients = [self._client(number) for number in range(draft.clients)]
         actions = Actions(self.ledger, self.rng, str(self.world.project))
         await clients[0].join(str(self.world.project))
-        while sum(not one.may_be_gone for one in self.ledger.sessions.values()) < draft.sessions:
+        while len(self.ledger.open_sessions()) < draft.sessions:
             await clients[0].new_session("a session")
         trouble = asyncio.ensure_future(self._trouble())
-        await asyncio.gather(*(actions.play(client, draft.actions) for client in clients))
+        acting = asyncio.ensure_future(self._act(actions, clients))
+        if self.leaves_after is not None:
+            await self._leave_early(acting, clients)
+        else:
+            await acting
         trouble.cancel()
         await asyncio.wait([trouble])
         self._heal()
+        if self.ledger.stopping:
+            self.ledger.check(invariants.nothing_is_open)
+            return
         await self._come_to_rest(clients)
         await self._check_at_rest(clients)
         await self._end(clients)
+
+    async def _act(self, actions: Actions, clients: list[SimulatedClient]) -> None:
+        count = self.world.draft.actions
+        await asyncio.gather(*(actions.play(client, count) for client in clients))
+
+    async def _leave_early(
+        self, acting: asyncio.Future[None], clients: list[SimulatedClient]
+    ) -> None:
+        """Stop the daemon while its clients act; they are cut off when it is gone."""
+        assert self.leaves_after is not None
+        await wait_at_most(self.clock, acting, self.leaves_after)
+        self.world.counts["stopped under load"] += 1
+        await self._stop()
+        acting.cancel()
+        await asyncio.wait([acting])
+        await asyncio.gather(*(client.aclose() for client in clients))
+        await self.clock.sleep(30.0)
+
+    async def _stop(self) -> None:
+        self.ledger.trace.add("the daemon leaves")
+        self.ledger.stopping = True
+        await self.daemon.stop()
+        self.network.server = None
+        if not self.agent.released.done():
+            self.agent.released.set_result(None)  # agents that were given up leave now
+        statistics = self.daemon.server.statistics
+        if statistics.connections or statistics.in_flight:
+            raise Violation(f"the server has left with {statistics}")
 
     async def _trouble(self) -> None:
         """Now and then the disk is full, locked or broken for a while."""
@@ -428,11 +474,10 @@ class Life:
         await self.clock.sleep(2.0)
         for client in clients:
             stream = client.stream
-            if stream is not None and not stream.ended and not stream.complete:
-                assert stream.position is not None
-                missing = stream.position.facts_ahead(tagged=stream.tagged)
-                raise Violation(f"{client.name} never got {missing[0]}")
-        ledger.check(invariants.every_promise_has_ended)
+            if stream is not None and stream.position is not None and not stream.ended:
+                missing = stream.position.first_missing()
+                if missing is not None:
+                    raise Violation(f"{client.name} never got {missing}")
         ledger.check(invariants.nothing_is_open)
         await self._check_records(reader)
 
@@ -463,14 +508,12 @@ class Life:
     async def _end(self, clients: list[SimulatedClient]) -> None:
         for client in clients:
             await client.aclose()
-        if not self.agent.released.done():
-            self.agent.released.set_result(None)
-        await self.daemon.stop()
-        self.network.server = None
-        statistics = self.daemon.server.statistics
-        if statistics.connections or statistics.in_flight:
-            raise Violation(f"the server has left with {statistics}")
-        await self.clock.sleep(30.0)  # agents that were given up leave now
+        if self.rng.random() < 0.5:
+            await self.clock.sleep(60.0)  # longer than every grace
+            if self.daemon.backend.everything():
+                raise Violation("a workspace stays open although every claim is gone")
+        await self._stop()
+        await self.clock.sleep(30.0)
 
     async def audit(self) -> None:
         self._start()
