@@ -53,9 +53,7 @@ class Actions:
         self._path = path
         self._prompts = 0
         # Some worlds never see some actions: then others are reached more often.
-        self._weights = {
-            name: weight for name, weight in WEIGHTS.items() if rng.random() < 0.75
-        }
+        self._weights = {name: weight for name, weight in WEIGHTS.items() if rng.random() < 0.75}
         self._weights.setdefault("prompt", 30)
 
     async def play(self, client: SimulatedClient, count: int) -> None:
@@ -63,6 +61,8 @@ class Actions:
         for _ in range(count):
             if not client.workspace_id or client.stream is None:
                 await client.join(self._path)
+                if not client.workspace_id:
+                    return  # the daemon leaves
             name = self._rng.choices(list(self._weights), list(self._weights.values()))[0]
             self._ledger.counts[f"action {name}"] += 1
             action: Action = getattr(self, f"_{name}")
@@ -158,10 +158,9 @@ class Actions:
         wait = self._rng.choice(("", "", "?wait=0.5", "?wait=60"))
         path = f"/agent/sessions/{self._session()}/cancel{wait}"
         answer = await client.call("POST", path, timeout=130, risky=not wait)
-        if answer.ok:
-            if wait == "?wait=60":
-                receipt = [entry["run_id"] for entry in answer.body["canceled"]]
-                self._ledger.check(invariants.a_cancel_that_waits_sees_the_endings, receipt)
+        if answer.ok and wait == "?wait=60":
+            receipt = [entry["run_id"] for entry in answer.body["canceled"]]
+            self._ledger.check(invariants.a_cancel_that_waits_sees_the_endings, receipt)
 
     async def _cancel_run(self, client: SimulatedClient) -> None:
         run = self._a_run()
@@ -292,4 +291,3 @@ class Actions:
 
     async def _rest(self, client: SimulatedClient) -> None:
         await client.clock.sleep(self._rng.random() * self._rng.choice((0.1, 2.0, 20.0)))
-

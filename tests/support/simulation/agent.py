@@ -232,9 +232,8 @@ class RandomAgent:
 
     async def _tools_together(self, turn: Turn, rng: random.Random) -> None:
         """Several calls of one step that ask for permission at the same time."""
-        calls = []
-        for _ in range(rng.randrange(2, 4)):
-            calls.append(await turn.tool_call("tool", "{}", self._own_id()))
+        count = rng.randrange(2, 4)
+        calls = [await turn.tool_call("tool", "{}", self._own_id()) for _ in range(count)]
         asking = [asyncio.ensure_future(self._permission(turn, rng, call)) for call in calls]
         try:
             await asyncio.gather(*asking)
@@ -305,4 +304,3 @@ class RandomAgent:
 
 def _draw(rng: random.Random, weights: dict[str, int]) -> str:
     return rng.choices(list(weights), list(weights.values()))[0]
-

@@ -86,9 +86,7 @@ class SimulatedClient:
         """A request below the workspace. `expect` are the codes of refusals that are in order
         besides those that anything may get. `risky` lets the connection break at a drawn time."""
         target = f"/v1/workspaces/{self.workspace_id}{path}"
-        return await self.request(
-            method, target, body, expect=expect, timeout=timeout, risky=risky
-        )
+        return await self.request(method, target, body, expect=expect, timeout=timeout, risky=risky)
 
     async def request(
         self,
@@ -131,9 +129,7 @@ class SimulatedClient:
     ) -> tuple[int, bytes]:
         """A request whose connection is reset, half-closed or left at a drawn time."""
         http, connector = self._connect()
-        sending = asyncio.ensure_future(
-            http.request(method, target, body=content, timeout=timeout)
-        )
+        sending = asyncio.ensure_future(http.request(method, target, body=content, timeout=timeout))
         how = self.rng.choice(("reset", "half-close", "leave"))
         self._trace(f"! {how}")
         self.ledger.counts[f"request {how}"] += 1
@@ -234,10 +230,10 @@ class SimulatedClient:
         if facts.body.get("when_busy") == "reject":
             expect.add("session_busy")
         answer = await self.call("POST", "/agent", facts.body, expect=expect, risky=risky)
-        if answer.status == 404 and answer.code not in GONE:
-            # Also for a repeat of a run that was deleted with its session a moment ago.
-            if not self.ledger.session_may_be_gone(facts.session_id):
-                self.ledger.violate(f"{facts.text}: {answer.body}")
+        unknown = answer.status == 404 and answer.code not in GONE
+        # Also for a repeat of a run that was deleted with its session a moment ago.
+        if unknown and not self.ledger.session_may_be_gone(facts.session_id):
+            self.ledger.violate(f"{facts.text}: {answer.body}")
         if answer.status == 202:
             self._promised(facts, answer.body)
         return answer
@@ -286,9 +282,7 @@ class SimulatedClient:
         ended = run is not None and run.completion is not None
         query = f"?wait={wait}" if wait else ""
         expect = {"run_not_found"}
-        answer = await self.call(
-            "GET", f"/runs/{run_id}{query}", expect=expect, timeout=60 + wait
-        )
+        answer = await self.call("GET", f"/runs/{run_id}{query}", expect=expect, timeout=60 + wait)
         if answer.code == "run_not_found":
             known = run is not None and run.durable
             if known and run is not None and not self.ledger.session_may_be_gone(run.session_id):
@@ -337,6 +331,7 @@ class SimulatedClient:
         await self.clock.sleep(self.rng.random() * self.rng.choice((0.01, 1.0, 5.0)))
         responses = [{"request_id": q["id"], "yes": True} for q in batch["questions"]]
         kind, by = self.rng.random(), f"?client_id={self.id}"
+        body: Body
         expect = {"request_not_found"}
         if kind < 0.4:
             path, body = f"/questions/{batch['id']}{by}", {"responses": responses}

@@ -175,9 +175,7 @@ def the_turn_is_closed_at_the_ending(
     require(len(prompts) == 1, f"the prompt of {run} is in the transcript {len(prompts)} times")
 
 
-def a_rider_ends_with_its_carrier(
-    ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body
-) -> None:
+def a_rider_ends_with_its_carrier(ledger: Ledger, hub: HubFacts, run: RunFacts, body: Body) -> None:
     carrier = run.carrier
     named = body.get("folded_into", "")
     require(named == (carrier.run_id if carrier else ""), f"{run} was folded elsewhere")

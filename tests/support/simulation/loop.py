@@ -12,18 +12,23 @@ The loop can be stopped between any two callbacks, for ever: see `run` and `aban
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
-from collections import deque
 from typing import TYPE_CHECKING, Any
+
+from crushlite.clock import SystemClock
 
 if TYPE_CHECKING:
     import random
+    from collections import deque
     from collections.abc import Callable, Coroutine, Iterator
 
 START = 1_000.0  # virtual seconds at the beginning of a loop
 WALL = 1_789_000_000.0  # wall-clock seconds at START
-MOST_STEPS = 400_000  # callbacks: far above what a scenario needs, so that only a livelock gets there
+MOST_STEPS = (
+    400_000  # callbacks: far above what a scenario needs, so that only a livelock gets there
+)
 
 
 class Stuck(AssertionError):
@@ -45,28 +50,35 @@ class _NumberedTask(asyncio.Task[Any]):
 class _NumberedFuture(asyncio.Future[Any]):
     """Hashed by a number, as tasks are."""
 
-    _number = 0
+    number = 0
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
 
 class SeededLoop(asyncio.BaseEventLoop):
     """`permute` is the share of iterations whose tasks are permuted, `jitter` the share in which
-    some time passes, `lag` the most seconds a call from another thread takes to arrive."""
+    some time passes, `lag` the most seconds a call from another thread takes to arrive. `unhandled`
+    is called with what asyncio reports to the exception handler of a loop."""
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
 
     def __init__(
-        self, rng: random.Random, *, permute: float = 1.0, jitter: float = 0.1, lag: float = 0.0
+        self,
+        rng: random.Random,
+        *,
+        permute: float = 1.0,
+        jitter: float = 0.1,
+        lag: float = 0.0,
+        unhandled: Callable[[dict[str, Any]], None] = lambda context: None,
     ) -> None:
         super().__init__()
         self.steps = 0  # callbacks that were run
         self.dead = False  # abandoned: nothing is scheduled any more
-        self.halted = False  # set from inside a callback: no further one is run
-        self.crash_at: int | None = None  # the number of callbacks after which the loop stops
+        self._halted = False
+        self._crash_at: int | None = None  # the number of callbacks after which the loop stops
         self._rng = rng
         self._permute = permute
         self._jitter = jitter
@@ -75,22 +87,18 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._arrival = START  # when the last call from a thread arrives: they keep their order
         self._numbers = itertools.count(1)
         self._stillborn: list[asyncio.Task[Any]] = []  # made while the loop was being abandoned
-        self.set_task_factory(self._make_task)
-        self.set_exception_handler(self._on_exception)
-        self.unhandled: Callable[[dict[str, Any]], None] | None = None
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+        self.set_exception_handler(lambda _, context: None if self.dead else unhandled(context))
 
     # Running -------------------------------------------------------------------------------------
 
     def run(self, main: Coroutine[Any, Any, None], crash_at: int | None = None) -> bool:
         """Run `main` to its end and return True. False: the loop stopped before that, because
-        `crash_at` callbacks were run or `halted` was set. Raises what `main` raises, and Stuck."""
-        self.crash_at = crash_at
+        `crash_at` callbacks were run or `halt` was called. Raises what `main` raises, and Stuck."""
+        self._crash_at = crash_at
         task = self.create_task(main)
         task.add_done_callback(lambda _: self.stop())
-        try:
-            self.run_forever()
-        finally:
-            asyncio.set_event_loop(None)
+        self.run_forever()
         if not task.done():
             return False
         task.result()
@@ -98,7 +106,7 @@ class SeededLoop(asyncio.BaseEventLoop):
 
     def halt(self) -> None:
         """Run no further callback."""
-        self.halted = True
+        self._halted = True
 
     def _run_once(self) -> None:
         timers = self._scheduled
@@ -116,7 +124,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._ready.clear()
         order = self._permuted(batch)
         for handle in order:
-            if self.steps == self.crash_at or self.halted:
+            if self.steps == self._crash_at or self._halted:
                 self._ready.extend((handle, *order))  # kept: their tasks must not be freed yet
                 self._stopping = True
                 return
@@ -141,7 +149,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         tasks: list[asyncio.Handle] = []
         others: list[asyncio.Handle] = []
         for handle in batch:
-            (tasks if _task_of(handle) is not None else others).append(handle)
+            (tasks if _is_step(handle) else others).append(handle)
         if not tasks:
             return iter(batch)
         self._rng.shuffle(tasks)
@@ -157,21 +165,30 @@ class SeededLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         future = _NumberedFuture(loop=self)
-        future._number = next(self._numbers)
+        future.number = next(self._numbers)
         return future
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         number = next(self._numbers)
-        task = _NumberedTask(number, coro, loop=loop, name=f"task-{number}", **options)
+        options["name"] = f"task-{number}"
+        task = _NumberedTask(number, coro, loop=loop, **options)
         if self.dead:
             self._stillborn.append(task)
         return task
 
-    def call_soon_threadsafe(
-        self, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        if self.dead:
+            return asyncio.Handle(callback, args, self)
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        if self.dead:
+            return asyncio.TimerHandle(when, callback, args, self)
+        return super().call_at(when, callback, *args, context=context)
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         """What comes from the thread of a store: it may take some time to arrive."""
         due = max(self._arrival, self._now + self._rng.random() * self._lag)
         if not self._lag or due <= self._now:
@@ -179,7 +196,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._arrival = due + 1e-9  # later than this one: the order is kept
         return self.call_at(due, callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         """Run a function of `asyncio.to_thread` on this thread, after a drawn time."""
         future = self.create_future()
 
@@ -200,10 +217,6 @@ class SeededLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         """There is no selector to be woken."""
 
-    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if not self.dead and self.unhandled is not None:
-            self.unhandled(context)
-
     # What is left --------------------------------------------------------------------------------
 
     def armed_timers(self) -> list[asyncio.TimerHandle]:
@@ -213,9 +226,8 @@ class SeededLoop(asyncio.BaseEventLoop):
         """Every task that is not done, and where it waits."""
         lines = []
         for task in sorted(asyncio.all_tasks(self), key=hash):
-            frames = task.get_stack()
-            places = [f"{f.f_code.co_qualname if hasattr(f.f_code, 'co_qualname') else f.f_code.co_name}:{f.f_lineno}" for f in frames]
-            lines.append(f"  {task.get_name()} {_coroutine_name(task)} at {' < '.join(places)}")
+            places = [f"{f.f_code.co_qualname}:{f.f_lineno}" for f in task.get_stack()]
+            lines.append(f"  {task.get_name()} at {' < '.join(places)}")
         return "\n".join(lines)
 
     def abandon(self) -> None:
@@ -223,53 +235,38 @@ class SeededLoop(asyncio.BaseEventLoop):
         any more. Coroutines are closed here and not by the garbage collector at some later time:
         what their `finally` blocks do goes nowhere, because nothing can be scheduled."""
         self.dead = True
-        self.call_soon = self._never  # type: ignore[method-assign]
-        self.call_at = self._never_at  # type: ignore[method-assign]
         asyncio._set_running_loop(self)
         try:
             for task in sorted(asyncio.all_tasks(self), key=hash):
-                self._close_coroutine(task)
+                _close_coroutine(task)
             while self._stillborn:
-                self._close_coroutine(self._stillborn.pop())
+                _close_coroutine(self._stillborn.pop())
             self._ready.clear()
             self._scheduled.clear()
         finally:
             asyncio._set_running_loop(None)
         self.close()
 
-    def _never(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        return asyncio.Handle(callback, args, self)
-
-    def _never_at(
-        self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        return asyncio.TimerHandle(when, callback, args, self)
-
-    def _close_coroutine(self, task: asyncio.Task[Any]) -> None:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        try:
-            task.get_coro().close()  # type: ignore[union-attr]
-        except BaseException:  # noqa: BLE001 - whatever it wanted to do on its way out
-            pass
-
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         if not self.dead:
-            super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
+            super()._asyncgen_finalizer_hook(agen)
 
 
-def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """The task of which this handle is a step or a wake-up; None for any other callback."""
+def _is_step(handle: asyncio.Handle) -> bool:
+    """Whether this handle is a step or a wake-up of a task, and not any other callback."""
     owner = getattr(getattr(handle, "_callback", None), "__self__", None)
-    return owner if isinstance(owner, asyncio.Task) else None
+    return isinstance(owner, asyncio.Task)
 
 
-def _coroutine_name(task: asyncio.Task[Any]) -> str:
-    return getattr(task.get_coro(), "__qualname__", "?")
+def _close_coroutine(task: asyncio.Task[Any]) -> None:
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):  # whatever it wanted to do on its way out
+        task.get_coro().close()  # type: ignore[union-attr]
 
 
-class LoopClock:
-    """A Clock (see crushlite/clock.py) over the virtual time of the running loop. `wall` moves on
-    from one loop to the next: the records of a later daemon are later."""
+class LoopClock(SystemClock):
+    """The virtual time of a loop. `wall` is the wall-clock time at its beginning: it moves on from
+    one loop to the next, as the records of a later daemon are later."""
 
     def __init__(self, loop: SeededLoop, wall: float = WALL) -> None:
         self._loop = loop
@@ -280,17 +277,3 @@ class LoopClock:
 
     def now(self) -> float:
         return self._loop.time() + self._wall
-
-    def call_later(self, delay: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
-        return self._loop.call_later(delay, callback)
-
-    async def sleep(self, delay: float) -> None:
-        if delay <= 0:
-            await asyncio.sleep(0)
-            return
-        woken = self._loop.create_future()
-        timer = self._loop.call_later(delay, lambda: None if woken.done() else woken.set_result(None))
-        try:
-            await woken
-        finally:
-            timer.cancel()

@@ -45,7 +45,8 @@ class SimulatedDisk(Disk):
         self._failures = 0  # writes that still fail with an I/O error
         self._open: list[_SimulatedConnection] = []
         self._flushed: tuple[bytes, int] = (b"", 0)  # which log, and how many frames of it
-        self._image: dict[Path, bytes] | None = None  # what is left when the daemon has died
+        # The files that are left when the daemon has died, and what was flushed of the log then.
+        self._image: tuple[dict[Path, bytes], tuple[bytes, int]] | None = None
 
     @property
     def troubled(self) -> bool:
@@ -71,7 +72,7 @@ class SimulatedDisk(Disk):
         if self.dies_at is not None:
             self.dies_at -= 1
             if self.dies_at < 0 and self._image is None:
-                self._image = self._what_is_left()
+                self._image = self._what_is_left(), self._flushed
                 self.dying()
         if self._failures and " ".join(sql.split()).startswith((*WRITES, "COMMIT")):
             self._failures -= 1
@@ -112,7 +113,7 @@ class SimulatedDisk(Disk):
 
     def crash(self) -> None:
         """The process that used the disk is dead."""
-        left = self._what_is_left() if self._image is None else self._image
+        left, self._flushed = self._image or (self._what_is_left(), self._flushed)
         self._image = self.dies_at = None
         for conn in self._open:
             conn.close()
@@ -157,7 +158,7 @@ class _SimulatedConnection(sqlite3.Connection):
         cursor = super().execute(sql, *args)
         if sql.startswith("PRAGMA synchronous"):
             self.flushes = sql.endswith("FULL")
-        elif sql == "COMMIT" and self.flushes:
+        elif sql == "COMMIT" and self.flushes and not self.read_only:
             self.disk.flushed()
         return cursor
 

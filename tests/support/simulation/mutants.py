@@ -12,176 +12,141 @@ from crushlite.hosting.live_run import LiveRun
 from crushlite.hosting.runner import Runner
 from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.permissions import Resolution
-from crushlite.runs import Outcome, Runs, RunState, Start
+from crushlite.runs import Outcome, Record, Runs, RunState, Start
 from crushlite.store import recovery, writer
 from crushlite.store.writer import Writer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-
-def _patch(owner: Any, name: str, make: Any) -> AbstractContextManager[Any]:
-    """Replace a method by what `make` makes of it."""
-    return mock.patch.object(owner, name, make(getattr(owner, name)))
+MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
 
 
-def cancel_misses_what_is_not_committed() -> AbstractContextManager[Any]:
-    return _patch(
-        Runs, "_doom", lambda doom: lambda self, runs: doom(self, [r for r in runs if r.durable])
-    )
+def _mutant(owner: Any, name: str) -> Callable[[Any], Any]:
+    """The decorated function replaces a function of the product, which is its first argument."""
+
+    def register(function: Any) -> Any:
+        original = getattr(owner, name)
+
+        def broken(*args: Any, **options: Any) -> Any:
+            return function(original, *args, **options)
+
+        MUTANTS[function.__name__] = lambda: mock.patch.object(owner, name, broken)
+        return function
+
+    return register
 
 
-def record_of_a_waiting_run_is_lost() -> AbstractContextManager[Any]:
-    def settle(original: Any) -> Any:
-        def settled(self: Runs, session_id: str) -> Any:
-            effects = original(self, session_id)
-            lost = [e for e in effects if getattr(e, "outcome", None) is Outcome.CANCELED]
-            return [effect for effect in effects if effect not in lost]
-
-        return settled
-
-    return _patch(Runs, "_settle", settle)
+MUTANTS["promise_is_not_flushed"] = lambda: mock.patch.object(writer, "_SAFE", "NORMAL")
 
 
-def next_run_starts_before_an_ending_is_saved() -> AbstractContextManager[Any]:
-    def unsaved(original: Any) -> Any:
-        def effects(self: Runs, run: Any) -> Any:
-            found = original(self, run)
-            behind = [one for one in self._lines[run.session_id] if one.state is RunState.ACCEPTED]
-            if behind and behind[0].durable and behind[0].doom is None and not found:
-                self._move(behind[0], "start")
-                behind[0].started = True
-                found = [Start(behind[0])]
-            return found
+@_mutant(Runs, "_doom")
+def cancel_misses_what_is_not_committed(original: Any, self: Runs, runs: list[Any]) -> Any:
+    return original(self, [run for run in runs if run.durable])
 
+
+@_mutant(Runs, "_settle")
+def record_of_a_waiting_run_is_lost(original: Any, self: Runs, session_id: str) -> Any:
+    effects = original(self, session_id)
+    return [one for one in effects if not isinstance(one, Record)]
+
+
+@_mutant(Runs, "unsaved")
+def next_run_starts_before_an_ending_is_saved(original: Any, self: Runs, run: Any) -> Any:
+    effects = original(self, run)
+    line = self._lines[run.session_id]
+    behind = [one for one in line if one.state is RunState.ACCEPTED and one.durable]
+    if not behind or behind[0].doom is not None or effects:
         return effects
-
-    return _patch(Runs, "unsaved", unsaved)
-
-
-def agent_that_ignores_its_cancel_is_never_given_up() -> AbstractContextManager[Any]:
-    return mock.patch.object(Runner, "_stop", lambda self, live: live.agent_task.cancel())
+    self._move(behind[0], "start")
+    behind[0].started = True
+    return [Start(behind[0])]
 
 
-def prompt_is_answered_before_its_commit() -> AbstractContextManager[Any]:
-    async def committed(self: LiveRun) -> bool:
-        return True
-
-    return mock.patch.object(LiveRun, "committed", committed)
-
-
-def promise_is_not_flushed() -> AbstractContextManager[Any]:
-    return mock.patch.object(writer, "_SAFE", "NORMAL")
+@_mutant(Runs, "finish")
+def cancel_is_forgotten_when_the_agent_returns(
+    original: Any, self: Runs, run: Any, outcome: Outcome
+) -> Any:
+    run.doom = None
+    return original(self, run, outcome)
 
 
-def commits_are_reordered() -> AbstractContextManager[Any]:
-    return _patch(
-        Writer, "_commit", lambda commit: lambda self, batch: commit(self, list(reversed(batch)))
-    )
+@_mutant(Runner, "_stop")
+def agent_that_ignores_its_cancel_is_never_given_up(original: Any, self: Any, live: Any) -> Any:
+    live.agent_task.cancel()
 
 
-def repeated_prompt_runs_again() -> AbstractContextManager[Any]:
-    return mock.patch.object(Runner, "_is_ownerless", lambda self, row: True)
+@_mutant(LiveRun, "committed")
+async def prompt_is_answered_before_its_commit(original: Any, self: LiveRun) -> bool:
+    return True
 
 
-def queued_prompt_is_not_recovered() -> AbstractContextManager[Any]:
-    def recover_run(original: Any) -> Any:
-        def recovered(conn: Any, scope: str, row: Any, now: float) -> None:
-            if row.user_message_id:
-                original(conn, scope, row, now)
-
-        return recovered
-
-    return _patch(recovery, "_recover_run", recover_run)
+@_mutant(Writer, "_commit")
+def commits_are_reordered(original: Any, self: Writer, batch: list[Any]) -> None:
+    original(self, batch[::-1])
 
 
-def turn_is_left_open_at_its_end() -> AbstractContextManager[Any]:
-    return mock.patch.object(LiveTurn, "close", lambda self, outcome, failure: None)
+@_mutant(Runner, "_is_ownerless")
+def repeated_prompt_runs_again(original: Any, self: Runner, row: Any) -> bool:
+    return True
 
 
-def event_is_delivered_twice() -> AbstractContextManager[Any]:
-    def flush(original: Any) -> Any:
-        def flushed(self: Hub) -> None:
-            if len(self._batch) > 1:
-                self._batch.append(self._batch[-1])
-            original(self)
-
-        return flushed
-
-    return _patch(Hub, "flush", flush)
+@_mutant(recovery, "_recover_run")
+def queued_prompt_is_not_recovered(
+    original: Any, conn: Any, scope: str, row: Any, now: float
+) -> None:
+    if row.user_message_id:
+        original(conn, scope, row, now)
 
 
-def stream_resumes_one_event_too_late() -> AbstractContextManager[Any]:
-    def since(original: Any) -> Any:
-        def replay(self: Hub, last_id: str | None) -> Any:
-            start, events = original(self, last_id)
-            return start, events[1:] if start is not None else events
-
-        return replay
-
-    return _patch(Hub, "_since", since)
+@_mutant(LiveTurn, "close")
+def turn_is_left_open_at_its_end(original: Any, self: Any, outcome: Any, failure: Any) -> None:
+    pass
 
 
-def event_overtakes_another() -> AbstractContextManager[Any]:
-    def flush(original: Any) -> Any:
-        def flushed(self: Hub) -> None:
-            self._batch.reverse()
-            original(self)
-
-        return flushed
-
-    return _patch(Hub, "flush", flush)
+@_mutant(Hub, "flush")
+def event_is_delivered_twice(original: Any, self: Hub) -> None:
+    if len(self._batch) > 1:
+        self._batch.append(self._batch[-1])
+    original(self)
 
 
-def grant_for_the_session_is_forgotten() -> AbstractContextManager[Any]:
-    def resolve(original: Any) -> Any:
-        def resolved(self: Permissions, request_id: str, action: str, *rest: Any) -> Any:
-            once = "allow" if action == "allow_session" else action
-            return original(self, request_id, once, *rest)
-
-        return resolved
-
-    return _patch(Permissions, "resolve", resolve)
+@_mutant(Hub, "flush")
+def events_are_reordered(original: Any, self: Hub) -> None:
+    self._batch.reverse()
+    original(self)
 
 
-def two_rivals_both_win() -> AbstractContextManager[Any]:
-    def resolve(original: Any) -> Any:
-        def resolved(self: Permissions, *args: Any) -> Resolution:
-            original(self, *args)
-            return Resolution(True, "")
-
-        return resolved
-
-    return _patch(Permissions, "resolve", resolve)
+@_mutant(Hub, "_since")
+def stream_resumes_one_event_too_late(original: Any, self: Hub, last_id: str | None) -> Any:
+    start, events = original(self, last_id)
+    return start, events[1:] if start is not None else events
 
 
-def request_outlives_its_run() -> AbstractContextManager[Any]:
-    return mock.patch.object(Permissions, "close_run", lambda self, run_id: None)
+@_mutant(Permissions, "resolve")
+def grant_for_the_session_is_forgotten(
+    original: Any, self: Permissions, request_id: str, action: str, *rest: Any
+) -> Any:
+    return original(self, request_id, action.removesuffix("_session"), *rest)
 
 
-def claim_of_a_closed_stream_stays() -> AbstractContextManager[Any]:
-    return mock.patch.object(Claims, "detach", lambda self, workspace_id, client: [])
+@_mutant(Permissions, "resolve")
+def two_rivals_both_win(original: Any, self: Permissions, *args: Any) -> Resolution:
+    original(self, *args)
+    return Resolution(True, "")
 
 
-MUTANTS = {
-    make.__name__: make
-    for make in (
-        cancel_misses_what_is_not_committed,
-        record_of_a_waiting_run_is_lost,
-        next_run_starts_before_an_ending_is_saved,
-        agent_that_ignores_its_cancel_is_never_given_up,
-        prompt_is_answered_before_its_commit,
-        promise_is_not_flushed,
-        commits_are_reordered,
-        repeated_prompt_runs_again,
-        queued_prompt_is_not_recovered,
-        turn_is_left_open_at_its_end,
-        event_is_delivered_twice,
-        stream_resumes_one_event_too_late,
-        event_overtakes_another,
-        grant_for_the_session_is_forgotten,
-        two_rivals_both_win,
-        request_outlives_its_run,
-        claim_of_a_closed_stream_stays,
-    )
-}
+@_mutant(Permissions, "close_run")
+def request_outlives_its_run(original: Any, self: Permissions, run_id: str) -> None:
+    pass
+
+
+@_mutant(Claims, "detach")
+def claim_of_a_closed_stream_stays(original: Any, self: Claims, *args: str) -> list[Any]:
+    return []
+
+
+@_mutant(Claims, "attach")
+def stream_is_no_claim(original: Any, self: Claims, *args: str) -> list[Any]:
+    return []

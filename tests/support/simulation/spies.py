@@ -5,6 +5,7 @@ replaced by subclasses that do what they always do, for as long as a simulation 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -53,9 +54,10 @@ def spies(ledger: Ledger) -> Iterator[None]:
         found: int = self.__dict__.setdefault("_simulated_number", next(numbers))
         return found
 
+    runs, hub = functools.partial(SpiedRuns, ledger), functools.partial(SpiedHub, ledger)
     with (
-        mock.patch.object(runner_module, "Runs", lambda: SpiedRuns(ledger)),
-        mock.patch.object(workspace_module, "Hub", lambda **options: SpiedHub(ledger, **options)),
+        mock.patch.object(runner_module, "Runs", runs),
+        mock.patch.object(workspace_module, "Hub", hub),
         mock.patch.object(Runner, "accept", accept_prompt),
         mock.patch.object(Backend, "attach", note_attach),
         mock.patch.object(http_client._PooledConnection, "__hash__", number, create=True),
@@ -215,9 +217,7 @@ class SpiedHub(Hub):
     def _note_question_batch_notification(self, event: Published) -> None:
         self._note_request(self._ledger.questions, event.body["batch_id"], "", "denied")
 
-    def _note_request(
-        self, requests: dict[str, Request], key: str, run_id: str, step: str
-    ) -> None:
+    def _note_request(self, requests: dict[str, Request], key: str, run_id: str, step: str) -> None:
         request = requests.setdefault(key, Request(run_id))
         setattr(request, step, getattr(request, step) + 1)
         self._ledger.check(invariants.a_request_is_decided_once, key, request)
