@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.support.simulation import invariants
-from tests.support.simulation.client import HOUR
 from tests.support.simulation.ledger import PromptFacts
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     Action = Callable[["SimulatedClient"], Coroutine[Any, Any, None]]
 
+HOUR = 3600.0  # virtual seconds: longer than anything may take
 WEIGHTS = {
     "prompt": 30,
     "repeat": 4,
@@ -77,9 +77,8 @@ class Actions:
         kind = self._rng.random()
         if kind < 0.3:
             return
-        await client.clock.sleep(
-            0.0 if kind < 0.5 else self._rng.random() * (0.02 if kind < 0.8 else 1.5)
-        )
+        longest = 0.02 if kind < 0.8 else 1.5
+        await client.clock.sleep(0.0 if kind < 0.5 else self._rng.random() * longest)
 
     async def _return(self, client: SimulatedClient) -> None:
         """Come back to a workspace that was torn down, or to a stream that has ended."""
@@ -92,8 +91,7 @@ class Actions:
     # Drawing -------------------------------------------------------------------------------------
 
     def _session(self) -> str:
-        sessions = list(self._ledger.sessions.values())
-        open_ = self._ledger.open_sessions()
+        sessions, open_ = list(self._ledger.sessions.values()), self._ledger.open_sessions()
         chosen = open_ if open_ and self._rng.random() < 0.95 else sessions
         return self._rng.choice(chosen).session_id if chosen else "nowhere"
 
@@ -105,12 +103,10 @@ class Actions:
     def _new_prompt(self) -> PromptFacts:
         rng = self._rng
         self._prompts += 1
-        text = f"prompt {self._ledger.life}.{self._prompts}"
-        session_id = self._session()
-        body: Body = {"session_id": session_id, "prompt": text}
-        facts = PromptFacts(text, session_id, body)
+        name = f"{self._ledger.life}.{self._prompts}"
+        body: Body = {"session_id": self._session(), "prompt": f"prompt {name}"}
         if rng.random() < 0.5:
-            facts.run_id = body["run_id"] = f"run-{self._ledger.life}-{self._prompts}"
+            body["run_id"] = f"run-{name}"
         mode = rng.choice(("", "", "steer", "steer", "queue", "interrupt", "reject"))
         if mode:
             body["when_busy"] = mode
@@ -125,7 +121,8 @@ class Actions:
         if rng.random() < 0.1:
             file = {"content": "AAAA", "file_name": "a.bin", "mime_type": "image/png"}
             body["attachments"] = [file]
-        self._ledger.prompts[text] = facts
+        facts = PromptFacts(body["prompt"], body["session_id"], body, body.get("run_id", ""))
+        self._ledger.prompts[facts.text] = facts
         return facts
 
     # Prompts -------------------------------------------------------------------------------------
@@ -146,10 +143,9 @@ class Actions:
         facts = self._rng.choice(sent)
         if self._rng.random() < 0.2 and facts.promised:
             other = {**facts.body, "prompt": "something else"}
-            expect = {"run_id_reused", "session_not_found"}
+            expect = ("run_id_reused", "session_not_found")
             answer = await client.call("POST", "/agent", other, expect=expect)
-            gone = self._ledger.session_may_be_gone(facts.session_id)
-            if answer.ok and not gone:
+            if answer.ok and not self._ledger.session_may_be_gone(facts.session_id):
                 self._ledger.violate(f"{facts.body['run_id']} was used for another prompt")
             return
         await client.prompt(facts)
@@ -165,9 +161,8 @@ class Actions:
     async def _cancel_run(self, client: SimulatedClient) -> None:
         run = self._a_run()
         if run is not None:
-            expect = {"run_not_found", "not_queued"}
-            wait = self._rng.choice(("", "?wait=60"))
-            path = f"/runs/{run.run_id}/cancel{wait}"
+            path = f"/runs/{run.run_id}/cancel{self._rng.choice(('', '?wait=60'))}"
+            expect = ("run_not_found", "not_queued")
             await client.call("POST", path, expect=expect, timeout=130)
 
     async def _clear(self, client: SimulatedClient) -> None:
@@ -177,11 +172,11 @@ class Actions:
         run = self._a_run()
         if run is not None:
             path = f"/agent/sessions/{run.session_id}/prompts/{run.run_id}"
-            await client.call("DELETE", path, expect={"run_not_found", "not_queued"})
+            await client.call("DELETE", path, expect=("run_not_found", "not_queued"))
 
     async def _summarize(self, client: SimulatedClient) -> None:
         path = f"/agent/sessions/{self._session()}/summarize"
-        expect = {"session_not_found", "session_busy", "provider_failed"}
+        expect = ("session_not_found", "session_busy", "provider_failed")
         client.spawn(client.call("POST", path, expect=expect, timeout=HOUR))
 
     # Reading -------------------------------------------------------------------------------------
@@ -192,19 +187,23 @@ class Actions:
             await client.read_messages(session_id)
         elif kind < 0.7:
             await client.read_runs(self._rng.choice(("", session_id)))
-        elif kind < 0.8:
-            await client.call("GET", "/sessions")
-        elif kind < 0.9:
-            await client.call("GET", f"/agent/sessions/{session_id}/prompts")
         else:
-            await client.call("GET", self._rng.choice(("/permissions", "/questions", "/agent")))
+            queue = f"/agent/sessions/{session_id}/prompts"
+            paths = ("/sessions", queue, "/permissions", "/questions", "/agent")
+            await client.call("GET", self._rng.choice(paths))
 
     async def _wait_for_run(self, client: SimulatedClient) -> None:
         run = self._a_run()
         if run is not None:
             await client.read_run(run.run_id, self._rng.choice((0.0, 0.2, 10.0)))
 
-    # Sessions ------------------------------------------------------------------------------------
+    async def _health(self, client: SimulatedClient) -> None:
+        await client.request("GET", "/v1/health")
+
+    async def _rest(self, client: SimulatedClient) -> None:
+        await client.clock.sleep(self._rng.random() * self._rng.choice((0.1, 2.0, 20.0)))
+
+    # Sessions and settings -----------------------------------------------------------------------
 
     async def _new_session(self, client: SimulatedClient) -> None:
         if len(self._ledger.open_sessions()) < 3:
@@ -212,7 +211,7 @@ class Actions:
 
     async def _rename(self, client: SimulatedClient) -> None:
         body = {"title": f"title {self._rng.randrange(100)}"}
-        expect = {"session_not_found"}
+        expect = ("session_not_found",)
         await client.call("PUT", f"/sessions/{self._session()}", body, expect=expect)
 
     async def _delete_session(self, client: SimulatedClient) -> None:
@@ -220,23 +219,30 @@ class Actions:
         if facts is not None:
             facts.may_be_gone = True
             self._ledger.settled.pop(facts.session_id, None)
-            answer = await client.call(
-                "DELETE", f"/sessions/{facts.session_id}", expect={"session_not_found"}, timeout=90
-            )
+            path, expect = f"/sessions/{facts.session_id}", ("session_not_found",)
+            answer = await client.call("DELETE", path, expect=expect, timeout=90)
             facts.gone = facts.gone or answer.ok
 
-    # Streams and lives ---------------------------------------------------------------------------
+    async def _speak_of_person(self, client: SimulatedClient) -> None:
+        body = {"interactive": self._rng.random() < 0.5}
+        await client.call("POST", f"/agent/init?client_id={client.id}", body)
+
+    async def _skip_permissions(self, client: SimulatedClient) -> None:
+        await client.call("POST", "/permissions/skip", {"skip": self._rng.random() < 0.5})
+
+    async def _compact(self, client: SimulatedClient) -> None:
+        await client.call("POST", "/compact", expect=("session_busy",))
+
+    # Streams and claims --------------------------------------------------------------------------
 
     async def _drop_stream(self, client: SimulatedClient) -> None:
-        stream = client.stream
-        if stream is None:
-            return
+        link = client.stream.link if client.stream is not None else None
         how = self._rng.choice(("reset", "half-close", "close"))
         self._ledger.counts[f"stream {how}"] += 1
-        if how == "reset" and stream.link is not None:
-            stream.link.reset()
-        elif how == "half-close" and stream.link is not None:
-            stream.link.half_close()
+        if how == "reset" and link is not None:
+            link.reset()
+        elif how == "half-close" and link is not None:
+            link.half_close()
         else:
             await client.close_stream()
         await client.clock.sleep(self._rng.choice((0.0, 0.05, 3.0)))
@@ -248,7 +254,7 @@ class Actions:
         link = client.stream.link if client.stream is not None else None
         if link is None:
             return
-        link.stall()
+        link.stop_reading()
         for _ in range(self._rng.randrange(4)):
             await client.clock.sleep(self._rng.random())
             link.read(self._rng.randrange(1, 2000))
@@ -264,30 +270,11 @@ class Actions:
 
     async def _release(self, client: SimulatedClient) -> None:
         await client.call("DELETE", f"?client_id={client.id}")
-        await self._leave(client)
+        await self._go_away(client)
 
     async def _go_away(self, client: SimulatedClient) -> None:
         """Vanish without a word, perhaps for longer than any grace."""
-        await self._leave(client)
-
-    async def _leave(self, client: SimulatedClient) -> None:
         await client.close_stream()
         await client.clock.sleep(self._rng.choice((0.5, 12.0, 70.0)))
         if self._rng.random() < 0.5 or not await client.open_stream(resume=True):
             await client.join(self._path)
-
-    async def _speak_of_person(self, client: SimulatedClient) -> None:
-        body = {"interactive": self._rng.random() < 0.5}
-        await client.call("POST", f"/agent/init?client_id={client.id}", body)
-
-    async def _skip_permissions(self, client: SimulatedClient) -> None:
-        await client.call("POST", "/permissions/skip", {"skip": self._rng.random() < 0.5})
-
-    async def _compact(self, client: SimulatedClient) -> None:
-        await client.call("POST", "/compact", expect={"session_busy"})
-
-    async def _health(self, client: SimulatedClient) -> None:
-        await client.request("GET", "/v1/health")
-
-    async def _rest(self, client: SimulatedClient) -> None:
-        await client.clock.sleep(self._rng.random() * self._rng.choice((0.1, 2.0, 20.0)))

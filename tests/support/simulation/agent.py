@@ -37,6 +37,25 @@ ENDS = {
     "return nothing": 10,
 }
 
+# What a turn is made of: methods of the agent, and how likely they are.
+STEPS = {
+    "say": 2,
+    "think": 1,
+    "tool": 2,
+    "tools_together": 1,
+    "unanswered_call": 1,
+    "leave_a_request_behind": 1,
+    "ask": 1,
+    "followups": 4,
+    "usage": 1,
+    "new_step": 1,
+    "erase": 1,
+    "look_back": 1,
+    "note_and_change": 1,
+    "summary": 1,
+    "sleep": 1,
+}
+
 
 class RandomAgent:
     """`released` lets go of the agents that would never return."""
@@ -107,29 +126,10 @@ class RandomAgent:
     # A turn --------------------------------------------------------------------------------------
 
     async def _play(self, turn: Turn, rng: random.Random) -> None:
-        steps: list[Step] = [
-            self._say,
-            self._say,
-            self._think,
-            self._tool,
-            self._tool,
-            self._tools_together,
-            self._unanswered_call,
-            self._leave_a_request_behind,
-            self._ask,
-            *(self._followups,) * 4,
-            self._usage,
-            self._new_step,
-            self._erase,
-            self._look_back,
-            self._take_notes,
-            self._change_file,
-            self._summary,
-            self._sleep,
-        ]
         for _ in range(rng.randrange(7)):
             try:
-                await rng.choice(steps)(turn, rng)
+                step: Step = getattr(self, f"_{_draw(rng, STEPS)}")
+                await step(turn, rng)
             except TurnOver:
                 raise
             except CrushliteError as error:
@@ -290,11 +290,9 @@ class RandomAgent:
         if not any(invariants.text_of(message) == turn.prompt for message in history):
             ledger.violate(f"the history of run {turn.run_id} is without its prompt")
 
-    async def _take_notes(self, turn: Turn, rng: random.Random) -> None:
+    async def _note_and_change(self, turn: Turn, rng: random.Random) -> None:
         await turn.todos([{"content": "a", "status": rng.choice(("pending", "completed"))}])
         await turn.file_read(str(turn.path / "read.txt"))
-
-    async def _change_file(self, turn: Turn, rng: random.Random) -> None:
         await turn.file_changed(str(turn.path / "a.txt"), None, f"text {rng.random()}")
 
     async def _summary(self, turn: Turn, rng: random.Random) -> None:

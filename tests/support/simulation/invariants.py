@@ -244,9 +244,10 @@ def a_grant_for_the_session_is_kept(ledger: Ledger, hub: HubFacts, request: Body
 
 def a_workspace_in_use_stays_open(ledger: Ledger, hub: HubFacts) -> None:
     """A workspace closes when its last claim is gone, and an open stream is a claim."""
-    for stream in ledger.streams:
-        reads = stream.position is not None and stream.position.hub is hub and stream.link.open
-        gone = stream.client_id in ledger.retired or ledger.stopping or ledger.muted
+    for stream in ledger.streams if not ledger.stopping and not ledger.muted else ():
+        link, position = stream.link, stream.position
+        reads = link is not None and link.open and position is not None and position.hub is hub
+        gone = stream.client_id in ledger.retired
         require(gone or not reads, f"a workspace closed while {stream.name} read its events")
 
 
@@ -321,6 +322,12 @@ def what_was_settled_is_still_there(
         if shown is None:
             raise Violation(f"a message of an ended turn is gone: {message}")
         require(same_message(shown, message), f"{message} has become {shown}")
+
+
+def only_what_was_not_promised_is_unknown(ledger: Ledger, run: RunFacts | None) -> None:
+    promised = run is not None and run.durable
+    if run is not None and not ledger.session_may_be_gone(run.session_id):
+        require(not promised, f"{run} was promised and is not found")
 
 
 def a_run_is_described_as_it_is(ledger: Ledger, info: Body, ended_before: bool) -> None:

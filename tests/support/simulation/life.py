@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crushlite.clock import wait_at_most
 from crushlite.daemon import Daemon
@@ -30,18 +30,6 @@ REST = 240.0  # virtual seconds that may pass until nothing goes on any more
 GRACES = 60.0  # virtual seconds: longer than every grace of a claim
 
 
-class _QuietWatchdog:
-    """Instead of the watchdog, which watches real time from a thread."""
-
-    stalls = 0
-    worst = 0.0
-    lag = 0.0
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class _Openings(Wing):
     """Tells the ledger which hub belongs to which workspace."""
 
@@ -56,10 +44,6 @@ class _Openings(Wing):
 
 class SimulatedDaemon(Daemon):
     """The real daemon, without listening sockets: the network asks its server for connections."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.watchdog = _QuietWatchdog()  # type: ignore[assignment]
 
     def _bind(self) -> list[Listener]:
         self._guard.add_port(PORT, None)
@@ -208,15 +192,21 @@ class Life:
         if self._ledger.troubled_at is not None:
             # A write that works lets those follow that did not, such as that of a failed summary.
             await reader.new_session("all is well")
-        await self._clock.sleep(2.0)
         for client in clients:
-            stream = client.stream
-            if stream is not None and stream.position is not None and not stream.ended:
-                missing = stream.position.first_missing()
-                if missing is not None:
-                    raise Violation(f"{client.name} never got {missing}")
+            await self._wait_for_events(client)
         self._ledger.check(invariants.nothing_is_open)
         await self._check_records(reader)
+
+    async def _wait_for_events(self, client: SimulatedClient) -> None:
+        """Every stream that is open shows all that was published, within seconds."""
+        stream = client.stream
+        if stream is None or stream.position is None or stream.ended:
+            return
+        for _ in range(5):
+            await self._clock.sleep(2.0)
+            if stream.position.first_missing() is None:
+                return
+        raise Violation(f"{client.name} never got {stream.position.first_missing()}")
 
     async def _check_records(self, reader: SimulatedClient) -> None:
         ledger = self._ledger

@@ -249,7 +249,7 @@ class SeededLoop(asyncio.BaseEventLoop):
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         if not self.dead:
-            super()._asyncgen_finalizer_hook(agen)
+            super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
 
 def _is_step(handle: asyncio.Handle) -> bool:
@@ -261,7 +261,7 @@ def _is_step(handle: asyncio.Handle) -> bool:
 def _close_coroutine(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):  # whatever it wanted to do on its way out
-        task.get_coro().close()  # type: ignore[union-attr]
+        task.get_coro().close()
 
 
 class LoopClock(SystemClock):

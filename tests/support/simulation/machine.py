@@ -16,6 +16,7 @@ from unittest import mock
 
 from crushlite.store import inspection, stores as stores_module
 from crushlite.store.directory import DirectoryLock
+from crushlite.watchdog import Watchdog
 from tests.support.disk import WRITES, Disk
 
 if TYPE_CHECKING:
@@ -220,5 +221,6 @@ def seeded_machine(disk: SimulatedDisk, rng: random.Random) -> Iterator[None]:
         mock.patch.object(secrets, "token_hex", token_hex),
         mock.patch.object(os, "urandom", rng.randbytes),
         mock.patch.object(inspection, "_expected", _EXPECTED),  # always the same, and slow to make
+        mock.patch.object(Watchdog, "start"),  # it watches real time from a thread
     ):
         yield

@@ -66,9 +66,36 @@ class LinkTransport(MemoryTransport):
         if self.peer is not None:
             self.peer._arrive(piece)
 
-    def cut(self) -> None:
-        """What is on its way never arrives."""
-        self._flying.clear()
+    # What can happen to the connection, seen from the client's end -------------------------------
+
+    @property
+    def open(self) -> bool:
+        return all(not end.is_closing() for end in self._ends())
+
+    def reset(self) -> None:
+        """Both ends lose the connection, and what was on its way."""
+        for end in self._ends():
+            end._flying.clear()
+        for end in self._ends():
+            if not end.lost:
+                end.lose(ConnectionResetError("reset by the network"))
+
+    def half_close(self) -> None:
+        """The client says that it will send nothing more."""
+        if not self.is_closing():
+            self.write_eof()
+
+    def stop_reading(self) -> None:
+        self._ends()[1].stalled = True
+
+    def read(self, count: int | None = None) -> None:
+        """The client reads some bytes, or everything and goes on reading."""
+        if not self._ends()[1].lost:
+            self._ends()[1].drain(count)
+
+    def _ends(self) -> tuple[LinkTransport, LinkTransport]:
+        assert isinstance(self.peer, LinkTransport)
+        return self, self.peer
 
 
 class _ServerConnection(Connection):
@@ -83,40 +110,6 @@ class _ServerConnection(Connection):
         return self._number
 
 
-class Link:
-    """One connection: both ends of it, and what can happen to it."""
-
-    def __init__(self, client: LinkTransport, server: LinkTransport) -> None:
-        self.client = client
-        self._server = server
-
-    @property
-    def open(self) -> bool:
-        return not self.client.is_closing() and not self._server.is_closing()
-
-    def reset(self) -> None:
-        """Both ends lose the connection, and what was on its way."""
-        for end in (self.client, self._server):
-            end.cut()
-        for end in (self.client, self._server):
-            if not end.lost:
-                end.lose(ConnectionResetError("reset by the network"))
-
-    def half_close(self) -> None:
-        """The client says that it will send nothing more."""
-        if not self.client.is_closing():
-            self.client.write_eof()
-
-    def stall(self) -> None:
-        """The client stops reading."""
-        self._server.stalled = True
-
-    def read(self, count: int | None = None) -> None:
-        """The client reads some bytes, or everything and goes on reading."""
-        if not self._server.lost:
-            self._server.drain(count)
-
-
 class Network:
     """Connects clients with whichever server is there."""
 
@@ -127,7 +120,7 @@ class Network:
         self._high_water = high_water  # of the server's transports: None for the usual
         self._connections = 0
 
-    def connect(self, protocol: asyncio.Protocol) -> Link:
+    def connect(self, protocol: asyncio.Protocol) -> LinkTransport:
         """Raises ConnectFailed if no server listens."""
         if self.server is None or self.server.draining:
             raise ConnectFailed("nothing listens there") from ConnectionRefusedError()
@@ -139,7 +132,7 @@ class Network:
         near.peer, far.peer = far, near
         far.connect()
         near.connect()
-        return Link(near, far)
+        return near
 
 
 class LinkConnector:
@@ -147,9 +140,9 @@ class LinkConnector:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self.link: Link | None = None
+        self.link: LinkTransport | None = None
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         await asyncio.sleep(0)  # as a real connect, it takes a step of the loop
         self.link = self._network.connect(factory())
-        return self.link.client
+        return self.link

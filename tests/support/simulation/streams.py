@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crushlite.http.client import ClientError, HTTPClient
 from crushlite.http.sse import SSEParser
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from crushlite.clock import Clock
     from tests.support.simulation.ledger import Body, HubFacts, Ledger
-    from tests.support.simulation.network import Network
+    from tests.support.simulation.network import LinkTransport, Network
 
 PENDING = ("permission_request", "question_batch_request")  # shown again to late joiners
 
@@ -113,7 +113,7 @@ class StreamReader:
         self._parser = SSEParser()
 
     @property
-    def link(self) -> Any:
+    def link(self) -> LinkTransport | None:
         return self._connector.link
 
     async def read(self, base: str, resumed: Position | None, last_id: str | None) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import random
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -53,65 +54,44 @@ class Result:
         return f"seed {self.seed}: {self.violations[0]}\n{tail}\nseed {self.seed}"
 
 
-@dataclass
 class Death:
     """How a daemon ends before its clients are done: after so many callbacks of its loop, or
     statements of its database, or in order, after so many seconds."""
 
-    how: str
-    after: float
-    power: bool  # fails, unless the daemon leaves in order
+    def __init__(self, rng: random.Random) -> None:
+        self.how = rng.choice(("callbacks", "callbacks", "statements", "statements", "stop"))
+        digits = {"callbacks": (1.9, 3.3), "statements": (0.7, 2.6), "stop": (-2.0, 1.3)}
+        after = 10 ** rng.uniform(*digits[self.how])
+        self.after = after if self.how == "stop" else int(after)
+        self.power_fails = self.how != "stop" and rng.random() < 0.5
 
-    @classmethod
-    def drawn(cls, rng: random.Random) -> Death:
-        how = rng.choice(("callbacks", "callbacks", "statements", "statements", "stop"))
-        digits = {"callbacks": (1.9, 3.3), "statements": (0.7, 2.6), "stop": (-2.0, 1.3)}[how]
-        after = 10 ** rng.uniform(*digits)
-        return cls(how, after if how == "stop" else int(after), rng.random() < 0.5)
+    def __repr__(self) -> str:
+        return f"{self.how} {self.after}{' power' * self.power_fails}"
 
 
-@dataclass
 class Draft:
     """What is drawn about a world as a whole."""
 
-    clients: int
-    sessions: int
-    actions: int
-    deaths: list[Death]  # one for each daemon but the last
-    calm: bool  # agents end their turns by themselves
-    permute: float
-    jitter: float
-    lag: float
-    disk: str  # how fast it is
-    latency: float
-    high_water: int | None
-    bounds: tuple[int, int] | None  # of streams and their ring
-    trouble: bool  # the disk is full, locked or broken now and then
-    settings: Settings = field(repr=False)
-
-    @classmethod
-    def drawn(cls, rng: random.Random) -> Draft:
-        deaths = rng.choices((0, 1, 2), (5, 4, 2))[0]
-        return cls(
-            clients=rng.randrange(2, 5),
-            sessions=rng.choice((1, 1, 1, 2, 3)),
-            actions=rng.randrange(2, 9),
-            deaths=[Death.drawn(rng) for _ in range(deaths)],
-            calm=rng.random() < 0.3,
-            permute=rng.choice((0.0, 0.3, 1.0, 1.0)),
-            jitter=rng.choice((0.0, 0.1, 0.5)),
-            lag=rng.choice((0.0, 0.001, 0.05)),
-            disk=rng.choice(("fast", "slow", "moody")),
-            latency=rng.choice((0.0, 0.005, 0.1)),
-            high_water=rng.choice((None, None, 0, 600)),
-            bounds=rng.choice((None, None, None, (24, 40_000))),
-            trouble=rng.random() < 0.4,
-            settings=Settings(
-                graces=Graces(rng.choice((5.0, 30.0)), rng.choice((0.0, 2.0, 10.0)), None),
-                cancel_grace=rng.choice((0.5, 5.0)),
-                coalesce=rng.choice((0.0, 0.033, 0.033, 0.5)),
-                unattended=rng.choice((None, 5.0, 60.0)),
-            ),
+    def __init__(self, rng: random.Random) -> None:
+        self.clients = rng.randrange(2, 5)
+        self.sessions = rng.choice((1, 1, 1, 2, 3))
+        self.actions = rng.randrange(2, 9)
+        # One for each daemon but the last:
+        self.deaths = [Death(rng) for _ in range(rng.choices((0, 1, 2), (5, 4, 2))[0])]
+        self.calm = rng.random() < 0.3  # agents end their turns by themselves
+        self.permute = rng.choice((0.0, 0.3, 1.0, 1.0))
+        self.jitter = rng.choice((0.0, 0.1, 0.5))
+        self.lag = rng.choice((0.0, 0.001, 0.05))
+        self.disk = rng.choice(("fast", "slow", "moody"))
+        self.trouble = rng.random() < 0.4  # it is full, locked or broken now and then
+        self.latency = rng.choice((0.0, 0.005, 0.1))
+        self.high_water = rng.choice((None, None, 0, 600))  # bytes
+        self.short_ring = rng.random() < 0.25  # streams may hold little, and so does their ring
+        self.settings = Settings(
+            graces=Graces(rng.choice((5.0, 30.0)), rng.choice((0.0, 2.0, 10.0)), None),
+            cancel_grace=rng.choice((0.5, 5.0)),
+            coalesce=rng.choice((0.0, 0.033, 0.033, 0.5)),
+            unattended=rng.choice((None, 5.0, 60.0)),
         )
 
 
@@ -149,7 +129,7 @@ class World:
         self.project = root / "project"
         self.disk = SimulatedDisk(self.project / ".crushlite" / "crushlite.db", self.rng("power"))
         self.ledger = Ledger(Trace(root), self.disk.query)
-        self.draft = Draft.drawn(self.rng("draft"))
+        self.draft = Draft(self.rng("draft"))
         self._root = root
         self._wall = WALL
 
@@ -161,7 +141,7 @@ class World:
         ledger = self.ledger
         shutil.rmtree(self._root, ignore_errors=True)
         self.project.mkdir(parents=True)
-        ledger.trace.add(f"seed {self.seed}: {self.draft}")
+        ledger.trace.add(f"seed {self.seed}: {vars(self.draft)}")
         with (
             _no_collection(),
             seeded_machine(self.disk, self.rng("ids")),
@@ -179,15 +159,10 @@ class World:
         return Result(self.seed, trace.digest(), ledger.counts, ledger.violations, trace.lines)
 
     def _bounds(self) -> contextlib.AbstractContextManager[Any]:
-        """Streams that may hold little, and a short ring, in some worlds."""
-        if self.draft.bounds is None:
+        if not self.draft.short_ring:
             return contextlib.nullcontext()
-        entries, size = self.draft.bounds
         self.ledger.counts["short ring"] += 1
-
-        def small(keepalive: float) -> Bounds:
-            return Bounds(entries=entries, bytes=size, keepalive=keepalive)
-
+        small = functools.partial(Bounds, entries=24, bytes=40_000)
         return mock.patch.object(workspace_module, "Bounds", small)
 
     def _live(self, main: Callable[[Life], Any], death: Death | None) -> None:
@@ -224,7 +199,7 @@ class World:
     def _prepare(self, death: Death | None, life: Life) -> int | None:
         """Arrange for the death of a daemon; returns the callbacks after which its loop stops."""
         disk = self.disk
-        disk.power_fails = death is not None and death.power
+        disk.power_fails = death is not None and death.power_fails
         disk.dies_at = life.leaves_after = None
         disk.dying = life.loop.halt
         if death is None:
