@@ -2,7 +2,19 @@
 
 Most take the ledger and one fact, and are called the moment that fact is entered; the last ones are
 called when nothing goes on any more, or when a later daemon has read what an earlier one left.
-Each raises Violation.
+Each raises Violation. streams.py has those about single events of a stream.
+
+- What was accepted is durable, also after a power cut: `a_promise_is_stored`,
+  `every_answered_prompt_is_known`, `what_was_settled_is_still_there`.
+- A session has one run at a time: `runs_start_in_order_and_never_overlap`.
+- A run has one ending, the same in database and streams: `only_what_was_promised_ends_and_once`,
+  AT_AN_ENDING, `a_run_is_described_as_it_is`.
+- No tool goes on without a grant: `a_verdict_is_what_was_answered`.
+- Events are numbered without gaps, and add up to what lists show: streams.py, the lists.
+- Recovery can be repeated: daemons crash while they recover, and the last one of a world finds what
+  the one before it found.
+
+Commands, parsers and secrets are not part of a simulation.
 """
 
 from __future__ import annotations
@@ -238,7 +250,7 @@ def grant_key(request: Body) -> tuple[str, ...]:
 
 
 def a_grant_for_the_session_is_kept(ledger: Ledger, hub: HubFacts, request: Body) -> None:
-    """Nobody is asked what was allowed for the session."""
+    """No request is shown to clients for what was allowed for the session before."""
     require(grant_key(request) not in hub.granted, f"was granted before: {request}")
 
 
