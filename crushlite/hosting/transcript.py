@@ -145,6 +145,7 @@ class Transcript:
         self._live: dict[str, LiveMessage] = {}  # by message id, in order of creation
         self._latest: dict[str, Placement] = {}  # by session, of the message that began last
         self._failed: dict[LiveMessage, None] = {}  # of which the last write did not work, in order
+        store.store.on_healed(self._retry)
 
     # Writing -------------------------------------------------------------------------------------
 
@@ -238,6 +239,11 @@ class Transcript:
     def flush_all(self) -> None:
         for live in list(self._live.values()):
             self.flush(live)
+
+    def close(self) -> None:
+        """Publish and write what is not out yet, and let go of the store, which may live on."""
+        self.flush_all()
+        self._store.store.off_healed(self._retry)
 
     def delete(self, live: LiveMessage) -> None:
         """Remove a message for good; its buffered state must not bring the row back."""
@@ -432,7 +438,8 @@ class Transcript:
         return False
 
     def _retry(self) -> None:
-        """A write has worked: try those again that did not."""
+        """A write has worked, here or of anything else after trouble: try those again that did
+        not."""
         failed, self._failed = self._failed, {}
         for live in failed:
             if self._live.get(live.message.id) is not live:

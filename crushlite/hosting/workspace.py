@@ -257,7 +257,7 @@ class Workspace:
         await self.background.close()
         for part in reversed(self.parts):
             await self._close_part(part)
-        self.transcript.flush_all()
+        self.transcript.close()
         self.hub.close()
         await self.runs.close_agents()
 

@@ -554,6 +554,18 @@ class TurnTests(FaultTestCase):
         self.assertEqual((await self.kept())[2], ("assistant", "error", "in short"))
         self.assertEqual(await self.kept(), await self.told())
 
+    async def test_a_failed_summary_is_stored_when_any_other_write_has_worked(self) -> None:
+        await self.end(await self.begin())
+        self.agent.fails = True
+        self.disk.fill()
+        answer = await self.anna.call("POST", f"/agent/sessions/{self.session}/summarize")
+        await self.refused(answer, 502, "provider_failed")
+        self.disk.free()
+        await self.anna.call("POST", "/sessions", {"title": "another"})
+        await self.clock.settle()
+        self.assertEqual((await self.kept())[2], ("assistant", "error", "in short"))
+        self.assertEqual(await self.kept(), await self.told())
+
     async def test_a_removed_message_is_out_of_sight_until_its_row_is_gone(self) -> None:
         await self.end(await self.begin())
         before = await self.told()
