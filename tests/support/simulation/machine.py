@@ -4,7 +4,6 @@ numbers. It outlives the daemon, which may crash, and it may itself lose its pow
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import sqlite3
@@ -14,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.store import inspection, stores as stores_module
+from crushlite.store import stores as stores_module
 from crushlite.store.directory import DirectoryLock
 from crushlite.watchdog import Watchdog
 from tests.support.disk import WRITES, Disk
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from tests.support.simulation.loop import SeededLoop
 
-_EXPECTED = functools.cache(inspection._expected)
 _FRAME = 24  # bytes of the header of a frame in SQLite's log; the log's own header has 32
 
 
@@ -220,7 +218,6 @@ def seeded_machine(disk: SimulatedDisk, rng: random.Random) -> Iterator[None]:
         mock.patch.object(uuid, "uuid4", uuid4),
         mock.patch.object(secrets, "token_hex", token_hex),
         mock.patch.object(os, "urandom", rng.randbytes),
-        mock.patch.object(inspection, "_expected", _EXPECTED),  # always the same, and slow to make
         mock.patch.object(Watchdog, "start"),  # it watches real time from a thread
     ):
         yield
