@@ -67,7 +67,7 @@ long it takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum
 from typing import Literal, TypeAlias
 
@@ -80,6 +80,7 @@ from .errors import (
     UsageError,
     WorkspaceNotFound,
 )
+from .records import dataclass
 
 
 class ClaimState(Enum):

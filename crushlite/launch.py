@@ -29,7 +29,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -45,6 +45,7 @@ from .errors import (
     WrongPeer,
 )
 from .listen import default_socket, parse_address, private_directory
+from .records import dataclass
 from .version import WIRE_VERSION
 
 if TYPE_CHECKING:

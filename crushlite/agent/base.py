@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import UsageError
 from ..protocol.config import Model, SelectedModel
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

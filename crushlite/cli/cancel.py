@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, RunNotFound, UsageError
+from ..records import dataclass
 from .common import add_connection, add_json, command, say, seconds, show, show_json
 from .lookup import SHORT, choose, is_here, running
 

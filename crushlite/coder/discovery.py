@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import Provider
 from ..protocol.config import Model
+from ..records import dataclass
 from .providers.base import ProviderError
 from .providers.build import provider_of
 from .providers.failures import refusal

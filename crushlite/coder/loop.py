@@ -17,12 +17,13 @@ import json
 import logging
 import re
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
 from ..errors import CrushliteError, LimitReached
+from ..records import dataclass
 from .history import chat_messages, estimated_tokens, parsed_input, valid_input
 from .prompts import SUMMARY, TITLE, context_files, system_prompt
 from .providers.base import (

@@ -22,10 +22,10 @@ import select
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..records import dataclass
 from .secrets import is_secret_name, looks_like_token, looks_secret
 from .warnings import Reason
 

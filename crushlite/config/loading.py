@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest
 from ..hosting.plain import own_data_dir
+from ..records import dataclass
 from .catalogue import CATALOGUE
 from .expand import Expander, SecretGuard, variables
 from .files import NAME, Source, environment, find, read

@@ -7,13 +7,13 @@ listed is not sent. What could hold a secret all the same goes through the redac
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from ..hosting.plain import own_provider
 from ..protocol.codec import decode, encode
 from ..protocol.config import Model, SelectedModel
+from ..records import dataclass
 from .catalogue import CATALOGUE
 from .merge import split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions

@@ -14,7 +14,6 @@ import importlib.resources
 import os
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
 from ..http.messages import HTTPError, Response
 from ..protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from ..records import dataclass
 from ..wing import Wing
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import os
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..clock import resolve_once, wait_at_most
+from ..records import dataclass
 from .accepting import Acceptor
 from .connection import Connection
 from .framing import date_line, frame_response

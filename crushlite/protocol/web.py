@@ -3,8 +3,7 @@ for a token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..records import dataclass
 from .codec import omitted
 
 

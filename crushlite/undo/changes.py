@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, SessionNotFound
+from ..records import dataclass
 from ..store.files import Change
 from ..wing import WorkspacePart
 from .queries import record_gaps

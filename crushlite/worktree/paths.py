@@ -18,11 +18,11 @@ import hashlib
 import os
 import secrets
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict
+from ..records import dataclass
 from ..version import NAME
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import contextlib
 import json
 import re
 import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, ConnectFailed, HTTPClient
+from ...records import dataclass
 from ..connecting import TLS, USER_AGENT, RemoteServer
 from ..proxies import NO_PROXIES, PORTS
 from ..tunnel import ProxyRefused

@@ -8,9 +8,10 @@ the end of the run reach all that it started, and resolves paths through worktre
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...records import dataclass
 from ..providers.base import ToolSpec
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import bisect
 import difflib
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadRequest
 from ...hosting.tasks import run_to_the_end
+from ...records import dataclass
 from ...worktree.paths import FILE_BYTES, digest, exists, locate, read_bytes, write_bytes
 from .arguments import flag, number, objects, plain, schema, text
 from .base import ToolOutcome, denied, failure
