@@ -109,6 +109,10 @@ class Turn(Protocol):
         """The session's messages, oldest first, this turn's own included."""
         ...
 
+    async def conversation(self) -> tuple[Session, list[Message]]:
+        """The session and its messages, in one read."""
+        ...
+
     async def say(self, text: str) -> None:
         """Stream a piece of the answer. The first piece of a step creates its assistant message."""
         ...

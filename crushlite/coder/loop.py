@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..agent.base import Turn
     from ..clock import Clock
     from ..protocol.config import Model, SelectedModel
+    from ..protocol.messages import Message
     from ..protocol.sessions import Session
     from .providers.base import ModelClient, ToolSpec
     from .tools.base import Tool, ToolContext
@@ -139,13 +140,14 @@ class CoderAgent:
         for step in range(limit):
             await turn.step()
             # Before the first step too: a conversation without any tool calls grows as well.
-            session = await turn.session()
+            session, history = await turn.conversation()
             if self._is_full(session):
                 await turn.summarize()
-                session = await turn.session()
                 restated = await self._restated(turn, with_files=step == 0)
-            await turn.followups()
-            request = await self._request(turn, session, system, restated)
+                session, history = await turn.conversation()
+            if await turn.followups():
+                history = await turn.history()
+            request = self._request(turn, session, history, system, restated)
             answer = await self._ask(turn, request, used)
             if not answer.calls:
                 await turn.finish(answer.stop)
@@ -179,12 +181,17 @@ class CoderAgent:
             found = chat_messages(users[-1:], images=self._large.model.supports_attachments)
         return found[0] if found else ChatMessage("user", turn.prompt)
 
-    async def _request(
-        self, turn: Turn, session: Session, system: str, restated: ChatMessage | None = None
+    def _request(
+        self,
+        turn: Turn,
+        session: Session,
+        history: list[Message],
+        system: str,
+        restated: ChatMessage | None = None,
     ) -> ModelRequest:
         large = self._large
         messages = chat_messages(
-            await turn.history(),
+            history,
             summary_id=session.summary_message_id,
             images=large.model.supports_attachments,
         )
