@@ -32,8 +32,8 @@ class _Pending:
 
     def __init__(self, options: dict[str, bool]) -> None:
         self._options = options
-        self._cls: Any = None
-        self._defaults: dict[str, object] = {}  # by the name of the field
+        self._plain: Any = None  # the class as it was written
+        self._slotted: Any = None  # its copy, which is used
         self._completed = False
         self._lock = threading.Lock()  # two threads may use a class for the first time
 
@@ -43,48 +43,49 @@ class _Pending:
         inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__slots__", ())}
         kinds: dict[str, str] = namespace.get("__annotations__", {})
         names = [name for name, kind in kinds.items() if not kind.startswith("ClassVar")]
-        self._defaults = {name: namespace.pop(name) for name in names if name in namespace}
-        for name in ("__dict__", "__weakref__"):
+        for name in (*names, "__dict__", "__weakref__"):
             namespace.pop(name, None)
-        namespace["__slots__"] = tuple(name for name in names if name not in inherited)
-        namespace["__doc__"] = cls.__doc__ or cls.__name__  # or a signature would be made for it
-        namespace["__dataclass_fields__"] = self
 
         def construct(instance: Any, *args: object, **kwargs: object) -> None:
             self._complete()
-            self._cls.__init__(instance, *args, **kwargs)
+            self._slotted.__init__(instance, *args, **kwargs)
 
+        namespace["__slots__"] = tuple(name for name in names if name not in inherited)
+        namespace["__dataclass_fields__"] = self
         namespace["__init__"] = construct
         if self._options.get("frozen"):
-            namespace["__getstate__"], namespace["__setstate__"] = _state, _restore
-        self._cls = type(cls)(cls.__name__, cls.__bases__, namespace)
-        self._cls.__qualname__ = cls.__qualname__
-        return self._cls  # type: ignore[no-any-return]
+            namespace |= _FROZEN
+        self._plain = cls
+        self._slotted = type(cls)(cls.__name__, cls.__bases__, namespace)
+        self._slotted.__qualname__ = cls.__qualname__
+        return self._slotted  # type: ignore[no-any-return]
 
     def __get__(self, instance: object, owner: type) -> object:
         """Complete the class, and return its `__dataclass_fields__`."""
         self._complete()
-        return self._cls.__dataclass_fields__
+        return self._slotted.__dataclass_fields__
 
     def _complete(self) -> None:
+        """Have the standard decorator complete the class as it was written, and take over what it
+        has made. Another thread can construct instances only after that."""
         with self._lock:
             if self._completed:
                 return
-            cls = self._cls
-            # The decorator finds defaults as attributes of the class, where the slots are.
-            slots = {name: getattr(cls, name) for name in self._defaults}
-            for name, default in self._defaults.items():
-                setattr(cls, name, default)
-            construct = cls.__init__
-            del cls.__init__
-            try:
-                dataclasses.dataclass(cls, **self._options)
-            except BaseException:
-                cls.__init__ = construct  # so that the next use raises the same
-                raise
-            for name, slot in slots.items():
-                setattr(cls, name, slot)
+            cls = self._plain
+            written = set(cls.__dict__)
+            cls.__doc__ = cls.__doc__ or cls.__name__  # or a signature would be made for it
+            dataclasses.dataclass(cls, **self._options)
+            made = {name: value for name, value in cls.__dict__.items() if name not in written}
+            made["__hash__"] = cls.__hash__
+            for name, value in made.items():
+                if name not in _FROZEN and name != "__init__":
+                    setattr(self._slotted, name, value)
+            self._slotted.__init__ = cls.__init__
             self._completed = True
+
+
+def _refuse(instance: object, name: str, value: object = None) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to or delete field {name!r}")
 
 
 def _state(instance: Any) -> list[object]:
@@ -95,3 +96,12 @@ def _state(instance: Any) -> list[object]:
 def _restore(instance: Any, state: list[object]) -> None:
     for field, value in zip(dataclasses.fields(instance), state, strict=True):
         object.__setattr__(instance, field.name, value)
+
+
+# Those of the standard decorator belong to the class they were made for.
+_FROZEN: dict[str, object] = {
+    "__setattr__": _refuse,
+    "__delattr__": _refuse,
+    "__getstate__": _state,
+    "__setstate__": _restore,
+}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, RunNotFound, UsageError
 from ..records import dataclass
-from .common import add_connection, add_json, command, say, seconds, show, show_json
+from .common import add_connection, add_json, command, say, show, show_json
+from .helptext import seconds
 from .lookup import SHORT, choose, is_here, running
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ errors of the package out of those of sqlite3: no other module of crushlite sees
 from __future__ import annotations
 
 import contextlib
-import functools
 import errno
+import functools
 import math
 import sqlite3
 from sqlite3 import Connection as Connection  # so that others can name what their work is given
@@ -54,7 +54,7 @@ def check_row(what: str, row: Sequence[object], kinds: Sequence[type | UnionType
     stores any kind in any column, so a flipped bit can change it; if that were noticed only when
     the value is encoded it would look like a bug. `what` and the first value name the row."""
     fit, floats = _fit(tuple(map(type, row)), tuple(kinds))
-    if not fit or not all([math.isfinite(row[at]) for at in floats]):  # type: ignore[arg-type]
+    if not fit or not all(math.isfinite(row[at]) for at in floats):  # type: ignore[arg-type]
         raise CorruptDatabase(f"{what} {row[0]!r} is damaged and cannot be read")
 
 
