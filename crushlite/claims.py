@@ -68,7 +68,7 @@ long it takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum
 from typing import Literal, TypeAlias
 
@@ -81,6 +81,7 @@ from .errors import (
     UsageError,
     WorkspaceNotFound,
 )
+from .records import dataclass
 
 MOST_RETIRED = 10_000  # clients that are remembered after they have retired
 

@@ -25,13 +25,13 @@ import asyncio
 import re
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from .errors import IllegalCall
 from .protocol.codec import dumps
 from .protocol.events import Resync, to_json
 from .protocol.messages import Message, ToolOutput
+from .records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,7 +28,7 @@ import math
 import os
 import subprocess
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from .client import Client, ConnectionFailed
@@ -44,6 +44,7 @@ from .errors import (
 )
 from .itself import python_command, python_path
 from .listen import default_socket, parse_address, private_directory
+from .records import dataclass
 from .version import WIRE_VERSION
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import re
 import socket
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
+from .records import dataclass
 from .version import NAME
 
 if TYPE_CHECKING:

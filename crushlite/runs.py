@@ -57,10 +57,10 @@ Knows nothing of: asyncio, tasks, the store, events, HTTP, prompts, agents.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from .errors import IllegalCall, NotQueued, SessionBusy, SessionNotFound, WorkspaceClosing
+from .records import dataclass
 
 
 class RunState(Enum):

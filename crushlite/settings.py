@@ -5,9 +5,10 @@ limit that is not a knob or a named constant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from .claims import Graces
+from .records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import traceback
 log = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between two checks of a loop that is busy,
-LONGEST = 2.0  # doubled each time up to this while it is idle: a check wakes the whole process
+LONGEST = 5.0  # doubled each time up to this while it is idle: a check wakes the whole process
 # The two innermost functions of a loop that waits. Both: an agent may wait for a selector too.
 _WAITING = selectors.DefaultSelector.select.__code__, asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 

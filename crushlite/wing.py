@@ -30,8 +30,9 @@ A part that wants to see the events of its workspace subscribes to the hub.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from .records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence

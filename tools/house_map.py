@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 # From the ground up, in groups; a package is one row. `api.entry` is a row of its own, because it
 # is what the seam shows of the api.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "foundations": ("version", "errors", "clock", "threads", "logs", "itself"),
+    "foundations": ("version", "records", "errors", "clock", "threads", "logs", "itself"),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
     "what everything stands on": ("events", "store", "commands", "http"),
@@ -36,8 +36,8 @@ CORE = {row for rows in GROUPS.values() for row in rows}
 ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)
 # Rows that may use fewer rows than those above them: each must be usable without the rest.
 ONLY = {
-    "http": {"clock"},
-    "client": {"protocol", "errors", "clock", "http", "version"},
+    "http": {"clock", "records"},
+    "client": {"protocol", "errors", "clock", "http", "records", "version"},
 }
 # Wings that use another one if it is there.
 NEEDS = {"coder": {"config"}, "cli": {"config", "console"}}

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import UsageError
 from ..protocol.config import Model, SelectedModel
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +117,10 @@ class Turn(Protocol):
 
     async def history(self) -> list[Message]:
         """The session's messages, oldest first, this turn's own included."""
+        ...
+
+    async def conversation(self) -> tuple[Session, list[Message]]:
+        """The session and its messages, in one read."""
         ...
 
     async def say(self, text: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import BadRequest, CrushliteError
 from ..http.messages import HTTPError, Response
 from ..protocol.codec import decode, dumps, encode, loads
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from ..hosting.backend import Backend, Hosted

@@ -6,8 +6,9 @@ the table. Tests check what a row says against what its function reads and answe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

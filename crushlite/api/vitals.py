@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import resource
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

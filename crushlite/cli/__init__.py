@@ -12,10 +12,10 @@ import errno
 import importlib
 import io
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, UsageError
+from ..records import dataclass
 from ..version import __version__
 from ..wings import has_wing
 from .helptext import columns, fill, row

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, RunNotFound, UsageError
-from .common import add_connection, add_json, command, say, seconds, show, show_json
+from ..records import dataclass
+from .common import add_connection, add_json, command, say, show, show_json
+from .helptext import seconds
 from .lookup import SHORT, choose, is_here, running
 
 if TYPE_CHECKING:

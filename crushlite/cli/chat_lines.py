@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ..records import dataclass
 from .text import width
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..protocol.messages import (
@@ -13,6 +12,7 @@ from ..protocol.messages import (
     TextPart,
     ToolResultPart,
 )
+from ..records import dataclass
 from .render import ShownMessages, ending_words, item_lines, prompt_lines, result_line, shell_lines
 from .text import clean, count, one_line
 

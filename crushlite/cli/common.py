@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import sys
 from pathlib import Path
@@ -92,17 +91,6 @@ def inherit(parser: argparse.ArgumentParser, action: argparse.ArgumentParser) ->
     for option in action._actions:
         if option.option_strings and option.dest in known:
             option.default = argparse.SUPPRESS
-
-
-def seconds(text: str) -> float:
-    """Read a number of seconds, for `type=` of an option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
 
 
 # The daemon -------------------------------------------------------------------------------------

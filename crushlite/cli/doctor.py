@@ -15,7 +15,6 @@ import socket
 import stat
 import sys
 import webbrowser
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from ..client import ConnectionFailed
 from ..errors import CrushliteError
 from ..listen import default_socket, parse_address
 from ..protocol.codec import omitted
+from ..records import dataclass
 from ..store.inspection import inspected_copy
 from ..version import WIRE_VERSION, __version__
 from ..wings import has_wing

@@ -8,6 +8,7 @@ its command goes above it.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -88,3 +89,14 @@ class DefaultsFormatter(Formatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         known = action.option_strings and action.default not in (None, False, "", argparse.SUPPRESS)
         return (action.help or "") + (" (default: %(default)s)" if known else "")
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds, for `type=` of an option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value

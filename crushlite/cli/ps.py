@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
 from ..errors import NotFound
+from ..records import dataclass
 from .common import add_connection, add_json, address_of, command, reached, show, show_json
 from .lookup import SHORT
 from .tables import clip, shorten

@@ -14,7 +14,7 @@ message may be given to it as often as it comes. All commands show such new part
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..protocol.messages import (
@@ -28,6 +28,7 @@ from ..protocol.messages import (
 )
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
+from ..records import dataclass
 from .text import clean, count, cut, one_line, visible
 
 if TYPE_CHECKING:

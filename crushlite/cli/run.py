@@ -25,13 +25,13 @@ from .common import (
     add_json,
     command,
     say,
-    seconds,
     show,
     show_json,
     title_of,
     wanted,
 )
 from .follow import RunPrinter, do_nothing, exit_code, signals
+from .helptext import seconds
 from .lookup import find_session
 from .person import TerminalAnswers
 from .progress import Progress

@@ -21,8 +21,7 @@ from ..listen import default_socket
 from ..settings import Settings
 from ..store.directory import require_free
 from ..version import __version__
-from .common import seconds
-from .helptext import DefaultsFormatter
+from .helptext import DefaultsFormatter, seconds
 from .text import discard_stdout
 
 if TYPE_CHECKING:

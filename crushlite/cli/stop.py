@@ -8,11 +8,12 @@ import os
 import signal
 import socket
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..client import Client, ConnectionFailed
 from ..errors import CrushliteError, NotFound, ServerInUse, UsageError
+from ..records import dataclass
 from .common import add_connection, add_json, address_of, command, reached, say, show, show_json
 from .lookup import SHORT
 from .text import count, one_line

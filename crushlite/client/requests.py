@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, NoAgent
@@ -25,6 +25,7 @@ from ..protocol.questions import QuestionBatch, QuestionReply, QuestionResponse
 from ..protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from ..protocol.sessions import CurrentSession, File, Session, ShellAnswer, ShellCommand
 from ..protocol.workspaces import Space, Workspace
+from ..records import dataclass
 from .wire import route
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, NotFound
@@ -24,6 +23,7 @@ from ..http import client as http
 from ..http.sse import SSEEvent, SSEParser, SSETooLong
 from ..protocol.codec import loads
 from ..protocol.events import Envelope, Resync, parse
+from ..records import dataclass
 from .wire import ANSWER, is_temporary, refusal
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -15,6 +14,7 @@ from .. import errors
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..http import client as http
 from ..protocol.codec import NotJSON, decode, dumps, encode, loads
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

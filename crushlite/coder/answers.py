@@ -12,9 +12,10 @@ worst: about 130 MiB together, and 40 MiB with readers that keep up. Models answ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from ..records import dataclass
 from . import jsontext
 from .providers.base import ProviderError
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..http.client import TCPConnector
+from ..records import dataclass
 from ..version import __version__
 from .tunnel import TunnelConnector
 

@@ -15,11 +15,11 @@ import asyncio
 import logging
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import Provider
 from ..protocol.config import Model
+from ..records import dataclass
 from .listeners import listener_owners
 from .providers.base import ProviderError
 from .providers.build import provider_of

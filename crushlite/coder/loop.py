@@ -17,14 +17,15 @@ import functools
 import logging
 import re
 from collections import Counter, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
 from ..errors import CrushliteError, LimitReached
+from ..records import dataclass
 from .answers import RUN_CALLS, Answer
 from .history import chat_messages, estimated_tokens
+from .jsontext import LIGHT_CHARS
 from .prompts import SUMMARY, TITLE, context_files, system_prompt
 from .providers.base import (
     CallPiece,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ..agent.base import Turn
     from ..clock import Clock
     from ..protocol.config import Model, SelectedModel
+    from ..protocol.messages import Message
     from ..protocol.sessions import Session
     from .answers import ToolRequest
     from .providers.base import ModelClient, ToolSpec
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FEW_MESSAGES = 64
 RETRIES = 3
 RETRY_SECONDS = 180.0  # for all pauses between the attempts of a step together
 TITLE_SECONDS = 60.0
@@ -137,13 +140,14 @@ class CoderAgent:
         for step in range(limit):
             await turn.step()
             # Before the first step too: a conversation without any tool calls grows as well.
-            session = await turn.session()
+            session, history = await turn.conversation()
             if self._is_full(session):
                 await turn.summarize()
-                session = await turn.session()
                 restated = await self._restated(turn, with_files=step == 0)
-            await turn.followups()
-            request = await self._request(turn, session, system, restated)
+                session, history = await turn.conversation()
+            if await turn.followups():
+                history = await turn.history()
+            request = await self._request(turn, session, history, system, restated)
             answer = await self._ask(turn, request, used)
             if not answer.calls:
                 await turn.finish(answer.stop)
@@ -180,17 +184,21 @@ class CoderAgent:
         return found[0] if found else ChatMessage("user", turn.prompt)
 
     async def _request(
-        self, turn: Turn, session: Session, system: str, restated: ChatMessage | None = None
+        self,
+        turn: Turn,
+        session: Session,
+        history: list[Message],
+        system: str,
+        restated: ChatMessage | None = None,
     ) -> ModelRequest:
         large = self._large
-        messages = await self._context.blocking(
-            functools.partial(
-                chat_messages,
-                await turn.history(),
-                summary_id=session.summary_message_id,
-                images=large.model.supports_attachments,
-            )
+        convert = functools.partial(
+            chat_messages,
+            history,
+            summary_id=session.summary_message_id,
+            images=large.model.supports_attachments,
         )
+        messages = convert() if _is_light(history) else await self._context.blocking(convert)
         tools = [
             spec_of(tool)
             for tool in self._tools.values()
@@ -405,6 +413,14 @@ class CoderAgent:
             title = _one_line(title) or _one_line(text)[:50]
             return Title(title, self._usage(served, request, answer))
         return Title("Untitled Session", Usage(estimated=True))
+
+
+def _is_light(history: Sequence[Message]) -> bool:
+    """Whether these messages can be converted on the event loop. A thread takes longer to answer
+    than a few messages take, but what models have sent may be any amount of small JSON values."""
+    if len(history) > FEW_MESSAGES:
+        return False
+    return sum(len(c.input) for message in history for c in message.tool_calls()) <= LIGHT_CHARS
 
 
 def _model_request(

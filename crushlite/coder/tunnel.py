@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..http.client import ConnectFailed, TCPConnector
+from ..records import dataclass
 
 if TYPE_CHECKING:
     import ssl as ssl_module

@@ -30,11 +30,11 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadRequest, CrushliteError
+from ..records import dataclass
 from ..version import NAME
 from .orphans import find_process, kill_orphans, kill_process, pids_below
 from .output import HALF, Output

@@ -8,9 +8,9 @@ prices and limits are the public ones of the time of writing and will age.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from ..protocol.config import Model
+from ..records import dataclass
 
 # Two ways to talk: Anthropic's messages, and chat completions for all others. A type that needs
 # a third one (google, azure, bedrock, google-vertex, hyper) is not supported.

@@ -22,11 +22,11 @@ import select
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..commands.environment import is_secret_name, looks_like_token
 from ..errors import ConfigError
+from ..records import dataclass
 from .secrets import looks_secret
 from .warnings import Reason
 

@@ -13,12 +13,12 @@ import errno
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import ConfigError
 from ..protocol.codec import NotJSON, loads
+from ..records import dataclass
 from ..version import NAME as OWN_NAME
 from .warnings import Reason
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..commands.environment import is_secret_name, is_secret_value, looks_like_token
 from ..errors import BadRequest, ConfigError
 from ..hosting.plain import own_data_dir
+from ..records import dataclass
 from .catalogue import CATALOGUE
 from .expand import Expander, SecretGuard, variables
 from .files import NAME, Source, environment, find, read

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..protocol.codec import decode
 from ..protocol.config import Model, SelectedModel
+from ..records import dataclass
 from .catalogue import CATALOGUE, SUPPORTED_TYPES
 from .expand import Refused
 from .merge import spell

@@ -7,7 +7,6 @@ listed is not sent. What could hold a secret all the same goes through the redac
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,6 +14,7 @@ from ..commands.environment import is_secret_name, looks_like_token, without_sec
 from ..hosting.plain import own_provider
 from ..protocol.codec import decode, encode
 from ..protocol.config import Model, SelectedModel
+from ..records import dataclass
 from .catalogue import CATALOGUE
 from .merge import split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions

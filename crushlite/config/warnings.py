@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from ..records import dataclass
 
 
 class Reason(enum.Enum):

@@ -21,7 +21,6 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,7 @@ from ..errors import BadRequest, Conflict, UsageError
 from ..http.messages import HTTPError, Response
 from ..listen import default_socket, private_directory
 from ..protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from ..records import dataclass
 from ..wing import Wing
 
 if TYPE_CHECKING:

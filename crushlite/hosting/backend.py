@@ -14,12 +14,13 @@ import logging
 import os
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
 from ..errors import BadRequest, ChannelMismatch, SessionBusy, WorkspaceNotFound
+from ..records import dataclass
 from ..wing import Opening
 from .endings import Endings
 from .lifetime import Lifetime, Lifetimes

@@ -28,7 +28,7 @@ import asyncio
 import itertools
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..errors import BadRequest, RequestNotFound
@@ -40,6 +40,7 @@ from ..protocol.permissions import (
     Resolution,
 )
 from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
+from ..records import dataclass
 from .difference import difference
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import NotSaved, SessionNotFound, StoreBusy
+from ..records import dataclass
 from ..store import TROUBLE
 
 if TYPE_CHECKING:

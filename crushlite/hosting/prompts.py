@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, LimitReached, ProviderFailed
 from ..protocol.codec import dumps, encode
 from ..protocol.ids import check_id
+from ..records import dataclass
 from ..runs import WhenBusy
 from ..store import TROUBLE
 

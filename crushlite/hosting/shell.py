@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, SessionNotFound
 from ..protocol.messages import FinishPart, Message, ShellCommandPart
 from ..protocol.sessions import ShellAnswer
+from ..records import dataclass
 from ..store import sessions as session_rows
 from ..wing import Author
 from .tasks import OwnedTasks

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..errors import SessionNotFound
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import FinishPart, ReasoningPart, TextPart, ToolCallPart
-from ..store import listing, messages as message_rows
+from ..store import listing, messages as message_rows, sessions as session_rows
 
 if TYPE_CHECKING:
     import asyncio
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..clock import Clock, Timer
     from ..events import Hub
     from ..protocol.messages import Message
+    from ..protocol.sessions import Session
     from ..store import Connection, ScopedStore
 
     Work = Callable[[Connection], None]
@@ -292,6 +293,17 @@ class Transcript:
         seen = self._seen(session_id)
         rows = await self._store.read(message_rows.list_messages, session_id)
         return _overlaid(rows, seen | self._seen(session_id))
+
+    async def conversation(self, session_id: str) -> tuple[Session, list[Message]]:
+        """A session, and its messages as above."""
+
+        def read(conn: Connection, scope: str) -> tuple[Session, list[Message]]:
+            session = session_rows.get_session(conn, scope, session_id)
+            return session, message_rows.list_messages(conn, scope, session_id)
+
+        seen = self._seen(session_id)
+        session, rows = await self._store.read(read)
+        return session, _overlaid(rows, seen | self._seen(session_id))
 
     async def messages_json(self, session_id: str) -> list[bytes]:
         """The same as JSON, without making objects of all of them: pieces with one or more

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import h11
 
 from ..clock import resolve_once, time_limit
+from ..records import dataclass
 from .messages import Headers, Pairs
 from .peercred import peer_uid
 

@@ -6,7 +6,7 @@ n+1 through the same dataclass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ..records import dataclass
 
 _KIB = 1024
 _MIB = 1024 * _KIB

@@ -7,8 +7,9 @@ and `Stream` (what a connection calls). Uses neither sockets nor h11 nor routes.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

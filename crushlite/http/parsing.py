@@ -10,12 +10,12 @@ refusal of a head ends the connection: it is not certain where the next request 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import h11
 
+from ..records import dataclass
 from .messages import Headers, HTTPError, Peer, RequestHead
 
 if TYPE_CHECKING:

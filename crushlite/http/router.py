@@ -8,8 +8,8 @@ matches one non-empty segment.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
+from ..records import dataclass
 from .messages import HTTPError, Request, RequestHead, Response, Stream
 
 Handler = Callable[[Request], Awaitable["Response | Stream"]]

@@ -14,10 +14,10 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..clock import resolve_once, wait_at_most
+from ..records import dataclass
 from .accepting import Acceptor
 from .budget import BodyBudget
 from .connection import Connection

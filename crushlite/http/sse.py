@@ -7,7 +7,8 @@ not reconnect; `last_id` is what a reconnecting reader sends.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from ..records import dataclass
 
 # Bytes. A request body of 32 MiB may come back as one line of ASCII JSON, three times as long (two
 # bytes of UTF-8 become six). A longer line ends a stream for good, so there is room to spare.

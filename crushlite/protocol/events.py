@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadRequest
+from ..records import dataclass
 from .codec import JSON, decode, encode
 from .messages import Message, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest

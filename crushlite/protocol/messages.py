@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from ..errors import BadRequest
+from ..records import dataclass
 from .codec import omitted, tagged, wire
 
 

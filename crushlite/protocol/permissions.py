@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ..records import dataclass
 from .codec import omitted
 
 PERMISSION_ACTIONS = ("allow", "allow_session", "deny")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ..records import dataclass
 from .codec import omitted
 
 QUESTION_TYPES = ("yes_no", "single_choice", "multi_choice", "free_text")

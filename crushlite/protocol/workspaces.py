@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
+from ..records import dataclass
 from .codec import omitted
 
 # The Crush client reads these two objects without a check, so they are always there.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..api.vitals import Process
 from ..protocol.runs import LIVE_STATES
+from ..records import dataclass
 from ..runs import Outcome
 from ..version import __version__
 

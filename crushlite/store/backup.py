@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import Conflict, CorruptDatabase, CrushliteError, NotFound
+from ..records import dataclass
 from .connection import connect, translated
 from .directory import is_owned, sync_directory
 from .inspection import check_pages, inspected_copy

@@ -14,10 +14,10 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreFailed, StoreOverloaded
+from ..records import dataclass
 from .connection import breaks_connection, translate
 
 if TYPE_CHECKING:

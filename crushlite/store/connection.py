@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import math
 import sqlite3
 import sys
@@ -96,9 +97,18 @@ def check_row(what: str, row: Sequence[object], kinds: Sequence[type | UnionType
     """Raise CorruptDatabase if a value of a row is not of its kind, or no finite number. SQLite
     stores any kind in any column, so a flipped bit can change it; if that were noticed only when
     the value is encoded it would look like a bug. `what` and the first value name the row."""
-    finite = all(math.isfinite(value) for value in row if isinstance(value, float))
-    if not finite or not all(map(isinstance, row, kinds)):
+    fit, floats = _fit(tuple(map(type, row)), tuple(kinds))
+    if not fit or not all(math.isfinite(row[at]) for at in floats):  # type: ignore[arg-type]
         raise CorruptDatabase(f"{what} {row[0]!r} is damaged and cannot be read")
+
+
+@functools.cache  # rows are many, combinations of types are few: SQLite has five
+def _fit(
+    types: tuple[type, ...], kinds: tuple[type | UnionType, ...]
+) -> tuple[bool, tuple[int, ...]]:
+    """Whether values of these types are of these kinds, and where the floats are."""
+    floats = tuple(at for at, one in enumerate(types) if one is float)
+    return all(map(issubclass, types, kinds)), floats
 
 
 @contextlib.contextmanager

@@ -18,10 +18,10 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CorruptDatabase, DataDirectoryInUse, StoreUnusable
+from ..records import dataclass
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "crushlite.lock"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptDatabase
 from ..protocol.sessions import File
+from ..records import dataclass
 from .connection import check_row
 from .sessions import require_session
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..records import dataclass
 from .connection import transaction
 from .directory import sync_directory
 from .schema import V1, V2, V3

@@ -17,7 +17,6 @@ import bisect
 import json
 import uuid
 from collections import defaultdict, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, RunNotFound
@@ -33,6 +32,7 @@ from ..protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from ..records import dataclass
 from .connection import check_row
 from .messages import MESSAGE_COLUMNS, insert_message, message_from_row, position_of, save_message
 from .runs import RUN_COLUMNS, RunEnding, RunRow, end_run, get_run, run_from_row, start_run

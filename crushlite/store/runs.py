@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..errors import RunIdReused, RunNotFound, SessionNotFound
+from ..records import dataclass
 from .connection import check_row
 from .messages import insert_message, position_of
 

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import sqlite3
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +27,7 @@ from ..errors import (
     StoreFailed,
     StoreUnusable,
 )
+from ..records import dataclass
 from .callqueue import run_in
 from .checkpoints import Checkpoints
 from .connection import (

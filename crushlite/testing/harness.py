@@ -23,7 +23,6 @@ import dataclasses
 import json
 import tempfile
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from ..clock import SystemClock
 from ..daemon import Daemon
 from ..http.client import ClientError, HTTPClient, TCPConnector, UnixConnector
 from ..http.sse import SSEParser
+from ..records import dataclass
 from ..settings import Settings
 
 if TYPE_CHECKING:

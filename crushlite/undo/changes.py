@@ -9,10 +9,11 @@ while a command runs cannot be distinguished from what the command did.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, SessionNotFound
+from ..records import dataclass
 from ..store.files import Change
 from ..threads import DaemonThreads
 from ..wing import WorkspacePart

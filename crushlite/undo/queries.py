@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import RunNotFound
 from ..protocol.changes import ChangedRun
+from ..records import dataclass
 from ..store.connection import check_row
 from ..store.files import state_from_row
 from ..store.sessions import require_session

@@ -18,10 +18,11 @@ import os
 import stat
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..hosting.plain import OWN_DATA_DIR
+from ..records import dataclass
 from ..store.files import FileState
 from ..worktree.walk import LIST, READ, RULE_BYTES, Ignored
 from .states import MISSING, as_text

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict, SessionBusy
 from ..protocol.changes import FileChange, RunChanges, UndoAnswer
+from ..records import dataclass
 from ..store.files import Change
 from .queries import run_history
 from .states import change_state, place_of, read_state

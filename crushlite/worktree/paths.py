@@ -19,11 +19,12 @@ import itertools
 import os
 import secrets
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict
+from ..records import dataclass
 from ..version import NAME
 
 if TYPE_CHECKING:

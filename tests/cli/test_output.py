@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from crushlite import cli
-from crushlite.cli import common, text as words
+from crushlite.cli import helptext, text as words
 from crushlite.cli.follow import JSONOutput, RunNotes, TextOutput
 from crushlite.cli.tables import clip, shorten, table
 from crushlite.client import Lost
@@ -229,10 +229,10 @@ class StyleTests(unittest.TestCase):
         self.assertEqual([words.ago(0, t) for t in (7200, 200000)], ["2 h ago", "2 d ago"])
 
     def test_seconds_are_read_strictly(self) -> None:
-        self.assertEqual([common.seconds("0"), common.seconds("2.5")], [0.0, 2.5])
+        self.assertEqual([helptext.seconds("0"), helptext.seconds("2.5")], [0.0, 2.5])
         for text in ("-1", "x", "nan", "inf", ""):
             with self.subTest(text), self.assertRaises(argparse.ArgumentTypeError):
-                common.seconds(text)
+                helptext.seconds(text)
 
 
 class TableOfCommandsTests(unittest.TestCase):

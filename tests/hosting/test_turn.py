@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Usage, Verdict
-from crushlite.errors import BadRequest, LimitReached, TurnOver
+from crushlite.errors import BadRequest, CorruptDatabase, LimitReached, TurnOver
 from crushlite.hosting.blocking import run_blocking
 from crushlite.hosting.prompts import Failure
 from crushlite.hosting.turn import PIECES, LiveTurn
@@ -531,6 +531,8 @@ class BookkeepingTests(TurnBench):
         await self.execute("UPDATE sessions SET todos = '{'")
         with self.assertLogs("crushlite.hosting.turn", "WARNING") as logs:
             await turn.usage(Usage(100, 10, 0.25))
+            with self.assertRaises(CorruptDatabase):
+                await turn.session()  # waits for the write, then reads the same row
         self.assertIn("its usage could not be written", logs.output[0])
         await self.execute("UPDATE sessions SET todos = '[]'")
         await turn.usage(Usage(150, 5, 0.5))

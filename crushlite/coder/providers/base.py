@@ -7,10 +7,11 @@ say whether a retry can help, and the loop decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import ProviderFailed
+from ...records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -12,13 +12,13 @@ import asyncio
 import contextlib
 import re
 import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, ConnectFailed, HTTPClient
+from ...records import dataclass
 from ..connecting import TLS, USER_AGENT, RemoteServer
 from ..jsontext import LIGHT_CHARS, dumps, is_heavy
 from ..listeners import is_own_listener

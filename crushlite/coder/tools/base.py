@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...records import dataclass
 from ...threads import DaemonThreads
 from ...worktree.paths import OwnFolders, locate
 from ..providers.base import ToolSpec

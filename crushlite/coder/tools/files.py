@@ -16,11 +16,11 @@ import io
 import json
 import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadRequest
 from ...hosting.tasks import run_to_the_end
+from ...records import dataclass
 from ...worktree.paths import digest, exists, read_bytes, write_bytes
 from .arguments import flag, number, objects, plain, schema, text
 from .base import ToolOutcome, denied, failure

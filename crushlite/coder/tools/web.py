@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
@@ -18,6 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, HTTPClient
+from ...records import dataclass
 from ..connecting import TLS, USER_AGENT, RemoteServer
 from ..proxies import HOST, PORTS, proxies_of
 from .arguments import number, schema, text

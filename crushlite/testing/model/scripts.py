@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from ...records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,107 @@
+"""`dataclass`, with its methods made when a class is first used.
+
+The standard decorator writes and compiles up to seven methods for every class when its module is
+imported. For the 170 classes that a daemon imports this took a quarter of its start, and most of
+them are not used before the first request is answered. This one makes only the class with its
+`__slots__`. The first construction of an instance, or the first look at `__dataclass_fields__`
+(by `fields`, `is_dataclass` and the like), has the standard decorator add the rest. From then on
+there is no difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass  # re-exported
+else:
+
+    def dataclass(*, slots, **options):
+        """Like `dataclasses.dataclass(slots=True, ...)`, for a class that has no `__init__` of its
+        own and whose module has `from __future__ import annotations`."""
+        if not slots:
+            raise TypeError("only a class with slots can be completed later: pass slots=True")
+        return lambda cls: _Pending(options).prepare(cls)
+
+
+class _Pending:
+    """A class that the standard decorator has still to complete. Stands in the place of the class's
+    `__dataclass_fields__` until then."""
+
+    def __init__(self, options: dict[str, bool]) -> None:
+        self._options = options
+        self._plain: Any = None  # the class as it was written
+        self._slotted: Any = None  # its copy, which is used
+        self._completed = False
+        self._lock = threading.Lock()  # two threads may use a class for the first time
+
+    def prepare(self, cls: type) -> type:
+        """Return a copy of the class that has `__slots__`, and completes itself when used."""
+        namespace = dict(cls.__dict__)
+        inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__slots__", ())}
+        kinds: dict[str, str] = namespace.get("__annotations__", {})
+        names = [name for name, kind in kinds.items() if not kind.startswith("ClassVar")]
+        for name in (*names, "__dict__", "__weakref__"):
+            namespace.pop(name, None)
+
+        def construct(instance: Any, *args: object, **kwargs: object) -> None:
+            self._complete()
+            self._slotted.__init__(instance, *args, **kwargs)
+
+        namespace["__slots__"] = tuple(name for name in names if name not in inherited)
+        namespace["__dataclass_fields__"] = self
+        namespace["__init__"] = construct
+        if self._options.get("frozen"):
+            namespace |= _FROZEN
+        self._plain = cls
+        self._slotted = type(cls)(cls.__name__, cls.__bases__, namespace)
+        self._slotted.__qualname__ = cls.__qualname__
+        return self._slotted  # type: ignore[no-any-return]
+
+    def __get__(self, instance: object, owner: type) -> object:
+        """Complete the class, and return its `__dataclass_fields__`."""
+        self._complete()
+        return self._slotted.__dataclass_fields__
+
+    def _complete(self) -> None:
+        """Have the standard decorator complete the class as it was written, and take over what it
+        has made. Another thread can construct instances only after that."""
+        with self._lock:
+            if self._completed:
+                return
+            cls = self._plain
+            written = set(cls.__dict__)
+            cls.__doc__ = cls.__doc__ or cls.__name__  # or a signature would be made for it
+            dataclasses.dataclass(cls, **self._options)
+            made = {name: value for name, value in cls.__dict__.items() if name not in written}
+            made["__hash__"] = cls.__hash__
+            for name, value in made.items():
+                if name not in _FROZEN and name != "__init__":
+                    setattr(self._slotted, name, value)
+            self._slotted.__init__ = cls.__init__
+            self._completed = True
+
+
+def _refuse(instance: object, name: str, value: object = None) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to or delete field {name!r}")
+
+
+def _state(instance: Any) -> list[object]:
+    """The values of the fields, for a copy of a frozen instance."""
+    return [getattr(instance, field.name) for field in dataclasses.fields(instance)]
+
+
+def _restore(instance: Any, state: list[object]) -> None:
+    for field, value in zip(dataclasses.fields(instance), state, strict=True):
+        object.__setattr__(instance, field.name, value)
+
+
+# Those of the standard decorator belong to the class they were made for.
+_FROZEN: dict[str, object] = {
+    "__setattr__": _refuse,
+    "__delattr__": _refuse,
+    "__getstate__": _state,
+    "__setstate__": _restore,
+}

@@ -1,0 +1,136 @@
+"""`records.dataclass` makes the same classes as the standard decorator, only later."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import sys
+import threading
+import unittest
+from dataclasses import field
+from typing import Any, ClassVar
+from unittest import mock
+
+from crushlite import records
+from crushlite.records import dataclass
+
+
+@dataclass(slots=True)
+class Plain:
+    KIND: ClassVar[str] = "plain"
+    number: int
+    words: list[str] = field(default_factory=list)
+    note: str = "none"
+
+
+@dataclass(slots=True)
+class Derived(Plain):
+    more: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    number: int
+    note: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("negative")
+
+
+def fresh(**options: bool) -> Any:
+    """A class that was not used yet."""
+
+    class Fresh:
+        first: int
+        second: int = 2
+
+    return dataclass(slots=True, **options)(Fresh)
+
+
+class RecordTests(unittest.TestCase):
+    def test_fields_defaults_and_text_are_those_of_a_dataclass(self) -> None:
+        plain = Plain(1)
+        self.assertEqual(
+            (plain.number, plain.words, plain.note, plain.KIND), (1, [], "none", "plain")
+        )
+        self.assertIsNot(plain.words, Plain(1).words)
+        self.assertEqual(repr(plain), "Plain(number=1, words=[], note='none')")
+        self.assertEqual(plain, Plain(number=1))
+        self.assertNotEqual(plain, Plain(2))
+        with self.assertRaises(TypeError):
+            hash(plain)
+        with self.assertRaises(TypeError):
+            Plain()  # type: ignore[call-arg]
+        with self.assertRaises(AttributeError):
+            plain.other = 1  # type: ignore[attr-defined]
+        self.assertEqual(Plain.__slots__, ("number", "words", "note"))
+
+    def test_a_subclass_has_the_fields_of_its_base_first(self) -> None:
+        self.assertEqual(
+            [f.name for f in dataclasses.fields(Derived)], ["number", "words", "note", "more"]
+        )
+        self.assertEqual(Derived(1, ["a"], more=7), Derived(1, ["a"], "none", 7))
+        self.assertEqual(Derived.__slots__, ("more",))
+
+    def test_a_frozen_one_can_be_hashed_copied_and_replaced_and_not_changed(self) -> None:
+        frozen = Frozen(1)
+        with self.assertRaises(dataclasses.FrozenInstanceError):
+            frozen.number = 2  # type: ignore[misc]
+        with self.assertRaises(dataclasses.FrozenInstanceError):
+            del frozen.number
+        for twin in (copy.copy(frozen), copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
+            self.assertEqual((twin, hash(twin)), (frozen, hash(frozen)))
+        self.assertEqual(dataclasses.replace(frozen, note="new"), Frozen(1, "new"))
+        with self.assertRaises(ValueError):
+            Frozen(-1)
+
+    def test_nothing_is_made_before_the_first_use_and_everything_once(self) -> None:
+        with mock.patch("dataclasses.dataclass", side_effect=dataclasses.dataclass) as made:
+            uses = (
+                lambda cls: cls(1),
+                lambda cls: dataclasses.is_dataclass(cls),
+                lambda cls: dataclasses.fields(cls),
+            )
+            for use in uses:
+                cls = fresh()
+                made.assert_not_called()
+                use(cls)
+                use(cls)
+                made.assert_called_once()
+                self.assertEqual(cls(1), cls(first=1, second=2))
+                made.assert_called_once()
+                made.reset_mock()
+
+    def test_threads_that_use_a_class_first_at_the_same_time_all_get_it_whole(self) -> None:
+        interval = sys.getswitchinterval()
+        self.addCleanup(sys.setswitchinterval, interval)
+        sys.setswitchinterval(1e-6)
+        for _ in range(20):
+            cls, start = fresh(), threading.Barrier(4)
+            made: list[int] = []
+
+            def use(cls: Any = cls, made: list[int] = made, start: Any = start) -> None:
+                start.wait(20)
+                made.append(cls(1).second)
+
+            threads = [threading.Thread(target=use) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            self.assertEqual(made, [2, 2, 2, 2])
+
+    def test_a_class_that_cannot_be_made_says_so_whenever_it_is_used(self) -> None:
+        class Wrong:
+            first: list[int] = []
+
+        cls = dataclass(slots=True)(Wrong)
+        for _ in range(2):
+            with self.assertRaises(ValueError):
+                cls()
+
+    def test_a_class_without_slots_is_refused(self) -> None:
+        with self.assertRaises(TypeError):
+            records.dataclass(slots=False)(object)
