@@ -112,10 +112,7 @@ class Daemon:
         self._opening = asyncio.Lock()  # one new port at a time
         self._stopping: asyncio.Task[None] | None = None
         self._begun = False  # `start` was called
-        # How long a stop may take, whatever hangs.
-        self._stop_seconds = max(
-            STOP_SECONDS, self.settings.drain, self.settings.cancel_grace + STOP_SECONDS / 2
-        )
+        self._stop_seconds = _stop_seconds(self.settings)
         self.wings = standard_wings() if wings is None else list(wings)
         self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
         factory = agents or agent_factory(agent)
@@ -329,6 +326,11 @@ class Daemon:
     def _signaled(self, number: int) -> None:
         log.info("received %s", signal.Signals(number).name)
         self.backend.leaving.set()
+
+
+def _stop_seconds(settings: Settings) -> float:
+    """How long a stop may take, whatever hangs."""
+    return max(STOP_SECONDS, settings.drain, settings.cancel_grace + STOP_SECONDS / 2)
 
 
 def _write_addresses(daemon: Daemon) -> None:

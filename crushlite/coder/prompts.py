@@ -41,7 +41,7 @@ do, and anything that failed. Be specific: keep names, paths, commands and numbe
 summary."""
 
 TITLE = """Write a title of at most 8 words for a conversation that begins with the user's message.
-Answer with the title only: no quotes, no full stop, in the language of the message."""
+ModelAnswer with the title only: no quotes, no full stop, in the language of the message."""
 
 
 def system_prompt(
