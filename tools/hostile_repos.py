@@ -174,9 +174,11 @@ class Case:
         connector = UnixConnector(str(socket), expect_uid=None)
         self._http = HTTPClient(connector, host_header="localhost", clock=SystemClock())
         for _ in range(600):
-            if socket.exists() or process.returncode is not None:
+            try:
+                await self._http.request("GET", "/v1/health")
                 break
-            await asyncio.sleep(0.1)
+            except ClientError:  # its file is there before it listens
+                await asyncio.sleep(0.1)
         return process
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
