@@ -42,7 +42,7 @@ class Limits:
     first_byte_timeout: float = 10.0
     head_timeout: float = 10.0
     body_timeout: float = 15.0  # without a byte
-    body_grace: float = 30.0  # for a whole body, and one second more for each `body_rate` bytes
+    body_grace: float = 60.0  # for a whole body, and one second more for each `body_rate` bytes
     body_rate: int = 64 * _KIB  # far below what a tunnel through a telephone carries
     public_body_timeout: float = 5.0  # for a whole body on a route that asks for no token
     write_timeout: float = 10.0

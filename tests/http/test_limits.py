@@ -544,7 +544,7 @@ class Bodies(HTTPTestCase):
         self.assertEqual(await self.status(post("/now", b"x" * 2000)), 200, "one alone")
 
     async def test_a_body_that_comes_drop_by_drop_has_a_limit_as_a_whole(self) -> None:
-        for raw, most in ((post("/b", b"x" * 500), 30), (post("/public", b"x" * 500), 5)):
+        for raw, most in ((post("/b", b"x" * 500), 60), (post("/public", b"x" * 500), 5)):
             transport = await self.exchange(self.server, raw[:-400])
             for second in range(most):
                 self.assertEqual(transport.written, b"", second)
