@@ -152,10 +152,9 @@ class Runner:
         live.resolve_commit(error if isinstance(error, Exception) else False)
         del self._known[live.run.run_id]
         effects = self._runs.withdraw(live.run)
-        if live.detach:
-            self._services.lifetime.run_ended(live.run.run_id)
         resolve_once(live.ended)
         self._perform(effects)
+        self._release_claims([live])
 
     def _durable(self, live: LiveRun) -> None:
         self._perform(self._runs.durable(live.run))
@@ -396,6 +395,7 @@ class Runner:
             effects = self._recorded(group)
         self._publish_ending(group, record.outcome, session)
         self._perform(effects)
+        self._release_claims(group)
 
     def _close_messages(self, group: list[LiveRun], outcome: Outcome) -> list[LiveMessage]:
         """Give runs the messages that their ending calls for; returns what it must store."""
@@ -485,6 +485,12 @@ class Runner:
             if live.kind != SUMMARIZE:
                 hub.publish("updated", live.completion())
             resolve_once(live.ended)
+
+    def _release_claims(self, group: list[LiveRun]) -> None:
+        """End the claims of detached runs. Called when all effects are performed: the last claim
+        may be among them, and then the workspace closes within this call and cancels every run,
+        also one that the machine has just started."""
+        for live in group:
             if live.detach:
                 self._services.lifetime.run_ended(live.run.run_id)
 

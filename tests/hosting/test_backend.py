@@ -781,6 +781,26 @@ class DetachedRunTests(WorkspaceTestCase):
         self.assertEqual(await self.status(anna), 404)
 
 
+class ImpatientTests(WorkspaceTestCase):
+    """Without a detach grace the end of the last detached run closes its workspace at once."""
+
+    settings = replace(SETTINGS, graces=replace(SETTINGS.graces, detach=0.0))
+
+    async def test_what_waits_behind_the_last_detached_run_does_not_start(self) -> None:
+        anna = await self.daemon.join()
+        session = await anna.session()
+        await anna.prompt(session, detach=True)
+        run = await self.daemon.entered()
+        await anna.prompt(session, run_id="behind")
+        await anna.retire()
+        run.release()
+        await until(lambda: not self.daemon.backend.everything(), "the teardown")
+        again = await self.daemon.join()
+        behind = (await again.call("GET", "/runs/behind")).json
+        self.assertEqual(behind["outcome"], "canceled")
+        self.assertEqual(len(self.daemon.agent.runs), 1)
+
+
 class InteractiveTests(WorkspaceTestCase):
     async def say(self, who: Participant, interactive: bool, client: str | None = None) -> int:
         query = f"?client_id={client}" if client is not None else ""

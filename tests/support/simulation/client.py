@@ -148,16 +148,17 @@ class SimulatedClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def drained(self) -> None:
-        """Wait until what was spawned is done."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+    @property
+    def acts(self) -> bool:
+        """Whether something that was spawned is still under way."""
+        return bool(self._tasks)
 
     async def aclose(self) -> None:
         await self.close_stream()
         for task in list(self._tasks):
             task.cancel()
-        await self.drained()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self._http.aclose()
 
     # The workspace and its events ----------------------------------------------------------------

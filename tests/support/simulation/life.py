@@ -164,12 +164,14 @@ class Life:
         first = clients[0]
         while not await first.join(self._path):
             await self._pause(deadline)
-        while self._busy_sessions() or self._daemon.backend.unsaved:
+        while (
+            self._busy_sessions()
+            or self._daemon.backend.unsaved
+            or any(client.acts for client in clients)
+        ):
             for session_id in self._busy_sessions():
                 await first.call("POST", f"/agent/sessions/{session_id}/cancel")
             await self._pause(deadline)
-        for client in clients:
-            await client.drained()
 
     def _busy_sessions(self) -> list[str]:
         hosted = self._daemon.backend.everything()
