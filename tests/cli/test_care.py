@@ -202,6 +202,8 @@ class DoctorTests(DaemonCase):
         self.end_daemon(self.socket)
         database = self.project / ".crushlite/crushlite.db"
         self.assertEqual((await self.findings())["database"][0]["state"], "ok")
+        for side in database.parent.glob("crushlite.db-*"):
+            side.unlink()  # SQLite would restore the file from a log that the daemon left behind
         database.write_bytes(b"no database" * 100)
         before = database.read_bytes()
         self.assertIn("is damaged", (await self.findings(1))["database"][0]["detail"])
