@@ -3,7 +3,7 @@
 `json.loads` and `json.dumps` are single calls into C: no other thread runs before they return. For
 long strings they are fast (8 MiB in 30 ms), for many small values they are not (1 MiB of empty
 lists: 70 ms), and whoever sends the text decides which it is. So a text with many values is read by
-Python's own code, and everything is written by it. That takes ten times as long for small values,
+Python's own code, and everything that may be long is written by it. That takes ten times as long for small values,
 is the same for strings, and lets other threads run all the time: such calls belong in a thread.
 """
 
@@ -47,10 +47,13 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def dumps(value: Any, most: int) -> str:
+def dumps(value: Any, most: int, *, is_light: bool = False) -> str:
     """A value as JSON without blanks. Raises ValueError if it is longer than `most` characters, or
-    cannot be written."""
+    cannot be written. `is_light` says that it is not much longer than LIGHT_CHARS: it is written
+    in C then."""
     encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    if is_light:
+        return encoder.encode(value)
     pieces: list[str] = []
     for piece in encoder.iterencode(value):
         most -= len(piece)

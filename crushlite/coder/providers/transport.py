@@ -229,9 +229,9 @@ class Transport:
         safe to show, too."""
         async with self._translated():
             if chars > LIGHT_CHARS:
-                encoded = await asyncio.to_thread(lambda: _encoded(body()))
+                encoded = await asyncio.to_thread(lambda: _encoded(body(), is_light=False))
             else:
-                encoded = _encoded(body())
+                encoded = _encoded(body(), is_light=True)
             async with self._client.stream(
                 "POST",
                 self.endpoint.target(path),
@@ -310,9 +310,9 @@ def _merged(
     return tuple(merged)
 
 
-def _encoded(body: Mapping[str, Any]) -> bytes:
+def _encoded(body: Mapping[str, Any], *, is_light: bool) -> bytes:
     try:
-        text = dumps(body, REQUEST_CHARS)
+        text = dumps(body, REQUEST_CHARS, is_light=is_light)
     except (TypeError, ValueError, RecursionError) as error:
         raise ProviderError(f"the request cannot be written as JSON: {error}") from None
     return text.encode("utf-8", "replace")  # half a surrogate pair becomes a question mark
