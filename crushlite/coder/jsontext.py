@@ -3,8 +3,9 @@
 `json.loads` and `json.dumps` are single calls into C: no other thread runs before they return. For
 long strings they are fast (8 MiB in 30 ms), for many small values they are not (1 MiB of empty
 lists: 70 ms), and whoever sends the text decides which it is. So a text with many values is read by
-Python's own code, and everything that may be long is written by it. That takes ten times as long for small values,
-is the same for strings, and lets other threads run all the time: such calls belong in a thread.
+Python's own code, and everything that may be long is written by it. That takes ten times as long
+for small values, is the same for strings, and lets other threads run all the time: such calls
+belong in a thread.
 """
 
 from __future__ import annotations
