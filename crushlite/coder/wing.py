@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..agent.base import FollowsConfig
@@ -10,11 +11,13 @@ from ..wing import Wing
 from ..wings import has_wing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from ..agent.base import AgentFactory
+    from ..agent.base import Agent, AgentFactory
     from ..clock import Clock
-    from .discovery import LocalServer
+    from ..config import Config
+    from .discovery import Discovery, LocalServer
 
 
 class CoderWing(Wing):
@@ -28,15 +31,39 @@ class CoderWing(Wing):
         # The coder's models come from the configuration files.
         if name not in ("auto", "coder") or not has_wing("config"):
             return None
-        # Imported here, with all that speaks to models: a daemon with another agent starts faster.
+        maker = _CoderMaker(clock, self._local, finds_models=name == "auto")
+        return FollowsConfig(maker.make, maker.complete)
+
+
+class _CoderMaker:
+    """Makes the coders of one daemon. What speaks to models is imported for the first of them: a
+    daemon answers its first request sooner without it."""
+
+    def __init__(
+        self, clock: Clock, local: Sequence[LocalServer] | None, *, finds_models: bool
+    ) -> None:
+        self._clock = clock
+        self._local = local
+        self._finds_models = finds_models
+
+    def make(self, path: Path, env: Mapping[str, str], config: Config) -> Agent | None:
         from .build import coder, coder_or_offline
+
+        make = coder_or_offline if self._finds_models else coder
+        return make(path, env, config, self._clock, self._searches)
+
+    async def complete(self, env: Mapping[str, str], config: Config, again: bool) -> Config:
+        return await self._discovery.complete(env, config, again)
+
+    @cached_property
+    def _discovery(self) -> Discovery:
         from .discovery import LOCAL_SERVERS, Discovery
-        from .tools.base import SEARCHES
 
         local = LOCAL_SERVERS if self._local is None else self._local
-        discovery = Discovery(clock, local if name == "auto" else ())
-        make = coder_or_offline if name == "auto" else coder
-        searches = asyncio.Semaphore(SEARCHES)
-        return FollowsConfig(
-            lambda path, env, config: make(path, env, config, clock, searches), discovery.complete
-        )
+        return Discovery(self._clock, local if self._finds_models else ())
+
+    @cached_property
+    def _searches(self) -> asyncio.Semaphore:
+        from .tools.base import SEARCHES
+
+        return asyncio.Semaphore(SEARCHES)
