@@ -91,8 +91,10 @@ class CopyCase(unittest.TestCase):
     def run_command(self, package: str, *, path: str = "") -> None:
         """`run` by the package's own name finds no daemon, starts one, and gets an answer."""
         run = ("-m", package, "run", "--agent", "offline", "hello")
-        done = self.python(*run, path=path, CRUSHLITE_IDLE_TIMEOUT="0.1")
+        done = self.python(*run, path=path)
+        stopped = self.python("-m", package, "stop", path=path)
         self.assertEqual((done.returncode, done.stdout.count("hello")), (0, 1), done)
+        self.assertEqual(stopped.returncode, 0, stopped)
 
 
 class TakenOffTests(CopyCase):
