@@ -57,6 +57,9 @@ IMPROVEMENTS: dict[str, tuple[str, ...]] = {
         "POST W/permissions/grant: .answer.by is added",
         "POST W/questions/answer: .answer.by is added",
     ),
+    "a request says what allowing it for the session would cover": (
+        "event permission_request created: .payload.payload.scope is added",
+    ),
     "a rename keeps the counters": (
         "PUT W/sessions/ID: .answer.prompt_tokens is *, not 0",
         "PUT W/sessions/ID: .answer.completion_tokens is *, not 0",
