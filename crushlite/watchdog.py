@@ -16,10 +16,11 @@ import selectors
 import sys
 import threading
 import time
-import traceback
+from types import TracebackType
 
 log = logging.getLogger(__name__)
 
+FRAMES = 6  # that are logged
 BEAT = 0.25  # seconds between two checks of a loop that is busy,
 LONGEST = 5.0  # doubled each time up to this while it is idle: a check wakes the whole process
 # The two innermost functions of a loop that waits. Both: an agent may wait for a selector too.
@@ -71,7 +72,8 @@ class Watchdog:
                 pause = min(2 * pause, LONGEST) if self._is_waiting() else BEAT
             elif not reported and (late := time.monotonic() - asked) >= self._limit:
                 reported = True
-                log.warning("the event loop is blocked for %.1f s:\n%s", late, self._where())
+                where = (TimeoutError, TimeoutError("it is still there"), self._where())
+                log.warning("the event loop is blocked for %.1f s", late, exc_info=where)
                 self.stalls += 1
 
     def _is_waiting(self) -> bool:
@@ -87,6 +89,12 @@ class Watchdog:
             self._asked = None  # the loop is closed
         return False
 
-    def _where(self) -> str:
+    def _where(self) -> TracebackType | None:
+        """The innermost functions of the loop's thread."""
         frame = sys._current_frames().get(self._loop_thread)
-        return "".join(traceback.format_stack(frame)[-6:]) if frame is not None else "(gone)"
+        found: TracebackType | None = None
+        for _ in range(FRAMES):
+            if frame is not None:
+                found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno or 0)
+                frame = frame.f_back
+        return found
