@@ -56,7 +56,7 @@ class ToolRequest:
 
 
 @dataclass(slots=True)
-class Answer:
+class ModelAnswer:
     """The model's answer in one step, as far as it has come."""
 
     used: set[str] = field(default_factory=set)  # ids that no further tool call may have

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
 from ..errors import CrushliteError, LimitReached
-from .answers import RUN_CALLS, Answer
+from .answers import RUN_CALLS, ModelAnswer
 from .history import chat_messages, estimated_tokens
 from .prompts import SUMMARY, TITLE, context_files, system_prompt
 from .providers.base import (
@@ -202,13 +202,15 @@ class CoderAgent:
             messages[0].images += restated.images
         return _model_request(large, system, messages, tools)
 
-    async def _ask(self, turn: Turn, request: ModelRequest, used: set[str] | None = None) -> Answer:
+    async def _ask(
+        self, turn: Turn, request: ModelRequest, used: set[str] | None = None
+    ) -> ModelAnswer:
         """Ask the model and stream its answer. Retries while the error says that it may help; what
         a failed attempt streamed is erased before the next one. Raises the last ProviderError; what
         the last attempt streamed stays. `used` gets the ids of the answer's tool calls."""
         waited = 0.0
         for attempt in range(RETRIES + 1):
-            answer = Answer(used=set(used or ()))
+            answer = ModelAnswer(used=set(used or ()))
             try:
                 await self._stream(turn, request, answer)
             except ProviderError as error:
@@ -225,7 +227,7 @@ class CoderAgent:
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _stream(self, turn: Turn, request: ModelRequest, answer: Answer) -> None:
+    async def _stream(self, turn: Turn, request: ModelRequest, answer: ModelAnswer) -> None:
         answer.used |= {call.id for message in request.messages for call in message.tool_calls}
         # Closed at once when the turn is cancelled, and not when the garbage collector finds it.
         async with contextlib.aclosing(self._large.provider.stream(request)) as stream:
@@ -250,7 +252,7 @@ class CoderAgent:
             call.id = await turn.tool_call(call.name, call.stored, call.id or None)
             answer.used.add(call.id)
 
-    async def _call_piece(self, turn: Turn, answer: Answer, piece: CallPiece) -> None:
+    async def _call_piece(self, turn: Turn, answer: ModelAnswer, piece: CallPiece) -> None:
         answer.grow(piece.arguments, piece.id, piece.name)
         call = answer.call(piece.index)
         call.name = call.name or piece.name
@@ -265,7 +267,7 @@ class CoderAgent:
 
     # Tools ---------------------------------------------------------------------------------------
 
-    async def _run_tools(self, turn: Turn, answer: Answer) -> list[ToolOutcome]:
+    async def _run_tools(self, turn: Turn, answer: ModelAnswer) -> list[ToolOutcome]:
         """Run the calls of an answer in order; neighbours that only read run at the same time,
         PARALLEL of them. After one that stops the turn, no further call runs: the daemon gives them
         their results. Calls after the first RUN_CALLS are not run, which their results say."""
@@ -344,7 +346,7 @@ class CoderAgent:
 
     # Usage and the size of the conversation ------------------------------------------------------
 
-    def _usage(self, asked: ServedModel, request: ModelRequest, answer: Answer) -> Usage:
+    def _usage(self, asked: ServedModel, request: ModelRequest, answer: ModelAnswer) -> Usage:
         """Tokens and cost of an answer; estimated if the provider reported no usage."""
         if not answer.prompt and not answer.completion:
             texts = [request.system, *(message.text for message in request.messages)]
@@ -387,7 +389,7 @@ class CoderAgent:
         both fail."""
         messages = [ChatMessage("user", text[:2000])]
         for served in (self._small, self._large):
-            answer, title = Answer(), ""
+            answer, title = ModelAnswer(), ""
             request = _model_request(served, TITLE, messages, [])
             try:
                 async with (
@@ -424,7 +426,7 @@ def _model_request(
     )
 
 
-def _signatures(answer: Answer, outcomes: list[ToolOutcome]) -> tuple[int, ...]:
+def _signatures(answer: ModelAnswer, outcomes: list[ToolOutcome]) -> tuple[int, ...]:
     """For each call that was run: a number that is equal for equal calls with equal results. Not
     the texts themselves, which may be many MiB."""
     return tuple(

@@ -40,9 +40,15 @@ def make_directory(path: Path) -> None:
 
 
 def refuse_links(database: Path) -> None:
-    """Raise StoreUnusable if something that is about to be written is a link."""
+    """Raise StoreUnusable if something that is about to be written is a link, or no regular file:
+    opening a FIFO, which may have come with an archive, would wait for ever."""
     files = [database.with_name(database.name + suffix) for suffix in _SIDE_FILES]
     for file in [database.with_name(_LOCK), *files]:
+        if file.exists() and not file.is_file():
+            raise StoreUnusable(
+                f"{file} is not a regular file: remove it, or choose another data directory with "
+                "--data-dir"
+            )
         if file.is_symlink():
             raise StoreUnusable(
                 f"{file} is a symbolic link, which is not written to: remove it, or choose another "

@@ -122,7 +122,7 @@ class AnswerTests(CoderBench):
 
     async def test_what_counts_is_what_clients_get(self) -> None:
         for text in ("\x01", "\u4e00", "\U0001f600", '"', "\n"):
-            answer = answers.Answer()
+            answer = answers.ModelAnswer()
             most = ANSWER_BYTES // (len(json.dumps(text)) - 2)
             with self.assertRaises(ProviderError):
                 answer.grow(text * most)
