@@ -581,7 +581,7 @@ class Fuzz:
         streams = [draw.stream(anthropic) for _ in range(draw.random.choice((1, 1, 2, 4)))]
         self.watch.begin()  # drawing is no step of the daemon
         before = len(self.watch.found)
-        self._server.streams = streams
+        self._server.streams = list(streams)
         client = self._clients[anthropic]
         outcome, began = "none", time.monotonic()
         try:
