@@ -496,6 +496,7 @@ class Fuzz:
         self.watch = Watch(stall)
         self.outcomes: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.slowest = (0.0, 0)  # seconds and number of a turn
         self._scale = scale
         self._server = Server()
         self._clients: dict[bool, Participant] = {}
@@ -580,19 +581,19 @@ class Fuzz:
         streams = [draw.stream(anthropic) for _ in range(draw.random.choice((1, 1, 2, 4)))]
         self.watch.begin()  # drawing is no step of the daemon
         before = len(self.watch.found)
-        self._server.streams = streams
+        self._server.streams = list(streams)
         client = self._clients[anthropic]
-        outcome = "none"
+        outcome, began = "none", time.monotonic()
         try:
             async with asyncio.timeout(PATIENCE):
                 session = await client.session()
                 accepted = await client.prompt(session, "hello")
-                run = f"/runs/{accepted.json['run_id']}?wait={PATIENCE:g}"
-                outcome = str((await client.call("GET", run)).json.get("outcome"))
+                outcome = await self._outcome(client, accepted.json["run_id"])
                 await client.call("DELETE", f"/sessions/{session}")
         except TimeoutError:
             pass
         self.watch.active = False
+        self.slowest = max(self.slowest, (time.monotonic() - began, number))
         self.outcomes[outcome] += 1
         problems = self.watch.found[before:]
         if outcome not in ("completed", "failed"):
@@ -604,6 +605,12 @@ class Fuzz:
             if tell:
                 print(f"{outcome}; {sizes} bytes; {notes}")
                 print(streams[0].data[:3000])
+
+    async def _outcome(self, client: Participant, run_id: str) -> str:
+        while True:
+            ended = await client.call("GET", f"/runs/{run_id}?wait=5")
+            if found := ended.json.get("outcome"):
+                return str(found)
 
 
 class _Silent:
@@ -644,6 +651,7 @@ def main() -> int:
     print(
         f"seed {options.seed}: {len(numbers)} streams in {time.monotonic() - began:.0f} s, "
         f"outcomes {dict(fuzz.outcomes)}, longest step {fuzz.watch.longest * 1000:.0f} ms, "
+        f"slowest turn {fuzz.slowest[0]:.1f} s (stream {fuzz.slowest[1]}), "
         f"memory {memory >> 20} MiB at first, {resident() >> 20} at the end, {peak} at most, "
         f"{len(fuzz.failures)} failures"
     )

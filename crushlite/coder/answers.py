@@ -49,6 +49,8 @@ class ToolRequest:
             return
         if not isinstance(self.value, dict):
             self.problem = "the arguments must be a JSON object"
+        elif jsontext.is_deep(self.value):
+            self.problem = "the arguments are not valid JSON: nested too deeply"
 
     @property
     def stored(self) -> str:

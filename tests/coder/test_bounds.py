@@ -147,7 +147,17 @@ class AnswerTests(CoderBench):
     async def test_deep_and_strange_arguments_are_explained_to_the_model(self) -> None:
         tool = EchoTool()
         deep = '{"a":' * 5000 + "1" + "}" * 5000
-        broken = [deep, "[" * 100_000, "NaN", '{"a":NaN}', "[]", '{"a":' + "9" * 5000 + "}", "\x00"]
+        nested = '{"a":' * 100 + "1" + "}" * 100
+        broken = [
+            deep,
+            nested,
+            "[" * 100_000,
+            "NaN",
+            '{"a":NaN}',
+            "[]",
+            '{"a":' + "9" * 5000 + "}",
+            "\x00",
+        ]
         pieces = [CallPiece(n, f"c{n}", "echo", text) for n, text in enumerate(broken)]
         provider = PlannedProvider([*pieces, ModelStop("tool_use")], said("done"))
         await self.converse(self.coder(provider, tools=[tool]))
@@ -285,6 +295,19 @@ class JSONTests(BoundedTestCase):
         for text in ("[" * 200_000, "[" * 60_000 + "," * 100_000, "{" * 150_000):
             with self.assertRaises(ValueError):
                 jsontext.loads(text)
+
+    def test_what_is_nested_deeply_is_not_written(self) -> None:
+        deep: Any = "x"
+        for _ in range(900):
+            deep = [deep]
+        self.assertTrue(jsontext.is_deep(deep))
+        self.assertLess(len(jsontext.beginning(deep, 8000)), 100)
+        shallow: Any = [[1, {"a": [{}]}], "b"]
+        self.assertFalse(jsontext.is_deep(shallow))
+        self.assertEqual(json.loads(jsontext.beginning(shallow, 8000)), shallow)
+        arguments = {"function": {"name": "ls", "arguments": deep}}
+        with self.assertRaisesRegex(ProviderError, "too deeply"):
+            ChatDecoder().feed(calls(arguments))
 
 
 class StepTests(BoundedTestCase):

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..jsontext import loads
+from ..jsontext import is_deep, loads
 from .base import ProviderError
 from .failures import malformed, refusal
 from .reply import WHOLE
@@ -89,11 +89,10 @@ def object_of(event: SSEEvent) -> dict[str, Any]:
 
 
 def written(value: Any) -> str:
-    """An object of an answer as JSON. Raises ProviderError for one that cannot be written."""
-    try:
-        return "".join(json.JSONEncoder().iterencode(value))
-    except (ValueError, RecursionError):
-        raise malformed("arguments that are nested too deeply") from None
+    """An object of an answer as JSON. Raises ProviderError for one that is nested too deeply."""
+    if is_deep(value):
+        raise malformed("arguments that are nested too deeply")
+    return "".join(json.JSONEncoder().iterencode(value))
 
 
 def whole_number(value: object) -> int | None:
