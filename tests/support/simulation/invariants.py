@@ -306,18 +306,21 @@ def same_message(one: Body, other: Body) -> bool:
 
 
 def a_list_shows_what_streams_saw(
-    ledger: Ledger, seen: dict[str, Body], listed: list[Body], deleted: set[str]
+    ledger: Ledger, seen: dict[str, Body], now: dict[str, Body], listed: list[Body]
 ) -> None:
-    """`seen` are the messages as of the moment the request was sent. Since then they may have
-    grown, or been deleted."""
+    """`seen` are the messages as of the moment the request was sent, `now` those of the moment its
+    answer came. Meanwhile they may have grown, been deleted, or been finished otherwise: the last
+    message of a step becomes the last of its turn if nothing follows."""
     found = {message["id"]: message for message in listed}
     require(len(found) == len(listed), f"a message is listed twice: {[m['id'] for m in listed]}")
     for message_id, message in seen.items():
         shown = found.get(message_id)
         if shown is None:
-            require(message_id in deleted, f"a list without a message that streams had: {message}")
+            require(message_id not in now, f"a list without a message that streams had: {message}")
         elif data_of(message, "finish"):
-            require(same_message(shown, message), f"{message} is listed as {shown}")
+            newest = now.get(message_id, message)
+            same = same_message(shown, message) or same_message(shown, newest)
+            require(same, f"{message} is listed as {shown}")
     order = [message_id for message_id in found if message_id in seen]
     expected = [message_id for message_id in seen if message_id in found]
     require(order == expected, f"listed as {order}, streamed as {expected}")

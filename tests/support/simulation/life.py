@@ -164,13 +164,12 @@ class Life:
         first = clients[0]
         while not await first.join(self._path):
             await self._pause(deadline)
-        while (
-            self._busy_sessions()
-            or self._daemon.backend.unsaved
-            or any(client.acts for client in clients)
-        ):
-            for session_id in self._busy_sessions():
+        quiet = 0  # seconds: a request whose client has left may still be on its way
+        while quiet < 3:
+            busy, acting = self._busy_sessions(), any(client.acts for client in clients)
+            for session_id in busy:
                 await first.call("POST", f"/agent/sessions/{session_id}/cancel")
+            quiet = 0 if busy or acting or self._daemon.backend.unsaved else quiet + 1
             await self._pause(deadline)
 
     def _busy_sessions(self) -> list[str]:
