@@ -190,6 +190,7 @@ class SharingTests(OpenCase):
                 await self.stores.release(stores[0])
 
     async def test_the_last_release_closes_threads_files_and_lock(self) -> None:
+        store_threads_ended()  # of earlier stores
         threads, files = threading.active_count(), descriptors()
         async with asyncio.timeout(LIMIT):
             first = await self.stores.open(self.directory)
@@ -303,6 +304,7 @@ class RefusalTests(OpenCase):
         for failing in (1, 2, 3):
             with self.subTest(connection=failing):
                 stores = Stores(clock=FakeClock(), boot_id="boot", connect=failing_at(failing))
+                store_threads_ended()  # of earlier stores
                 threads, files = threading.active_count(), descriptors()
                 async with asyncio.timeout(LIMIT):
                     with self.assertRaises(StoreUnusable):
@@ -320,6 +322,7 @@ class RefusalTests(OpenCase):
             while True:
                 breaking = Breaking(failures + 1)
                 stores = Stores(clock=FakeClock(), boot_id="boot", connect=breaking.connect)
+                store_threads_ended()  # of earlier stores
                 threads, files = threading.active_count(), descriptors()
                 try:
                     await stores.release(await stores.open(self.directory))
