@@ -137,9 +137,9 @@ class DetachTests(DetachCase):
         code, printed = await child.end()
         events = [json.loads(line) for line in printed.splitlines()]
         self.assertEqual((code, events[-1]["type"]), (0, "run_complete"))
-        roles = {
-            e["payload"]["payload"]["id"]: e["payload"]["payload"]["role"] for e in events[:-1]
-        }
+        # The run may still be ending when it is attached to: then its session is among the events.
+        messages = [e["payload"]["payload"] for e in events[:-1] if e["type"] == "message"]
+        roles = {message["id"]: message["role"] for message in messages}
         self.assertEqual(list(roles.values()), ["user", "assistant", "tool", "assistant"])
 
     async def test_ctrl_c_before_the_promise_is_a_clean_end(self) -> None:
