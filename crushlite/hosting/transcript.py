@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SECONDS_PER_CHAR = 1e-7  # between two events of a growing message: 0.1 s for a million characters
+# Each event and each row holds all parts: of a message with more than these, several new calls are
+# published and written together.
+MANY_PARTS = 16
 ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
 ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
 
@@ -186,15 +189,15 @@ class Transcript:
         """Add a call, or replace the known one with its id."""
         self._close_reasoning(live)
         known = next((c for c in live.message.tool_calls if c.id == call.id), None)
+        structural = known is None or call.finished != known.finished
         if known is None:
             live.message.parts.append(call)
-            self.changed(live)
-        elif call.finished != known.finished:
+        else:
             known.name, known.input, known.finished = call.name, call.input, call.finished
+        if structural and len(live.message.parts) <= MANY_PARTS:
             self.changed(live)
         else:
-            known.input = call.input
-            live.only_growth = False  # growing input is debounced but is no growth of text
+            live.only_growth = False  # debounced, but no growth of text
             self._grew(live, len(call.input))
 
     def close_calls(self, live: LiveMessage) -> None:

@@ -243,6 +243,7 @@ class LiveTurn:
     ) -> None:
         self._check()
         await self._watches_ended()
+        self._show_calls()
         call = self._calls.get(self._stored_id(clean(id)))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
@@ -294,6 +295,7 @@ class LiveTurn:
         self._check()
         if self._request.auto_approve:
             return Verdict(True)
+        self._show_calls()
         request = PermissionRequest(
             session_id=self.session_id,
             tool_call_id=self._stored_id(tool_call_id),
@@ -319,6 +321,7 @@ class LiveTurn:
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         self._check()
+        self._show_calls()
         batch = QuestionBatch(
             session_id=self.session_id,
             tool_call_id=self._stored_id(tool_call_id),
@@ -467,6 +470,11 @@ class LiveTurn:
         if due:
             await asyncio.wait(due)
             self._check()
+
+    def _show_calls(self) -> None:
+        """Publish the calls of this step: clients must know a call before they hear of it."""
+        if self._step is not None:
+            self._services.transcript.flush(self._step)
 
     def _stored_id(self, call_id: str) -> str:
         """The id on record of what the agent calls by this one."""

@@ -34,7 +34,7 @@ from crushlite.coder.providers.openai_answer import ChatDecoder
 from crushlite.coder.tools.base import ToolOutcome
 from crushlite.events import Bounds
 from crushlite.http import client
-from crushlite.http.sse import SSEEvent
+from crushlite.http.sse import SSEEvent, SSEParser
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.messages import Message, TextPart
 from crushlite.testing.memory import MemoryTransport
@@ -178,6 +178,18 @@ class EventBoundsTests(Bench):
         self.assertEqual(len(self.hub.log), before)
         await self.clock.advance(0.02)
         self.assertEqual(len(self.hub.log), before + 1)
+
+    async def test_many_calls_are_published_together_and_before_their_results(self) -> None:
+        turn = self.turn()
+        for number in range(100):
+            await turn.tool_call("echo", "{}", f"c{number}")
+        events = [e for e in self.hub.log if e.payload.role == "assistant"]
+        self.assertLess(len(events), 25)
+        self.assertLess(len(events[-1].payload.tool_calls), 100)
+        await turn.tool_result("c0", "done")
+        events = [e for e in self.hub.log if isinstance(e.payload, Message)]
+        self.assertEqual([e.payload.role for e in events[-2:]], ["assistant", "tool"])
+        self.assertEqual(len(events[-2].payload.tool_calls), 100)
 
     async def test_the_longest_answer_fits_into_the_replay_and_into_a_stream(self) -> None:
         message = Message("m" * 36, "assistant", "s" * 36, [TextPart("x" * ANSWER_BYTES)])
@@ -361,9 +373,25 @@ class StepTests(BoundedTestCase):
 
     async def test_empty_lines_and_comments_are_read_in_steps(self) -> None:
         body = b"\n" * 300_000 + b": ping\n" * 50_000
-        with self.assertRaises(ProviderError):
-            await self.read(HEAD + b"\r\n" + b":\n" + body)
-        self.assertGreaterEqual(self.ticks, len(body) // 40_000)
+        for first in (b":\n", b"", b"\n" * 300_000 + b" \xef\xbb\xbf"):
+            with self.assertRaises(ProviderError):
+                await self.read(HEAD + b"\r\n" + first + body)
+            self.assertGreaterEqual(self.ticks, len(body) // 40_000)
+
+    async def test_white_space_before_an_answer_is_not_parsed_again(self) -> None:
+        body = (
+            b"\n" * 200_000 + b'data: {"choices":[{"delta":{"content":"x"}}]}\n\ndata: [DONE]\n\n'
+        )
+        feed, longest = SSEParser.feed, 0
+
+        def spied(parser: Any, data: bytes) -> Any:
+            nonlocal longest
+            longest = max(longest, len(data))
+            return feed(parser, data)
+
+        with mock.patch.object(SSEParser, "feed", spied):
+            self.assertEqual((await self.read(HEAD + b"\r\n" + body))[0], Text("x"))
+        self.assertLessEqual(longest, reply.SLICE)
 
     async def test_tiny_chunks_are_read_in_steps(self) -> None:
         body = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n' * 200 + b"data: [DONE]\n\n"

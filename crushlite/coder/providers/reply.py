@@ -129,7 +129,8 @@ class Reply:
         """The events that end in this piece of the body."""
         new = chunk
         if not self._kind:
-            self._kept += chunk
+            # Without the white space, of which there may be much: it means nothing there.
+            self._kept = (self._kept + chunk).lstrip()
             self._kind = _kind(self._kept)
             new = bytes(self._kept)
         elif self._kind != "stream" or (not self._has_events and len(self._kept) < MESSAGE_LIMIT):
