@@ -70,14 +70,14 @@ class ModelRequest:
     @property
     def chars(self) -> int:
         """About how long it is, without the descriptions of the tools."""
-        return len(self.system) + sum(
-            len(message.text)
-            + len(message.thinking)
-            + len(message.signature)
-            + sum(len(call.input) for call in message.tool_calls)
-            + sum(len(image.data) for image in message.images)
-            for message in self.messages
-        )
+        total = len(self.system)
+        for message in self.messages:
+            total += len(message.text) + len(message.thinking) + len(message.signature)
+            for call in message.tool_calls:
+                total += len(call.input)
+            for image in message.images:
+                total += len(image.data)
+        return total
 
 
 # Pieces of an answer, in the order in which the provider streams them.
