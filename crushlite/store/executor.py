@@ -1,4 +1,4 @@
-"""Where the store's work runs: in threads that all stores share, or in the caller's.
+"""Where the store's work runs: in threads that the stores of a daemon share, or in the caller's.
 
 An executor runs calls one at a time, in the order they were submitted. A SQLite connection belongs
 to one executor for its whole life, so the store needs no lock around a connection.
@@ -101,15 +101,12 @@ class StoreThreads:
             return True
 
 
-_SHARED = StoreThreads()
-
-
 class ThreadExecutor:
-    """Runs its calls in one of the shared threads at a time."""
+    """Runs its calls in one of the threads at a time; they are its own if none are given."""
 
-    def __init__(self, name: str = "", threads: StoreThreads = _SHARED) -> None:
+    def __init__(self, name: str = "", threads: StoreThreads | None = None) -> None:
         self.name = name
-        self._threads = threads
+        self._threads = threads = threads or StoreThreads()
         self._lock = threading.Lock()  # guards the three below
         self._calls: deque[Callable[[], None]] = deque()
         self._is_running = False  # a thread runs the calls, or is about to

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import sqlite3
@@ -39,7 +40,7 @@ from .connection import (
     translated,
 )
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
-from .executor import Executor, ThreadExecutor
+from .executor import Executor, StoreThreads, ThreadExecutor
 from .inspection import damaged, inspect, no_litter
 from .migrations import VERSION, migrate
 from .reader import Reader
@@ -177,12 +178,13 @@ class Stores:
         *,
         clock: Clock,
         boot_id: str,
-        executor: Callable[[str], Executor] = ThreadExecutor,
+        executor: Callable[[str], Executor] | None = None,
         connect: ConnectionFactory = default_connect,
     ) -> None:
         self._clock = clock
         self._boot_id = boot_id
-        self._executor = executor
+        # All stores of one daemon share their threads.
+        self._executor = executor or functools.partial(ThreadExecutor, threads=StoreThreads())
         self._connect = Connections(connect)
         self._entries: dict[Path, _Entry] = {}
         self._is_hurried = False
