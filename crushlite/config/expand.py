@@ -111,9 +111,9 @@ class Expander:
         return _Expansion(self, source, key).expand(text, MAX_NESTING)
 
     def withholds(self, name: str) -> bool:
-        """Whether a variable that is set counts as unset in the files of a project."""
-        value = self.variable(name)
-        return bool(value) and name not in self.shared and self.is_secret(name, value)
+        """Whether a variable counts as unset in the files of a project, also if it is set."""
+        value = self.variable(name) or ""
+        return name not in self.shared and self.is_secret(name, value)
 
     def is_secret(self, name: str, value: str) -> bool:
         """Whether projects do not get this variable."""

@@ -62,6 +62,11 @@ class TrustTests(CommandCase):
         self.assertIn(r"\x1b[2K", printed)
         self.assertEqual(stat.S_IMODE(self.list.stat().st_mode), 0o600)
 
+    async def test_a_secret_is_withheld_also_if_it_is_not_set_yet(self) -> None:
+        self.env.pop("OWN_TOKEN")
+        printed = (await self.call("trust", "--yes"))[1]
+        self.assertIn("because they may be secrets: OWN_TOKEN", printed)
+
     async def test_it_counts_until_the_file_changes_or_trust_is_taken_back(self) -> None:
         self.assertEqual(await self.providers(), set())
         self.assertEqual((await self.call("trust", "--yes"))[0], 0)
