@@ -94,10 +94,10 @@ def repeated_prompt_runs_again(original: Any, self: Runner, row: Any) -> bool:
 
 @_mutant(recovery, "_recover_run")
 def queued_prompt_is_not_recovered(
-    original: Any, conn: Any, scope: str, row: Any, now: float
+    original: Any, conn: Any, scope: str, row: Any, *rest: Any
 ) -> None:
     if row.user_message_id:
-        original(conn, scope, row, now)
+        original(conn, scope, row, *rest)
 
 
 @_mutant(LiveTurn, "close")
