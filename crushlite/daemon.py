@@ -1,8 +1,6 @@
 """The composition root: listeners, backend, signals. Everything is put together here and nowhere
 else, so a tool that vendors crushlite can put it together differently.
 
-    from crushlite import Daemon
-
     async def agent(turn):
         await turn.say("You said: ")
         await turn.say(turn.prompt)
@@ -30,6 +28,7 @@ from .api.auth import Guard, WrongKeys
 from .api.context import Context, translate
 from .api.routes import build_router, one_of, whole_table
 from .api.vitals import Vitals
+from .bounded_exit import BoundedExit
 from .clock import SystemClock, wait_at_most
 from .errors import IllegalCall, ShuttingDown, UsageError
 from .hosting.backend import Backend
@@ -51,7 +50,6 @@ from .settings import Settings
 from .store import Stores
 from .threads import DaemonThreads
 from .watchdog import Watchdog
-from .wayout import WayOut
 from .wings import standard_wings
 
 if TYPE_CHECKING:
@@ -166,7 +164,7 @@ class Daemon:
         loop = asyncio.new_event_loop()
         # Not asyncio's own threads: Python waits for those when it exits, however long they hang.
         loop.set_default_executor(DaemonThreads(THREADS, "daemon"))
-        with self._way_out(loop):
+        with self._bounded_exit(loop):
             try:
                 loop.run_until_complete(self._serve(started or _write_addresses))
             finally:
@@ -177,7 +175,7 @@ class Daemon:
         """Start, call `started`, and return when the daemon has left. In the main thread, signals
         end it; their handlers are put back in the end. In any other thread it gets none. The
         process is ended by force if this takes too long, or at a second signal."""
-        with self._way_out(asyncio.get_running_loop()):
+        with self._bounded_exit(asyncio.get_running_loop()):
             await self._serve(started)
 
     async def _serve(self, started: Callable[[Daemon], None]) -> None:
@@ -190,14 +188,17 @@ class Daemon:
             self._exit.begin()
             await self.stop()
 
-    def _way_out(self, loop: asyncio.AbstractEventLoop) -> contextlib.AbstractContextManager[None]:
-        """Before the start: a client that sees our socket may already send a signal."""
+    def _bounded_exit(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> contextlib.AbstractContextManager[None]:
+        """A context in which signals end the daemon in a bounded time. To be entered before the
+        start: a client that sees the socket may send a signal at once."""
 
         def leave(number: int) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it has left
                 loop.call_soon_threadsafe(self._signaled, number)
 
-        self._exit = WayOut(self._stop_seconds - FORCED_SECONDS, leave, self._remove_files)
+        self._exit = BoundedExit(self._stop_seconds - FORCED_SECONDS, leave, self._remove_files)
         return self._exit.open()
 
     async def start(self) -> None:

@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "what everything stands on": ("events", "store", "commands", "http"),
     "contracts": ("agent.base", "api.entry", "wing"),
     "hosting": ("hosting",),
-    "doors": ("api", "client", "listen", "watchdog", "wayout", "agent", "wings"),
+    "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
 LIBRARIES = ("worktree",)  # used by several wings, and by nothing else

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import Client, Daemon
+from crushlite.bounded_exit import SIGNALS
 from crushlite.errors import UsageError
 from crushlite.settings import Settings
 from crushlite.store.directory import is_owned
-from crushlite.wayout import SIGNALS
 from crushlite.wing import Wing, WorkspacePart
 from tests.support.basics import LIMIT, BoundedTestCase
 

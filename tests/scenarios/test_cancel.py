@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from crushlite.testing import LocalDaemon, ScriptedAgent
@@ -21,9 +22,26 @@ from tests.support.prompts import (
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from crushlite.agent.base import Turn
     from crushlite.protocol.messages import Message
-    from crushlite.testing import Seen
+    from crushlite.testing import Participant, Seen
+
+
+@contextlib.asynccontextmanager
+async def canceled_before_its_turn() -> AsyncIterator[tuple[LocalDaemon, Participant, str]]:
+    """A daemon, a client, and a session whose prompt `r` was canceled while it was being stored."""
+    async with gated() as (daemon, gate):
+        anna = await daemon.join()
+        session = await anna.session()
+        gate.shut()
+        posting = asyncio.create_task(anna.prompt(session, "hello", run_id="r"))
+        await gate.reached()
+        await anna.cancel(session)
+        gate.open()
+        await posting
+        yield daemon, anna, session
 
 
 class ReadyAgent(ScriptedAgent):
@@ -233,15 +251,7 @@ class BeforeTheStartTests(PromptTestCase):
     @scenario(25)
     async def test_a_prompt_canceled_before_its_turn_is_stored_and_the_next_one_runs(self) -> None:
         """A prompt canceled before its turn keeps its words, and nothing of the cancel is left."""
-        async with gated() as (daemon, gate):
-            anna = await daemon.join()
-            session = await anna.session()
-            gate.shut()
-            posting = asyncio.create_task(anna.prompt(session, "hello", run_id="r"))
-            await gate.reached()
-            await anna.cancel(session)
-            gate.open()
-            await posting
+        async with canceled_before_its_turn() as (daemon, anna, session):
             await anna.events.wait_for("run_complete", run_id="r", cancelled=True)
             self.assertEqual(await anna.cancel(session), [])
             done = await self.complete(daemon, anna, session, 1)
@@ -253,15 +263,7 @@ class BeforeTheStartTests(PromptTestCase):
     @scenario(26)
     async def test_a_prompt_canceled_before_its_turn_has_exactly_one_run_complete(self) -> None:
         """Such a prompt ends with exactly one run_complete, which names the message it left."""
-        async with gated() as (daemon, gate):
-            anna = await daemon.join()
-            session = await anna.session()
-            gate.shut()
-            posting = asyncio.create_task(anna.prompt(session, "hello", run_id="r"))
-            await gate.reached()
-            await anna.cancel(session)
-            gate.open()
-            await posting
+        async with canceled_before_its_turn() as (_, anna, session):
             done = await anna.events.wait_for("run_complete")
             messages = await anna.messages(session)
             self.assertEqual(done["message_id"], messages[1]["id"])

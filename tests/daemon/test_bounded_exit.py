@@ -102,7 +102,7 @@ AGENTS = (
 ENOUGH = 10.0 + 20.0
 
 
-class WayOutTests(ProcessTestCase):
+class BoundedExitTests(ProcessTestCase):
     def setUp(self) -> None:
         super().setUp()
         (self.root / "hanging.py").write_text(HANGING)

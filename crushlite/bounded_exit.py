@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEGIN, _END = 254, 255  # what is written to the pipe beside the numbers of signals
-_LAST_WORDS = 0.5  # seconds for the log and the files: what they need may hang as well
+_LOG_SECONDS = 0.5  # seconds for the log and the files: what they need may hang as well
 
 
-class WayOut:
+class BoundedExit:
     """`leave` is called with the number of the first signal, in the thread of this object; `clean`
     when the process is about to be ended by force, `seconds` after it began to leave."""
 
@@ -56,7 +56,7 @@ class WayOut:
             return
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
-        thread = threading.Thread(target=self._watch, name="way out", daemon=True)
+        thread = threading.Thread(target=self._watch, name="bounded exit", daemon=True)
         thread.start()
         wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -108,13 +108,13 @@ class WayOut:
                     self._leave(what)
 
     def _exit(self, code: int, why: str, stacks: bool) -> None:
-        """End the process, after some last words if they can be said."""
-        words = threading.Thread(target=self._last_words, args=(why, stacks), daemon=True)
-        words.start()
-        words.join(_LAST_WORDS)
+        """End the process, after logging why, if that is possible in _LOG_SECONDS."""
+        logging_end = threading.Thread(target=self._log_end, args=(why, stacks), daemon=True)
+        logging_end.start()
+        logging_end.join(_LOG_SECONDS)
         os._exit(code)
 
-    def _last_words(self, why: str, stacks: bool) -> None:
+    def _log_end(self, why: str, stacks: bool) -> None:
         self._clean()
         log.warning(why)
         if stacks:
