@@ -12,7 +12,6 @@ Knows nothing of: how runs are accepted, canceled or recorded; HTTP.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import stat
@@ -94,8 +93,7 @@ class LiveTurn:
         self._new_step = True  # the next piece begins a message of its own
         self._steps = 0
         self._cost = 0.0
-        self._owed = 0.0  # cost that no session row holds and no write under way brings
-        self._saving: asyncio.Future[Session] | None = None  # the last usage, until it is
+        self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
         self._calls: dict[str, ToolCallPart] = {}  # of this step
@@ -183,7 +181,7 @@ class LiveTurn:
         return self._services.lifetime.interactive
 
     async def session(self) -> Session:
-        await self._usage_written()
+        self._check()
         return await self._services.store.read(session_rows.get_session, self.session_id)
 
     async def history(self) -> list[Message]:
@@ -191,7 +189,7 @@ class LiveTurn:
         return await self._services.transcript.messages(self.session_id)
 
     async def conversation(self) -> tuple[Session, list[Message]]:
-        await self._usage_written()
+        self._check()
         return await self._services.transcript.conversation(self.session_id)
 
     # For the agent: the transcript ---------------------------------------------------------------
@@ -404,7 +402,6 @@ class LiveTurn:
         cost = 0.0 if usage.estimated else usage.cost
         self._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
-
         now = self._services.clock.now()
 
         def save(conn: Connection, scope: str) -> Session:
@@ -416,10 +413,7 @@ class LiveTurn:
                 conn, scope, self.session_id, prompt, completion, owed, now
             )
 
-        # Not waited for: the model's answer goes on meanwhile, or the ending shares the commit.
-        self._owed = 0.0
-        self._saving = self._services.store.write(save)
-        self._saving.add_done_callback(functools.partial(self._usage_saved, owed))
+        self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
         if self._request.max_cost is not None and self._cost >= self._request.max_cost:
             raise LimitReached(f"stopped at max_cost = {self._request.max_cost}")
 
@@ -427,12 +421,8 @@ class LiveTurn:
         self._check()
         listed = [_typed(Todo, todo) for todo in todos]
         now, store = self._services.clock.now(), self._services.store
-        try:
-            session = await store.write(session_rows.set_todos, self.session_id, listed, now)
-        except TROUBLE as error:  # not worth failing a turn for
-            log.warning("run %s: its to-do list could not be written: %s", self.run_id, error)
-        else:
-            self._services.hub.publish("updated", session)
+        saved = store.write(session_rows.set_todos, self.session_id, listed, now)
+        await self._save("to-do list", saved)
 
     async def file_read(self, path: str) -> None:
         self._check()
@@ -540,25 +530,16 @@ class LiveTurn:
         # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
         return str(target.parent) if os.path.isfile(target) else path
 
-    def _usage_saved(self, cost: float, saved: asyncio.Future[Session]) -> None:
-        """Publish the session with its new counts. A cost that could not be written is written with
-        the next one: it is not worth failing a turn for."""
-        if self._saving is saved:
-            self._saving = None
-        if saved.cancelled():
-            return
-        error = saved.exception()
-        if error is None:
-            self._services.hub.publish("updated", saved.result())
-            return
-        self._owed += cost
-        log.warning("run %s: its usage could not be written: %s", self.run_id, error)
-
-    async def _usage_written(self) -> None:
-        """Wait until the store's readers see the usage that was reported last."""
-        self._check()
-        if self._saving is not None:
-            await asyncio.wait([self._saving])
+    async def _save(self, what: str, saved: Awaitable[Session]) -> bool:
+        """Wait for a write about the session that is not worth failing a turn for, and publish it.
+        False if the store could not write."""
+        try:
+            session = await saved
+        except TROUBLE as error:
+            log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
+            return False
+        self._services.hub.publish("updated", session)
+        return True
 
     async def _yield(self) -> None:
         """Suspend at least once per coalescing window.

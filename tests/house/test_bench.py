@@ -30,7 +30,7 @@ class BenchTest(unittest.TestCase):
 
     def test_rows_are_measured_on_this_checkout_and_on_a_toy_server(self) -> None:
         figures, plot = self.folder / "figures.json", self.folder / "plot.svg"
-        rows = "turn,first,fanout,deltas,health_cpu,memory"
+        rows = "turn,first,fanout,deltas,health,memory"
         small = ("--rounds", "1", "--scale", "0.001", "--size", "0.01")
         where = ("--base", "none", "--fixed-points", "--json", figures, "--plot", plot)
         done = run(sys.executable, BENCH / "main.py", "--rows", rows, *small, *where)

@@ -196,8 +196,9 @@ class Server:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its log is not the daemon's
 
     def cpu(self) -> float:
-        """Seconds of processor time so far, of all threads, to the nanosecond: the kernel has a
-        clock for each process, and this is its number (clock_getcpuclockid(3))."""
+        """Seconds of processor time so far, of all threads: the kernel has a clock for each
+        process, and this is its number (clock_getcpuclockid(3)). Some kernels move it by ticks of
+        10 ms, so that a short measurement may show none."""
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     def memory(self) -> float:
