@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an address that was typed
+
+_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([!-~]+)", re.IGNORECASE)
 
 WRONG_KEYS = 100  # that a peer may show at once: more than any script does by mistake
 WRONG_KEYS_AGAIN = 1.0  # seconds until it may show one more
@@ -78,6 +81,16 @@ class Guard:
         self._check_origin(head)
         if head.peer.kind == "tcp" and not self.is_public(head):
             self._check_token(head)
+
+    def has_token(self, first: bytes, port: int) -> bool:
+        """Whether the first bytes of a connection to a port hold its token, if it has one."""
+        wanted = self.tokens.get(port, b"")
+        if wanted is None:
+            return True
+        found = _BEARER.search(first)
+        return found is not None and hmac.compare_digest(
+            _digest(found[1].decode("latin-1")), wanted
+        )
 
     def _check_host(self, head: RequestHead) -> None:
         host = head.headers.get("Host")

@@ -47,6 +47,10 @@ class Places:
         """How many connections of this rank there are."""
         return len(self._waiting[rank])
 
+    def is_flooded(self) -> bool:
+        """Whether there are half as many strangers as there may be, which honest ones never are."""
+        return 2 * self.waiting(Rank.STRANGER) >= self._limits.strangers
+
     def join(self, member: Member) -> int:
         """Add a connection, for which another one gives way if there are too many; returns how
         many there are now."""

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _CANCEL_GRACE = 1.0
 
+log = logging.getLogger(__name__)
+
 Translate = Callable[[Exception], "HTTPError | None"]
 
 
@@ -51,7 +53,8 @@ class Statistics:
 
 class HTTPServer:
     """Serves the routes of a router. `translate` gives the answer for exceptions of handlers; one
-    that it does not know (None) is logged and answered with 500."""
+    that it does not know (None) is logged and answered with 500. `has_token` says whether the first
+    bytes of a TCP connection to a port show who it is; only they count in a flood of strangers."""
 
     def __init__(
         self,
@@ -60,18 +63,17 @@ class HTTPServer:
         clock: Clock,
         limits: Limits | None = None,
         translate: Translate | None = None,
-        logger: logging.Logger | None = None,
-        expected_uid: int | None = None,
+        has_token: Callable[[bytes, int], bool] = lambda first, port: True,
     ) -> None:
         self.router = router
         self.clock = clock
         self.limits = limits or Limits()
         self.parser = HeadParser(self.limits)
-        self.expected_uid = os.geteuid() if expected_uid is None else expected_uid
+        self.expected_uid = os.geteuid()
         self.draining = False
         self.answers: Counter[int] = Counter()  # by status, written by the connections
         self._translate = translate
-        self._logger = logger or logging.getLogger(__name__)
+        self._has_token = has_token
         kinds: tuple[Kind, ...] = ("tcp", "memory", "unix")
         self.places: Mapping[Kind, Places] = {kind: Places(self.limits) for kind in kinds}
         self.bodies = BodyBudget(self.limits.bodies)
@@ -92,8 +94,15 @@ class HTTPServer:
         unlinks its path."""
         kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
         port = None if kind == "unix" else sock.getsockname()[1]
-        factory = self.protocol_factory(kind, port)
-        self._acceptors.append(Acceptor(sock, factory, self, self.clock))
+        acceptor = Acceptor(
+            sock,
+            self.protocol_factory(kind, port),
+            self,
+            self.clock,
+            is_flooded=self.places[kind].is_flooded,
+            has_token=lambda first: self._has_token(first, port or 0),
+        )
+        self._acceptors.append(acceptor)
 
     def protocol_factory(self, kind: Kind, port: int | None = None) -> Callable[[], Connection]:
         """A factory of connections for a listener of this kind, which a guard may depend on. Tests
@@ -212,7 +221,7 @@ class HTTPServer:
         self._tasks.discard(task)
         self._notify()
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._logger.error("a request's task failed", exc_info=error)
+            log.error("a request's task failed", exc_info=error)
 
     def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
         if isinstance(error, HTTPError):
@@ -221,13 +230,13 @@ class HTTPServer:
             try:
                 known = self._translate(error)
             except Exception:  # the peer gets its answer even then
-                self._logger.exception("could not translate %s", type(error).__name__)
+                log.exception("could not translate %s", type(error).__name__)
             else:
                 if known is not None:
                     return known
         id_ = os.urandom(6).hex()
         what = f"{head.method} {'/'.join(head.segments[:2])}" if head else "stream"
-        self._logger.error("internal error %s in %s", id_, what, exc_info=error)
+        log.error("internal error %s in %s", id_, what, exc_info=error)
         return HTTPError(500, "internal", f"internal server error (id {id_})")
 
     def date(self) -> bytes:

@@ -169,7 +169,11 @@ class Descriptors(SocketTestCase):
             made.append(asyncio.Protocol())
             return made[-1]
 
-        acceptor = Acceptor(self.bound(), factory, Greedy(), self.clock)
+        acceptor = Acceptor(
+            *(self.bound(), factory, Greedy(), self.clock),
+            is_flooded=lambda: False,
+            has_token=lambda first: True,
+        )
         self.addCleanup(acceptor.close)
         for _ in range(3):
             self.connected()
@@ -183,6 +187,25 @@ class Descriptors(SocketTestCase):
         await self.clock.advance(0.6)
         await self.within(self.until(lambda: len(made) == 2))
         self.assertEqual(self.clock.pending, 0)
+
+    async def test_in_a_flood_newcomers_that_send_nothing_are_held_for_seconds_and_no_longer(
+        self,
+    ) -> None:
+        server = await self.listening(Route("GET", "/ok", Recorder()), limits=Limits(strangers=0))
+        crowd = [self.connected() for _ in range(3)]
+        await self.within(self.until(lambda: self.clock.pending == 1))
+        await self.clock.advance(4)
+        crowd.append(self.connected(get("/ok", "Connection: close")))
+        self.assertEqual(replies(await self.received(crowd.pop()))[0].status, 200)
+        late = self.connected()
+        self.assertTrue(all(map(self.is_open, crowd)))
+        await self.clock.advance(1.5)
+        for sock in crowd:
+            self.assertEqual(await self.received(sock), b"")
+        late.sendall(get("/ok", "Connection: close"))
+        self.assertEqual(replies(await self.received(late))[0].status, 200)
+        await self.clock.advance(5)
+        self.assertEqual((self.clock.pending, server.statistics.connections), (0, 0))
 
     async def test_a_daemon_with_few_descriptors_serves_on_in_a_crowd(self) -> None:
         limit = "import resource as r, runpy; r.setrlimit(r.RLIMIT_NOFILE, (64, 64))"
