@@ -116,9 +116,10 @@ class Runner:
         """Accept a prompt and return when it is promised: committed, or found to be a repeat."""
         try:
             live = self.accept(prompt)
-        except (SessionBusy, NotSaved):
-            # A repeat of a prompt that has ended is no new prompt, however busy the session is and
-            # whatever the store still has to write.
+        except (SessionBusy, NotSaved, RunIdReused):
+            # A repeat of a prompt that has ended is no new prompt, however busy the session is,
+            # whatever the store still has to write, and though another prompt that is not promised
+            # yet, and will be refused, has come with its id.
             known = await self._repeated(prompt)
             if known is None:
                 raise
