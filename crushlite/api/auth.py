@@ -82,7 +82,7 @@ class Guard:
         if head.peer.kind == "tcp" and not self.is_public(head):
             self._check_token(head)
 
-    def has_token(self, first: bytes, port: int) -> bool:
+    def has_token(self, port: int, first: bytes) -> bool:
         """Whether the first bytes of a connection to a port hold its token, if it has one."""
         wanted = self.tokens.get(port, b"")
         if wanted is None:

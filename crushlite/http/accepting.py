@@ -9,9 +9,10 @@ Here, at that limit, a connection for which nothing is carried out is closed for
 there is none, a spare descriptor that is kept open for this case is closed for a moment, so that
 the new connection can be accepted and answered with 503. If even that fails, accepting pauses.
 
-In a flood of strangers, building a connection for each newcomer would let the queue of the kernel
-grow to seconds, with the owner's requests in it. So a newcomer then gets a connection only if the
-first bytes that it sends hold the token.
+In a flood of strangers over TCP (there are many, or they come faster than they are accepted),
+building a connection for each newcomer would let the queue of the kernel grow to seconds, with the
+owner's requests in it. So a newcomer then gets a connection only if the first bytes that it sends
+hold the token.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
 _BATCH = 16  # per tick of the loop: a closed connection frees its descriptor between the ticks
+_FLOOD = 128  # accepted one after the other without finding the queue empty
+_FLOOD_SECONDS = 1.0  # for which that counts as a flood
 _FLOOD_BATCH = 256  # per tick, of newcomers that are only looked at
 _HELD = 256  # newcomers that have not sent anything yet
 _HELD_SECONDS = 5.0  # for which they may be held, or somewhat longer
@@ -54,8 +57,9 @@ class _Server(Protocol):
 
 
 class Acceptor:
-    """Accepts on one bound socket until `close`, which closes the socket. `is_flooded` says whether
-    newcomers must show by their first bytes, which `has_token` is called with, who they are."""
+    """Accepts on one bound socket until `close`, which closes the socket. With `has_token`, while
+    `is_flooded` says so or the queue does not get empty, newcomers must show by their first bytes,
+    which it is called with, who they are."""
 
     def __init__(
         self,
@@ -65,13 +69,15 @@ class Acceptor:
         clock: Clock,
         *,
         is_flooded: Callable[[], bool],
-        has_token: Callable[[bytes], bool],
+        has_token: Callable[[bytes], bool] | None,
     ) -> None:
         self._sock = sock
         self._is_flooded = is_flooded
         self._has_token = has_token
         self._held: dict[socket.socket, float] = {}  # with the time when each came, oldest first
         self._held_timer: Timer | None = None
+        self._streak = 0  # accepted since the queue was empty
+        self._flood_ends = -math.inf
         self._factory = factory
         self._server = server
         self._clock = clock
@@ -105,11 +111,13 @@ class Acceptor:
         self._timer = self._clock.call_later(_PAUSE, self._start)
 
     def _ready(self) -> None:
-        flooded = self._is_flooded()
-        for _ in range(_FLOOD_BATCH if flooded else _BATCH):
+        flooded = self._is_flooded() or self._clock.time() < self._flood_ends
+        has_token = self._has_token if flooded else None
+        for _ in range(_FLOOD_BATCH if has_token else _BATCH):
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._streak = 0
                 return
             except OSError as error:
                 self._log(error)
@@ -117,35 +125,38 @@ class Acceptor:
                 if not out_of_files or not (self._server.make_room() or self._use_spare()):
                     self._pause()
                 return
-            if flooded:
+            self._streak += 1
+            if has_token:
                 sock.setblocking(False)
-                self._look(sock)
+                self._look(sock, has_token)
             else:
                 self._connect(sock)
+        if self._streak >= _FLOOD:
+            self._flood_ends = self._clock.time() + _FLOOD_SECONDS
 
-    def _look(self, sock: socket.socket) -> None:
+    def _look(self, sock: socket.socket, has_token: Callable[[bytes], bool]) -> None:
         """Connect a newcomer whose first bytes hold the token, hold one that has sent nothing yet,
         and close any other."""
         try:
             first = sock.recv(_FIRST_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            self._hold(sock)
+            self._hold(sock, has_token)
             return
         except OSError:  # it has left
             first = b""
-        if not self._has_token(first):
+        if not has_token(first):
             self._drop(sock)
             return
         self._release(sock)
         self._connect(sock)
 
-    def _hold(self, sock: socket.socket) -> None:
+    def _hold(self, sock: socket.socket, has_token: Callable[[bytes], bool]) -> None:
         if sock in self._held:
             return
         if len(self._held) >= _HELD:
             self._drop(next(iter(self._held)))
         self._held[sock] = self._clock.time()
-        self._loop.add_reader(sock, self._look, sock)
+        self._loop.add_reader(sock, self._look, sock, has_token)
         if self._held_timer is None:
             self._held_timer = self._clock.call_later(_HELD_SECONDS, self._drop_old)
 

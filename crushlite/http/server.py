@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -63,7 +64,7 @@ class HTTPServer:
         clock: Clock,
         limits: Limits | None = None,
         translate: Translate | None = None,
-        has_token: Callable[[bytes, int], bool] = lambda first, port: True,
+        has_token: Callable[[int, bytes], bool] | None = None,
     ) -> None:
         self.router = router
         self.clock = clock
@@ -94,13 +95,16 @@ class HTTPServer:
         unlinks its path."""
         kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
         port = None if kind == "unix" else sock.getsockname()[1]
+        known, has_token = self._has_token, None
+        if port is not None and known is not None:
+            has_token = functools.partial(known, port)
         acceptor = Acceptor(
             sock,
             self.protocol_factory(kind, port),
             self,
             self.clock,
             is_flooded=self.places[kind].is_flooded,
-            has_token=lambda first: self._has_token(first, port or 0),
+            has_token=has_token,
         )
         self._acceptors.append(acceptor)
 

@@ -172,7 +172,7 @@ class Descriptors(SocketTestCase):
         acceptor = Acceptor(
             *(self.bound(), factory, Greedy(), self.clock),
             is_flooded=lambda: False,
-            has_token=lambda first: True,
+            has_token=None,
         )
         self.addCleanup(acceptor.close)
         for _ in range(3):
@@ -191,12 +191,20 @@ class Descriptors(SocketTestCase):
     async def test_in_a_flood_newcomers_that_send_nothing_are_held_for_seconds_and_no_longer(
         self,
     ) -> None:
-        server = await self.listening(Route("GET", "/ok", Recorder()), limits=Limits(strangers=0))
+        server = self.serve(Route("GET", "/ok", Recorder()))
+        acceptor = Acceptor(
+            *(self.bound(), server.protocol_factory("unix"), server, self.clock),
+            is_flooded=lambda: True,
+            has_token=lambda first: b"/ok" in first,
+        )
+        self.addCleanup(acceptor.close)
         crowd = [self.connected() for _ in range(3)]
         await self.within(self.until(lambda: self.clock.pending == 1))
         await self.clock.advance(4)
         crowd.append(self.connected(get("/ok", "Connection: close")))
         self.assertEqual(replies(await self.received(crowd.pop()))[0].status, 200)
+        with contextlib.suppress(ConnectionError):
+            self.assertEqual(await self.received(self.connected(get("/other"))), b"")
         late = self.connected()
         self.assertTrue(all(map(self.is_open, crowd)))
         await self.clock.advance(1.5)
