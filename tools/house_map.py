@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "foundations": ("version", "records", "errors", "clock", "threads", "logs", "itself"),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
-    "what everything stands on": ("events", "store", "commands", "http"),
+    "what everything stands on": ("backlog", "events", "store", "commands", "http"),
     "contracts": ("agent.base", "api.entry", "wing"),
     "hosting": ("hosting",),
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),

@@ -67,8 +67,9 @@ async def events(context: Context, request: Request) -> Stream:
     client = client_of(request)
     last_id = request.headers.get("Last-Event-ID")
     resume = last_id is not None or request.query_one("resume") in ("1", "true")
+    deltas = request.query_one("deltas") in ("1", "true")
     subscriber = context.backend.attach(
-        request.params["id"], client, resume=resume, last_id=last_id
+        request.params["id"], client, resume=resume, deltas=deltas, last_id=last_id
     )
     return _EventStream(subscriber)
 

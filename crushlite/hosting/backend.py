@@ -277,12 +277,12 @@ class Backend:
     # Clients -------------------------------------------------------------------------------------
 
     def attach(
-        self, workspace_id: str, client: str, *, resume: bool, last_id: str | None
+        self, workspace_id: str, client: str, *, resume: bool, deltas: bool, last_id: str | None
     ) -> Subscriber:
         """Open an event stream: subscribed first, so that nothing after the attach is missed."""
         workspace, perform = self.get(workspace_id), self.lifetimes.perform
         subscriber = workspace.hub.subscribe(
-            resume=resume, last_id=last_id, pending=workspace.pending
+            resume=resume, deltas=deltas, last_id=last_id, pending=workspace.pending
         )
         try:
             perform(self.claims.attach(workspace_id, client))

@@ -440,7 +440,9 @@ class EndTests(BackendTestCase):
         with self.assertRaises(WorkspaceNotFound):
             self.backend.get(created.id)
         with self.assertRaises(WorkspaceNotFound):
-            self.backend.attach(created.id, str(uuid.uuid4()), resume=False, last_id=None)
+            self.backend.attach(
+                created.id, str(uuid.uuid4()), resume=False, deltas=False, last_id=None
+            )
         self.backend.release(created.id, client)
         self.agent.let_go.set()
         await self.assert_nothing_left()
