@@ -334,9 +334,11 @@ class LiveTurn:
             return []  # between a call and its result nothing may stand: no provider takes that
         if self._out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
+        # What is said after them answers them, and stands behind them: also if they could not be
+        # stored, as they were shown, and an agent may go on in spite of the error.
+        before, self._new_step = self._new_step, True
         folded = await self._fold()
-        # What is said from here on answers them, and stands behind them.
-        self._new_step = self._new_step or bool(folded)
+        self._new_step = before or bool(folded)
         return folded
 
     # For the agent: commands ---------------------------------------------------------------------

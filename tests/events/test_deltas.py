@@ -175,7 +175,7 @@ class LinearClient(Client):
         super().connect()
 
     def take(self, ident: str, data: Any) -> None:
-        payload = None if data is None else data["payload"].get("payload")
+        payload: Any = None if data is None else data["payload"].get("payload")
         if data is not None and data["type"] == "message_delta":
             self.world.deltas += 1
             delta = MessageDelta(**payload)

@@ -1208,8 +1208,9 @@ class Client:
         self.parsed = 0
         if not self.resume or self.last_id is None:
             self.snapshot(self.world.hub.current)  # what a client reads over REST when it starts
-        how = {"resume": self.resume, "deltas": self.deltas}
-        self.subscriber = self.world.hub.subscribe(last_id=self.last_id, **how)
+        self.subscriber = self.world.hub.subscribe(
+            resume=self.resume, deltas=self.deltas, last_id=self.last_id
+        )
         self.sink = FakeSink(high=self.world.random.choice((1, 300, 3000)))
         self.sink.subscriber = self.subscriber
 
