@@ -9,8 +9,8 @@ Here, at that limit, a connection for which nothing is carried out is closed for
 there is none, a spare descriptor that is kept open for this case is closed for a moment, so that
 the new connection can be accepted and answered with 503. If even that fails, accepting pauses.
 
-In a flood of strangers over TCP (there are many, or they come faster than they are accepted),
-building a connection for each newcomer would let the queue of the kernel grow to seconds, with the
+In a flood over TCP (many have shown no token, or they come faster than they are accepted), building
+a connection for each newcomer would let the queue of the kernel grow to seconds, with the
 owner's requests in it. So a newcomer then gets a connection only if the first bytes that it sends
 hold the token.
 """
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 class _Server(Protocol):
     """What an acceptor needs of the server."""
 
-    def make_room(self) -> bool:
+    def close_one(self) -> bool:
         """Close a connection for which nothing is carried out; False if there is none. Its
         descriptor is free by the next tick of the loop."""
 
@@ -122,7 +122,7 @@ class Acceptor:
             except OSError as error:
                 self._log(error)
                 out_of_files = error.errno in _OUT_OF_FILES
-                if not out_of_files or not (self._server.make_room() or self._use_spare()):
+                if not out_of_files or not (self._server.close_one() or self._use_spare()):
                     self._pause()
                 return
             self._streak += 1

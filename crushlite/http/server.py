@@ -21,13 +21,13 @@ from ..clock import resolve_once, wait_at_most
 from ..records import dataclass
 from .accepting import Acceptor
 from .budget import BodyBudget
+from .capacity import Capacity, Rank
 from .connection import Connection
 from .framing import date_line, frame_response
 from .limits import Limits
 from .messages import HTTPError, Kind, Request, RequestHead, Response, Stream, overloaded
 from .parsing import HeadParser
 from .peercred import peer_uid
-from .places import Places, Rank
 
 if TYPE_CHECKING:
     from ..clock import Clock
@@ -55,7 +55,7 @@ class Statistics:
 class HTTPServer:
     """Serves the routes of a router. `translate` gives the answer for exceptions of handlers; one
     that it does not know (None) is logged and answered with 500. `has_token` says whether the first
-    bytes of a TCP connection to a port show who it is; only they count in a flood of strangers."""
+    bytes of a TCP connection to a port show who it is; only they count in a flood."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class HTTPServer:
         self._translate = translate
         self._has_token = has_token
         kinds: tuple[Kind, ...] = ("tcp", "memory", "unix")
-        self.places: Mapping[Kind, Places] = {kind: Places(self.limits) for kind in kinds}
+        self.capacity: Mapping[Kind, Capacity] = {kind: Capacity(self.limits) for kind in kinds}
         self.bodies = BodyBudget(self.limits.bodies)
         self.urgent_bodies = BodyBudget(self.limits.urgent_bodies)
         self._acceptors: list[Acceptor] = []
@@ -103,7 +103,7 @@ class HTTPServer:
             self.protocol_factory(kind, port),
             self,
             self.clock,
-            is_flooded=self.places[kind].is_flooded,
+            is_flooded=self.capacity[kind].is_flooded,
             has_token=has_token,
         )
         self._acceptors.append(acceptor)
@@ -155,18 +155,18 @@ class HTTPServer:
     @property
     def statistics(self) -> Statistics:
         streams = sum(connection.streaming for connection in self._connections)
-        connections = sum(map(len, self.places.values()))
+        connections = sum(map(len, self.capacity.values()))
         return Statistics(
             connections, streams, len(self._tasks), self._requests, dict(self.answers)
         )
 
     # For acceptors.
 
-    def make_room(self) -> bool:
+    def close_one(self) -> bool:
         return any(
-            places.make_room(rank)
-            for rank in (Rank.STRANGER, Rank.IDLE)
-            for places in self.places.values()
+            capacity.close_one(rank)
+            for rank in (Rank.WITHOUT_TOKEN, Rank.IDLE)
+            for capacity in self.capacity.values()
         )
 
     def refuse(self, sock: socket.socket) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crushlite.http.accepting import Acceptor
+from crushlite.http.capacity import Rank
 from crushlite.http.limits import Limits
 from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
-from crushlite.http.places import Rank
 from crushlite.http.router import Route
 from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import LIMIT
@@ -156,7 +156,7 @@ class Descriptors(SocketTestCase):
         class Greedy:
             """Keeps the spare descriptor, as another thread that opens a file might."""
 
-            def make_room(self) -> bool:
+            def close_one(self) -> bool:
                 return False
 
             def refuse(self, sock: socket.socket) -> None:
@@ -298,7 +298,9 @@ class Places(HTTPTestCase):
         self.assertEqual(server.statistics.connections, Limits().connections)
         for path in ("/now", "/ok"):
             self.assertEqual(await self.ask(self.connect(server), path), 200)
-        self.assertEqual(server.places["memory"].waiting(Rank.IDLE), server.statistics.connections)
+        self.assertEqual(
+            server.capacity["memory"].waiting(Rank.IDLE), server.statistics.connections
+        )
 
     async def test_what_is_carried_out_is_not_closed_and_what_is_unfinished_gives_way(self) -> None:
         house = [self.connect(self.server) for _ in range(4)]
@@ -351,7 +353,9 @@ class Places(HTTPTestCase):
         transport.lose()
         self.connect(self.server).feed_eof()
         await self.settle()
-        waiting = [places.waiting(rank) for places in self.server.places.values() for rank in Rank]
+        waiting = [
+            places.waiting(rank) for places in self.server.capacity.values() for rank in Rank
+        ]
         self.assertEqual((sum(waiting), self.server.statistics.connections), (0, 0))
 
 
@@ -431,7 +435,7 @@ class Floods(HTTPTestCase):
             await self.settle()
 
     async def test_only_so_many_may_be_without_a_token_and_the_oldest_gives_way(self) -> None:
-        server = self.serve(Route("GET", "/ok", Recorder()), limits=Limits(strangers=3))
+        server = self.serve(Route("GET", "/ok", Recorder()), limits=Limits(without_token=3))
         crowd = []
         for _ in range(20):
             transport = MemoryTransport(server.protocol_factory("tcp", 80)())
