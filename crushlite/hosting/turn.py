@@ -27,7 +27,7 @@ from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
 from ..protocol.sessions import Todo
 from ..runs import Outcome
-from ..store import TROUBLE, files as file_rows, sessions as session_rows
+from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from ..wing import Author
 from .dialogs import Allowed
@@ -537,7 +537,7 @@ class LiveTurn:
         False if the store could not write."""
         try:
             session = await saved
-        except TROUBLE as error:
+        except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
         self._services.hub.publish("updated", session)

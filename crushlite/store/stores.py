@@ -119,7 +119,7 @@ class Store:
         try:
             # A PRAGMA writes its page even if the value is the same, and is no change of a row.
             await self.submit(
-                lambda conn: conn.execute(f"PRAGMA user_version = {VERSION}").close(), promise=True
+                lambda conn: conn.execute(f"PRAGMA user_version = {VERSION}").close(), durably=True
             )
         except CrushliteError:
             return False
@@ -127,14 +127,14 @@ class Store:
         return True
 
     def submit(
-        self, work: Callable[[sqlite3.Connection], T], *, promise: bool = False
+        self, work: Callable[[sqlite3.Connection], T], *, durably: bool = False
     ) -> asyncio.Future[T]:
         """Queue a write, in the order of the calls; the future is done after its COMMIT.
 
-        With `promise` the commit also survives a power cut. `work` may run twice (the first time
+        With `durably` the commit also survives a power cut. `work` may run twice (the first time
         undone): it must touch nothing but the connection, and return plain data.
         """
-        return self._writer.submit(work, promise)
+        return self._writer.submit(work, durably)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Run a query on a read-only connection; it sees every write whose future is done."""
