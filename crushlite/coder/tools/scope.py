@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...agent.base import Scope
+from ...realpath import real_path
 from .guarded import guarded_in, guarded_in_text
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def command_scope(
     command: str,
     cwd: Place,
     root: Path,
-    resolve: Callable[[str], str] = os.path.realpath,
+    resolve: Callable[[str], str] = real_path,
 ) -> Scope:
     """The scope of a command that runs in `cwd`. `root` is the workspace, resolved. Looks words up
     in the file system: call it in a thread."""
