@@ -11,7 +11,8 @@ the new connection can be accepted and answered with 503. If even that fails, ac
 
 In a flood of strangers, building a connection for each newcomer would let the queue of the kernel
 grow to seconds, with the owner's requests in it. So a newcomer then gets a connection only if the
-first bytes that it sends hold the token.
+first bytes that it sends hold the token. A flood is known by the strangers that stay, or, if they
+leave at once, by a queue that is not empty after many newcomers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
 _BATCH = 16  # per tick of the loop: a closed connection frees its descriptor between the ticks
-_FLOOD_BATCH = 256  # per tick, of newcomers that are only looked at
+_FLOOD_BATCH = 64  # per tick, of newcomers that are looked at first
+_FULL_BATCHES = 8  # in a row, each with more newcomers waiting: honest ones are fewer
 _HELD = 256  # newcomers that have not sent anything yet
 _HELD_SECONDS = 5.0  # for which they may be held, or somewhat longer
 _FIRST_BYTES = 8192  # that are searched for the token
@@ -55,7 +57,8 @@ class _Server(Protocol):
 
 class Acceptor:
     """Accepts on one bound socket until `close`, which closes the socket. `is_flooded` says whether
-    newcomers must show by their first bytes, which `has_token` is called with, who they are."""
+    newcomers must show by their first bytes, which `has_token` is called with, who they are. None:
+    that is known of all who connect."""
 
     def __init__(
         self,
@@ -65,13 +68,14 @@ class Acceptor:
         clock: Clock,
         *,
         is_flooded: Callable[[], bool],
-        has_token: Callable[[bytes], bool],
+        has_token: Callable[[bytes], bool] | None,
     ) -> None:
         self._sock = sock
         self._is_flooded = is_flooded
         self._has_token = has_token
         self._held: dict[socket.socket, float] = {}  # with the time when each came, oldest first
         self._held_timer: Timer | None = None
+        self._full_batches = 0  # in a row
         self._factory = factory
         self._server = server
         self._clock = clock
@@ -105,11 +109,13 @@ class Acceptor:
         self._timer = self._clock.call_later(_PAUSE, self._start)
 
     def _ready(self) -> None:
-        flooded = self._is_flooded()
+        has_signs = self._full_batches >= _FULL_BATCHES or self._is_flooded()
+        flooded = self._has_token is not None and has_signs
         for _ in range(_FLOOD_BATCH if flooded else _BATCH):
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._full_batches = 0
                 return
             except OSError as error:
                 self._log(error)
@@ -122,6 +128,7 @@ class Acceptor:
                 self._look(sock)
             else:
                 self._connect(sock)
+        self._full_batches += 1
 
     def _look(self, sock: socket.socket) -> None:
         """Connect a newcomer whose first bytes hold the token, hold one that has sent nothing yet,
@@ -133,7 +140,7 @@ class Acceptor:
             return
         except OSError:  # it has left
             first = b""
-        if not self._has_token(first):
+        if self._has_token is None or not self._has_token(first):
             self._drop(sock)
             return
         self._release(sock)

@@ -100,7 +100,7 @@ class HTTPServer:
             self,
             self.clock,
             is_flooded=self.places[kind].is_flooded,
-            has_token=lambda first: self._has_token(first, port or 0),
+            has_token=None if port is None else lambda first: self._has_token(first, port),
         )
         self._acceptors.append(acceptor)
 

@@ -191,7 +191,13 @@ class Descriptors(SocketTestCase):
     async def test_in_a_flood_newcomers_that_send_nothing_are_held_for_seconds_and_no_longer(
         self,
     ) -> None:
-        server = await self.listening(Route("GET", "/ok", Recorder()), limits=Limits(strangers=0))
+        server = self.serve(Route("GET", "/ok", Recorder()))
+        acceptor = Acceptor(
+            *(self.bound(), server.protocol_factory("unix"), server, self.clock),
+            is_flooded=lambda: True,
+            has_token=lambda first: True,
+        )
+        self.addCleanup(acceptor.close)
         crowd = [self.connected() for _ in range(3)]
         await self.within(self.until(lambda: self.clock.pending == 1))
         await self.clock.advance(4)
