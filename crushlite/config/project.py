@@ -215,7 +215,8 @@ class ProjectRules:
             return False
         root = real_path(self._workspace)
         real = real_path(os.path.join(root, path))
-        return real == root or ".git" in os.path.relpath(real, root).split(os.sep)
+        # Some file systems take `.GIT` for the same folder.
+        return real == root or ".git" in os.path.relpath(real, root).casefold().split(os.sep)
 
     def _is_inside(self, path: str) -> bool:
         if path.startswith("~") or "\0" in path:

@@ -142,7 +142,7 @@ class UntrustedTests(TrustCase):
         self.assertEqual((options.context_paths[-1], options.data_directory), ("x/y", "x"))
 
     def test_the_data_directory_is_neither_the_project_nor_git_s(self) -> None:
-        for path in (".", "sub/..", ".git", ".git/x", "sub/.git/hooks"):
+        for path in (".", "sub/..", ".git", ".git/x", "sub/.git/hooks", ".GIT/x"):
             self.write("project", {"options": {"data_directory": path}})
             self.assertEqual(self.load().options.data_directory, "", path)
             self.assert_warned(self.load(), "options.data_directory is ignored")

@@ -362,6 +362,12 @@ class PathTests(BackendTestCase):
             await self.create()
         self.assertIn(str(data), refused.exception.message)
 
+    async def test_a_data_directory_below_a_thousand_folders_is_refused(self) -> None:
+        with self.assertRaises(StoreUnusable) as refused:
+            await self.create(data_dir=str(self.root / "/".join(["d"] * 1900)))
+        self.assertIn("too deep", refused.exception.message)
+        self.assertFalse((self.root / "d").exists())
+
     async def test_the_owner_of_a_locked_directory_is_named_and_others_are_untouched(self) -> None:
         mine = await self.create(self.root / "mine")
         async with another_owner(self.project / ".crushlite") as pid:
