@@ -229,7 +229,7 @@ def _session(row: tuple[object, ...]) -> Session:
         return session
     try:
         session.todos = [decode(Todo, item) for item in json.loads(str(row[8]))]
-    except (BadRequest, ValueError, TypeError) as error:
+    except (BadRequest, ValueError, TypeError, RecursionError) as error:
         raise CorruptDatabase(
             f"session {session.id} is damaged and cannot be read: {error}"
         ) from None
