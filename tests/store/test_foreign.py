@@ -267,6 +267,24 @@ class NestedTests(StoreCase):
                 await store.read(partial(get_message, scope="", mid="m"))
 
 
+class LongTests(StoreCase):
+    async def test_sessions_that_no_request_could_make_so_long_are_refused(self) -> None:
+        async with self.opened() as store:
+            for number in range(40):
+                session = Session(id=f"s{number}")
+                await store.submit(partial(insert_session, scope="", session=session))
+            change = "UPDATE sessions SET title = hex(zeroblob(500000))"
+            await store.submit(partial(execute, sql=change, values=()))
+            found = await store.read(partial(get_session, scope="", sid="s0"))
+            self.assertEqual(len(found.title), 1_000_000)
+            with self.assertRaises(CorruptDatabase):
+                await store.read(partial(list_sessions, scope=""))
+            change = "UPDATE sessions SET title = hex(zeroblob(9000000)) WHERE id = 's0'"
+            await store.submit(partial(execute, sql=change, values=()))
+            with self.assertRaises(CorruptDatabase):
+                await store.read(partial(get_session, scope="", sid="s0"))
+
+
 class CostTests(unittest.TestCase):
     """Recovery of a file with many open runs: a project may bring one, a long session makes one."""
 
