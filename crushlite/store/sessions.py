@@ -93,7 +93,7 @@ def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
 
 
 def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
-    """Top-level sessions, the one changed last first. Raises CorruptDatabase if too long to list."""
+    """Top-level sessions, the one changed last first. Raises CorruptDatabase if too long."""
     rows = conn.execute(
         f"SELECT {_COLUMNS} FROM sessions WHERE scope = ? AND parent_session_id IS NULL "
         "ORDER BY touched DESC",
