@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..commands.environment import is_secret_name, is_secret_value, looks_like_token
 from ..errors import BadRequest, ConfigError
 from ..hosting.plain import own_data_dir
+from ..realpath import real_path
 from ..records import dataclass
 from .catalogue import CATALOGUE
 from .expand import Expander, SecretGuard, variables
@@ -72,7 +73,7 @@ class ConfigFiles:
         decide on it. Raises ConfigError if one of them cannot be used."""
         env = environment(env, roots)
         wanted = data_dir or data_directory(workspace, env, roots) or own_data_dir(workspace)
-        return cls(workspace, env, roots, Path(os.path.realpath(wanted)), allow_commands)
+        return cls(workspace, env, roots, Path(real_path(wanted)), allow_commands)
 
     def file(self, scope: int) -> Path:
         """The file that changes write: of the user (scope 0) or of the workspace (scope 1)."""

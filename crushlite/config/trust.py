@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from ..realpath import real_path
 from .files import parse, read_bytes
 from .writing import encoded, locked_folder, replace
 
@@ -127,7 +128,7 @@ class TrustStore:
 def resolved(path: Path) -> Path:
     """The path of a file, without links in the way to it. The file itself may be one: its content
     is compared, wherever it is."""
-    return Path(os.path.realpath(path.parent), path.name)
+    return Path(real_path(path.parent), path.name)
 
 
 def _key(path: Path) -> str:

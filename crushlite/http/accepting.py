@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from ..clock import Clock, Timer
 
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
-_BATCH = 16  # per tick of the loop: a closed connection frees its descriptor between the ticks
+_BATCH = 16  # connected per tick of the loop: a closed one frees its descriptor between the ticks
 _FLOOD = 128  # accepted one after the other without finding the queue empty
 _FLOOD_SECONDS = 1.0  # for which that counts as a flood
-_FLOOD_BATCH = 256  # per tick, of newcomers that are only looked at
+_FLOOD_BATCH = 256  # per tick, of newcomers that are looked at first
 _HELD = 256  # newcomers that have not sent anything yet
 _HELD_SECONDS = 5.0  # for which they may be held, or somewhat longer
 _FIRST_BYTES = 8192  # that are searched for the token
@@ -76,6 +76,7 @@ class Acceptor:
         self._has_token = has_token
         self._held: dict[socket.socket, float] = {}  # with the time when each came, oldest first
         self._held_timer: Timer | None = None
+        self._connected = 0
         self._streak = 0  # accepted since the queue was empty
         self._flood_ends = -math.inf
         self._factory = factory
@@ -113,7 +114,10 @@ class Acceptor:
     def _ready(self) -> None:
         flooded = self._is_flooded() or self._clock.time() < self._flood_ends
         has_token = self._has_token if flooded else None
-        for _ in range(_FLOOD_BATCH if has_token else _BATCH):
+        before = self._connected
+        for _ in range(_FLOOD_BATCH):
+            if self._connected - before == _BATCH:
+                break
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -177,6 +181,7 @@ class Acceptor:
         sock.close()
 
     def _connect(self, sock: socket.socket) -> None:
+        self._connected += 1
         connecting = self._loop.connect_accepted_socket(self._factory, sock)
         task = self._loop.create_task(connecting)
         self._arriving.add(task)

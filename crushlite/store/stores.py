@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import sqlite3
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..errors import (
     StoreFailed,
     StoreUnusable,
 )
+from ..realpath import real_path
 from ..records import dataclass
 from .callqueue import run_in
 from .checkpoints import Checkpoints
@@ -71,7 +71,7 @@ _NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, Overf
 
 def _real_path(path: Path) -> Path:
     # In the event loop on purpose: an await here would let the opens of one path pass each other.
-    return Path(os.path.realpath(path))
+    return Path(real_path(path))
 
 
 @dataclass(slots=True)

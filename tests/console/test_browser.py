@@ -165,7 +165,8 @@ class TwoWindows(BrowserCase):
         )
         await anna.click("#permission [data-action=deny]")
         self.assertFalse(await asked)
-        new = "".join(f"line {n}\n" for n in range(1500)) + "y" * 5000 + "the end"
+        unseen = "rm\u200d \u202ex\x1b[8m\u3164\r\n"
+        new = "".join(f"line {n}\n" for n in range(1500)) + unseen + "y" * 5000 + "the end"
         params = {"file_path": "a", "new_content": new, "dry_run": False, "diff": "@@"}
         asked = run.begin(
             lambda turn: turn.permission("own", "write", params=params, description="Now: a")
@@ -175,7 +176,9 @@ class TwoWindows(BrowserCase):
             "return [...document.querySelectorAll('#permission .line.added .what')]"
             ".map(each => each.textContent)"
         )
-        self.assertEqual(added, [*new.split("\n")[:-1], "y" * 5000 + "the endno line end"])
+        marked = "rmU+200D U+202ExESC[8mU+3164CR"
+        last = "y" * 5000 + "the endno line end"
+        self.assertEqual(added, [*new.split("\n")[:-2], marked, last])
         await anna.shows("There is more below", "#permission .below")
         text = await anna.script(shown, "#permission .asked")
         for words in ("Now: a", "dry_runfalse", "diff@@"):

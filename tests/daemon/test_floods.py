@@ -80,6 +80,36 @@ class Floods(BoundedTestCase):
                 await self.answered()
         await self.answered()
 
+    async def test_strangers_who_leave_at_once_are_a_flood_too(self) -> None:
+        head = f"GET /v1/health HTTP/1.1\r\nHost: 127.0.0.1:{self.daemon.port}\r\n\r\n".encode()
+        for _ in range(CROWD):  # all of them are in the kernel's queue before the daemon looks
+            self.connect(head, tcp=True)
+            self.crowd.close()
+        await self.answered()
+        refused = self.daemon.daemon.server.statistics.answers.get(401, 0)
+        self.assertLess(refused, CROWD / 4, "the owner has waited for their answers")
+
+    async def test_in_a_flood_all_of_the_owners_who_come_at_once_are_let_in(self) -> None:
+        for _ in range(CROWD):
+            self.connect(b"G", tcp=True)
+        await self.answered()
+        head = f"GET /v1/health HTTP/1.1\r\nHost: 127.0.0.1:{self.daemon.port}\r\n"
+        head += f"Authorization: Bearer {self.token}\r\n\r\n"
+        owners = [socket.create_connection(("127.0.0.1", self.daemon.port)) for _ in range(600)]
+        for sock in owners:
+            self.crowd.enter_context(sock).setblocking(False)
+            sock.send(head.encode())
+        for sock in owners:
+            answer = await asyncio.get_running_loop().sock_recv(sock, 100)
+            self.assertIn(b" 200 ", answer)
+
+    async def test_the_owners_unix_socket_is_never_flooded(self) -> None:
+        for _ in range(CROWD):
+            self.connect(b"\0", tcp=False)  # refused, and lingering
+            await asyncio.sleep(0)
+        self.connect(b"", tcp=False)
+        await self.answered()
+
     async def test_while_strangers_are_too_many_only_a_token_in_the_first_bytes_lets_in(
         self,
     ) -> None:

@@ -29,6 +29,7 @@ from crushlite.hosting.plain import PlainSetup
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.workspaces import CreateWorkspace
 from crushlite.testing import FakeClock, LocalDaemon, ScriptedAgent
+from tests.support.basics import chain_of_links
 from tests.support.workspaces import (
     PATIENCE,
     SETTINGS,
@@ -353,6 +354,19 @@ class PathTests(BackendTestCase):
         data.unlink()
         data.symlink_to("inside")
         self.assertEqual((await self.create()).data_dir, str(self.project / "inside"))
+
+    async def test_a_data_directory_behind_more_links_than_can_be_resolved_is_refused(self) -> None:
+        data = self.project / ".crushlite"
+        chain_of_links(data)
+        with self.assertRaises(StoreUnusable) as refused:
+            await self.create()
+        self.assertIn(str(data), refused.exception.message)
+
+    async def test_a_data_directory_below_a_thousand_folders_is_refused(self) -> None:
+        with self.assertRaises(StoreUnusable) as refused:
+            await self.create(data_dir=str(self.root / "/".join(["d"] * 1900)))
+        self.assertIn("too deep", refused.exception.message)
+        self.assertFalse((self.root / "d").exists())
 
     async def test_the_owner_of_a_locked_directory_is_named_and_others_are_untouched(self) -> None:
         mine = await self.create(self.root / "mine")
