@@ -50,6 +50,7 @@ def coder(
     shared by all coders of a daemon."""
     if config.large is None or config.small is None:
         return None
+    from .attribution import commit_instructions
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
     from .tools.base import SEARCHES, ToolContext
@@ -59,6 +60,7 @@ def coder(
     options = CoderOptions(
         context_paths=config.options.context_paths,
         auto_summarize=not config.options.disable_auto_summarize,
+        commits=commit_instructions(config.options.attribution, config.large.model.id),
     )
     return Agent(
         CoderAgent(

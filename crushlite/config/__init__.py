@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from .files import Roots
 from .loading import ConfigFiles, ProjectFile, data_directory
-from .options import CONTEXT_FILES, ConfigOptions
+from .options import CONTEXT_FILES, Attribution, ConfigOptions
 from .providers import Provider, Selected
 from .secrets import redact
 from .view import AgentChoice, Config
@@ -52,6 +52,7 @@ from .writing import remove_value, set_value
 __all__ = [
     "CONTEXT_FILES",
     "AgentChoice",
+    "Attribution",
     "Config",
     "ConfigFiles",
     "ConfigOptions",

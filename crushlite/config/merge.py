@@ -57,7 +57,7 @@ _SERVER = {
     "disabled": bool,
 }
 # The types of the keys that are used or passed on. `{}` is an object with anything in it, "*" any
-# key. Keys that are not named here are kept as they are.
+# key, a tuple the texts that are possible. Keys that are not named here are kept as they are.
 SCHEMA: dict[str, Any] = {
     "options": {name: option.kind for name, option in OPTIONS.items()},
     "providers": {"*": _PROVIDER},
@@ -91,7 +91,8 @@ def _check(value: Any, schema: Any, path: tuple[str, ...], file: Path) -> None:
         return
     expected = _expected(value, schema)
     if expected:
-        raise ConfigError(f"{file}: {spell(path)} must be {expected}, not {kind_of(value)}")
+        other = "" if isinstance(schema, tuple) else f", not {kind_of(value)}"
+        raise ConfigError(f"{file}: {spell(path)} must be {expected}{other}")
     if size := _excess(value, schema) or ("is negative" if schema is int and value < 0 else ""):
         raise ConfigError(f"{file}: {spell(path) or 'the file'} {size}")
     if isinstance(value, dict):
@@ -114,6 +115,8 @@ def _expected(value: Any, schema: Any) -> str:
         return "" if isinstance(value, dict) else "an object"
     if isinstance(schema, list):
         return "" if isinstance(value, list) else "an array"
+    if isinstance(schema, tuple):
+        return "" if value in schema else f"one of {', '.join(schema)}"
     if schema in (int, float):
         kinds = (int,) if schema is int else (int, float)
         good = isinstance(value, kinds) and not isinstance(value, bool)
