@@ -104,7 +104,7 @@ class ConfigOptions:
             if isinstance(value, list):
                 value = tuple(dict.fromkeys(filter(None, value)))
             if field.name == "attribution":
-                value = Attribution.of(value or {})
+                value = Attribution.of(given.get("attribution") or {})
             if value not in (None, ""):
                 values[field.name] = value
         paths = {*CONTEXT_FILES, *values.get("context_paths", ())}

@@ -17,10 +17,10 @@ from .warnings import Reason
 from .writing import edited, put, take
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ..agent.base import Agent, AgentFactory
-    from ..protocol.config import AgentInfo, ModelChoice, ProviderKey
+    from ..protocol.config import AgentInfo, ModelChoice, ProviderKey, SelectedModel
     from .loading import ConfigFiles
     from .view import Config
 
@@ -72,21 +72,34 @@ class FileProfile:
             raise BadRequest(f"model_type {role!r}: use large or small")
         if not choice.model or not choice.provider:
             raise BadRequest("model must name a provider and a model")
-        providers = self.config.providers
-        provider = providers.get(choice.provider)
-        # Without any provider the choice cannot be checked: it may be written before they are.
-        if providers and (provider is None or provider.model(choice.model) is None):
-            known = ", ".join(providers)
-            raise BadRequest(
-                f"no model {choice.model!r} of a provider {choice.provider!r}: "
-                f"configured are {known}"
-            )
+        if reason := self.why_not(choice):
+            raise BadRequest(reason)
 
         def edit(document: dict[str, Any]) -> None:
             put(document, f"models.{role}", encode(choice))
             put(document, f"recent_models.{role}", _recent(document, wanted))
 
         return self._change(wanted.scope, edit)
+
+    def why_not(self, choice: SelectedModel) -> str:
+        """Why a model cannot be chosen; empty if it can be. A provider whose list is not complete
+        may have any model. Without any provider nothing can be checked: the choice may be written
+        before they are."""
+        providers = self.config.providers
+        provider = providers.get(choice.provider)
+        if not providers or (provider and (provider.discover or provider.extend)):
+            return ""
+        if provider is None:
+            known = ", ".join(providers)
+            return f"no provider {choice.provider!r} can be used: configured are {known}"
+        if provider.lists(choice.model):
+            return ""
+        near = near_names(choice.model, [model.id for model in provider.models])
+        hint = f"did you mean {' or '.join(near)}?" if near else "`crushlite models` lists them;"
+        return (
+            f"{provider.id} has no model {choice.model!r}: {hint} one that is not listed can be "
+            f"added to providers.{provider.id}.models"
+        )
 
     def set_key(self, wanted: ProviderKey) -> bool:
         """Write the key of a provider. A provider that the project brought gets nothing from the
@@ -118,6 +131,16 @@ class FileProfile:
                     raise ConfigError(f"{warning}; the user's own file is scope 0")
 
         return self.files.change(scope, edit, accept)
+
+
+def near_names(given: str, names: Iterable[str]) -> list[str]:
+    """Up to three of the names that a person may have meant."""
+    import difflib  # only here: every start would wait for it
+
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(given.lower()[:200], by_lower, 3, 0.6)
+    within = [name for name in by_lower if given and given.lower() in name]
+    return [by_lower[name] for name in dict.fromkeys((*close, *within))][:3]
 
 
 def _recent(document: dict[str, Any], wanted: ModelChoice) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ class Reason(enum.Enum):
     PROVIDER_MOVED = enum.auto()  # a project's file gives a provider another address
     PROVIDER_LEFT_OUT = enum.auto()  # a provider cannot be used
     HEADER_LEFT_OUT = enum.auto()  # a header cannot be set
-    MODEL_UNKNOWN = enum.auto()  # a model was chosen that no usable provider has
+    MODEL_UNKNOWN = enum.auto()  # a model was chosen whose provider cannot be used
+    MODEL_UNLISTED = enum.auto()  # a chosen model is used, but its window and price are unknown
 
 
 @dataclass(frozen=True, slots=True)

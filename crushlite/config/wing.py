@@ -49,7 +49,9 @@ class ConfigWing(Wing):
     async def open(self, workspace: OpenWorkspace) -> ConfigPart | None:
         if not isinstance(workspace.profile, FileProfile):
             return None  # another wing has set this workspace up
-        return ConfigPart(workspace, workspace.profile, self._open)
+        part = ConfigPart(workspace, workspace.profile, self._open)
+        part.look_in_background()
+        return part
 
     def routes(self) -> Sequence[Entry]:
         config = W + "/config"

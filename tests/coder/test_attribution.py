@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from crushlite.coder.attribution import attribution_lines, commit_instructions
 from crushlite.config import Attribution
 from tests.config.test_config import ConfigCase
@@ -9,7 +11,7 @@ from tests.support.configured import ConfiguredTestCase
 
 
 class AttributionTests(ConfigCase):
-    def configured(self, section: dict[str, object]) -> Attribution:
+    def configured(self, section: dict[str, Any]) -> Attribution:
         self.write("global", {"options": {"attribution": section}})
         return self.load().options.attribution
 
