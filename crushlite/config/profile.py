@@ -90,15 +90,16 @@ class FileProfile:
         if not providers or (provider and (provider.discover or provider.extend)):
             return ""
         if provider is None:
+            every = [f"{p.id}/{model.id}" for p in providers.values() for model in p.models]
+            hint = did_you_mean(f"{choice.provider}/{choice.model}", every)
             known = ", ".join(providers)
-            return f"no provider {choice.provider!r} can be used: configured are {known}"
+            return f"no provider {choice.provider!r} can be used, only {known}: {hint}"
         if provider.lists(choice.model):
             return ""
-        near = near_names(choice.model, [model.id for model in provider.models])
-        hint = f"did you mean {' or '.join(near)}?" if near else "`crushlite models` lists them;"
+        hint = did_you_mean(choice.model, [model.id for model in provider.models])
         return (
-            f"{provider.id} has no model {choice.model!r}: {hint} one that is not listed can be "
-            f"added to providers.{provider.id}.models"
+            f"{provider.id} has no model {choice.model!r}: {hint} One that is not listed can "
+            f"be added to providers.{provider.id}.models"
         )
 
     def set_key(self, wanted: ProviderKey) -> bool:
@@ -133,14 +134,18 @@ class FileProfile:
         return self.files.change(scope, edit, accept)
 
 
-def near_names(given: str, names: Iterable[str]) -> list[str]:
-    """Up to three of the names that a person may have meant."""
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """The end of a message about a model that does not exist: up to three names that may have been
+    meant, or how to see all."""
     import difflib  # only here: every start would wait for it
 
     by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(given.lower()[:200], by_lower, 3, 0.6)
-    within = [name for name in by_lower if given and given.lower() in name]
-    return [by_lower[name] for name in dict.fromkeys((*close, *within))][:3]
+    given = given.lower()[:200]
+    close = difflib.get_close_matches(given, by_lower, 3, 0.6)
+    same = [name for name in by_lower if name.rpartition("/")[2] == given.rpartition("/")[2]]
+    within = [name for name in by_lower if given and given in name]
+    near = [by_lower[name] for name in dict.fromkeys((*same, *close, *within))][:3]
+    return f"did you mean {' or '.join(near)}?" if near else "`crushlite models` lists all."
 
 
 def _recent(document: dict[str, Any], wanted: ModelChoice) -> list[dict[str, Any]]:

@@ -160,6 +160,21 @@ class Config:
         source = self._merged.source(*split_key(key))
         return source.path if source else None
 
+    def model_origin(self, provider_id: str, model_id: str) -> str:
+        """Where an entry of a provider's list is from, in words."""
+        listed = self._merged.get("providers", provider_id, "models") or []
+        for index, entry in reversed(list(enumerate(listed))):
+            source = self._merged.source("providers", provider_id, "models", str(index))
+            if entry.get("id") == model_id and source is not None:
+                return str(source.path)
+        known = CATALOGUE.get(provider_id)
+        if known and model_id in (known.large.id, known.small.id):
+            return "built in"
+        provider = self._given.get(provider_id)
+        if provider is None or not provider.lists(model_id):
+            return "as it is written"
+        return "a server on this machine" if provider.found else "the provider's list"
+
     def entries(self) -> Iterator[tuple[tuple[str, ...], Any, Path]]:
         """Every single value with its path of keys and its file. As it is written there: not
         expanded, and secrets are not hidden."""
