@@ -104,6 +104,8 @@ class ConfigPart(WorkspacePart):
         `again`: ask servers for their models again. Returns whether the files say something else.
         Raises ConfigError if a file cannot be used; then the configuration stays."""
         workspace, profile = self._workspace, self.profile
+        if again:
+            await asyncio.to_thread(profile.files.scripts.forget)
         async with self._reading:
             config = await asyncio.to_thread(profile.files.load)
             config = await completed(profile.agents, workspace.env, config, again=again)

@@ -12,6 +12,7 @@ from ..records import dataclass
 
 class Reason(enum.Enum):
     FILE_SKIPPED = enum.auto()  # a whole file is not read
+    CALL_IGNORED = enum.auto()  # a call in a crushrc is not understood
     UNTRUSTED = enum.auto()  # keys are ignored until the user trusts the project's file
     NOT_FOR_PROJECTS = enum.auto()  # a key is ignored, because a project's file holds it
     TOOLS_NOT_ADDED = enum.auto()  # a project's file only removes allowed tools

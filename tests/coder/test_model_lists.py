@@ -121,6 +121,21 @@ class ReadingTests(BoundedTestCase):
             with self.subTest(fields):
                 self.assertEqual(listed_models([{"id": "m", **fields}])[0].context_window, 9000)
 
+    def test_models_of_google_have_short_names_and_those_that_do_not_answer_are_left_out(
+        self,
+    ) -> None:
+        entries = [
+            {
+                "name": "models/gemini-pro",
+                "displayName": "Gemini Pro",
+                "inputTokenLimit": 1048576,
+                "supportedGenerationMethods": ["generateContent", "countTokens"],
+            },
+            {"name": "models/aqa", "supportedGenerationMethods": ["generateAnswer"]},
+        ]
+        wanted = Model(id="gemini-pro", name="Gemini Pro", context_window=1048576)
+        self.assertEqual(listed_models({"models": entries}), [wanted])
+
     def test_nothing_that_a_server_writes_breaks_the_reading(self) -> None:
         strange: list[Any] = [None, 0, [], {}, "x\ny", "a" * 300, -1, True, 1e99, "nan", "-1"]
         fields = ("name", "context_length", "architecture", "meta", "display_name")

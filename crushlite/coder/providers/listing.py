@@ -2,7 +2,7 @@
 machine tell elsewhere.
 
 There is no standard beyond an id. The fields that are read here are those of the public
-documentation of OpenRouter, Anthropic, Groq, vLLM, llama.cpp, LM Studio and Ollama. All of it was
+documentation of OpenRouter, Anthropic, Google, Groq, vLLM, llama.cpp, LM Studio and Ollama. All of it was
 written by a server, so it is bounded, and what does not look right is left out.
 """
 
@@ -38,7 +38,10 @@ _NO_CHAT = re.compile(
     r"(?:[-_.:/\d]|$)",
     re.I,
 )
-_WINDOWS = ("context_length", "context_window", "max_model_len", "max_input_tokens", "n_ctx")
+_WINDOWS = (
+    *("context_length", "context_window", "max_model_len", "max_input_tokens", "inputTokenLimit"),
+    "n_ctx",
+)
 _NUM_CTX = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.M)
 # Prices per token in the list of OpenRouter, and ours per million. Ours of the cache are called
 # after the direction: what is written to it comes in, what is read comes out.
@@ -66,13 +69,17 @@ def listed_models(answer: Any) -> list[Model]:
     models: dict[str, Model] = {}
     for entry in found[:MOST]:
         fields = entry if isinstance(entry, dict) else {"id": entry}
-        if ident := _text(fields.get("id") or fields.get("name")):
+        # Google calls models/NAME what a request calls NAME, and tells what each can be asked for.
+        ident = _text(fields.get("id")) or _text(fields.get("name")).removeprefix("models/")
+        methods = fields.get("supportedGenerationMethods", ["generateContent"])
+        if ident and "generateContent" in _list(methods):
             models.setdefault(ident, _model(ident, fields))
     return list(models.values())
 
 
 def _model(ident: str, fields: dict[str, Any]) -> Model:
-    name = _text(fields.get("display_name")) or _text(fields.get("name"))
+    names = (fields.get(key) for key in ("display_name", "displayName", "name"))
+    name = next(filter(None, map(_text, names)), "")
     pricing = _object(fields.get("pricing"))
     prices: dict[str, Any] = {ours: _price(pricing.get(theirs)) for theirs, ours in _PRICES.items()}
     return Model(
