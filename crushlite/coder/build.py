@@ -54,6 +54,7 @@ def coder(
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
     from .tools.base import SEARCHES, ToolContext
+    from .tools.refused import with_hooks
     from .tools.registry import all_tools
 
     proxies = proxies_of(env)
@@ -72,7 +73,9 @@ def coder(
             ),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
-            tools=all_tools(config.options.disabled_tools, clock=clock),
+            tools=with_hooks(
+                all_tools(config.options.disabled_tools, clock=clock), config.tool_hooks
+            ),
             options=options,
             clock=clock,
         )

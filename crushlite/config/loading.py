@@ -13,6 +13,7 @@ from ..commands.environment import is_secret_name, is_secret_value, looks_like_t
 from ..errors import BadRequest, ConfigError
 from ..hosting.plain import own_data_dir
 from ..records import dataclass
+from . import effects
 from .catalogue import CATALOGUE
 from .crushrc import document_of
 from .expand import Expander, SecretGuard, variables
@@ -110,6 +111,7 @@ class ConfigFiles:
         machine, merged = _merged(layers, self.workspace, warn)
         expander = self._expander(machine, warn)
         providers = Builder(merged, expander, warn).providers()
+        effects.report(merged, warn)
         allowed = allowed_tools(layers, warn)
         loaded = Loaded(
             merged,

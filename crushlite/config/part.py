@@ -56,8 +56,10 @@ class ConfigPart(WorkspacePart):
 
     def look_in_background(self) -> None:
         """Find out what is not needed for the next prompt, such as all models of a provider, and
-        use it when it is known. Does nothing while that is under way."""
-        if self._looking is None or self._looking.done():
+        use it when it is known. Does nothing while that is under way, or if nobody has to be
+        asked."""
+        lists = any(provider.extend for provider in self.profile.config.providers.values())
+        if lists and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self.look())
 
     async def look(self, *, everywhere: bool = False) -> None:

@@ -18,11 +18,19 @@ from .writing import edited, put, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from ..agent.base import Agent, AgentFactory
     from ..protocol.config import AgentInfo, ModelChoice, ProviderKey, SelectedModel
     from .loading import ConfigFiles
     from .view import Config
+
+# Warnings that clients show, and those of which they show the keys.
+_SAID = frozenset(
+    {Reason.UNTRUSTED, Reason.MODEL_UNKNOWN, Reason.FILE_SKIPPED, Reason.TOOLS_REFUSED}
+)
+_USELESS = frozenset({Reason.NO_EFFECT, Reason.KEY_UNKNOWN, Reason.CALL_IGNORED})
+_NAMED = 6  # keys in such a text
 
 RECENT = 5  # models that are remembered for each role
 
@@ -50,9 +58,19 @@ class FileProfile:
 
     @property
     def warning(self) -> str:
-        """What the project's files ask for and do not get, because they are not trusted."""
-        unheard = (w for w in self.config.warnings if w.reason is Reason.UNTRUSTED)
-        return "; ".join(f"{warning.file.name}: {warning.text}" for warning in unheard)
+        """What the files ask for and do not get, for the people who use the workspace: `crushlite
+        doctor` says all of it."""
+        said = [w for w in self.config.warnings if w.reason in _SAID]
+        parts = [f"{warning.file.name}: {warning.text}" for warning in said]
+        useless: dict[Path, list[str]] = {}
+        for warning in self.config.warnings:
+            if warning.reason in _USELESS:
+                useless.setdefault(warning.file, []).append(warning.key or "a call")
+        for file, keys in useless.items():
+            named = ", ".join(dict.fromkeys(keys[:_NAMED]))
+            more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+            parts.append(f"{file.name}: no effect have {named}{more}: `crushlite doctor` says why")
+        return "; ".join(parts)
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may run without asking."""

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 ROLES = ("large", "small")  # of the two models
+PRICES = (
+    *("cost_per_1m_in", "cost_per_1m_out"),
+    *("cost_per_1m_in_cached", "cost_per_1m_out_cached"),
+)
 SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # The daemon sets these itself: a second one would break the framing or name another server.
@@ -301,7 +305,7 @@ def with_selected(
 
 def _selected(provider: Provider, model: Model, choice: SelectedModel) -> Selected:
     """A model with the user's settings for it, completed with its own: an effort of reasoning, and
-    what the `options` of its entry say about sampling."""
+    what the `options` of its entry say about sampling. With a flat rate no answer has a price."""
     effort = model.default_reasoning_effort if model.can_reason else ""
     sampling: dict[str, Any] = {
         name: model.options.get(name)
@@ -318,4 +322,7 @@ def _selected(provider: Provider, model: Model, choice: SelectedModel) -> Select
         provider_options={**own_options, **choice.provider_options},
         **sampling,
     )
+    if provider.flat_rate:
+        free: dict[str, Any] = dict.fromkeys(PRICES, 0.0)
+        model = dataclasses.replace(model, **free)
     return Selected(provider, model, choice)

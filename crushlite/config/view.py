@@ -16,6 +16,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.config import Model, SelectedModel
 from ..records import dataclass
 from .catalogue import CATALOGUE
+from .hooks import tool_hooks
 from .merge import spell, split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
 from .providers import ROLES, catalogue_small, select, with_selected
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..protocol.config import AgentInfo
+    from .hooks import ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
 
@@ -154,6 +156,11 @@ class Config:
     def lsp(self) -> dict[str, Any]:
         """The language servers, as `mcp`."""
         return dict(self._merged.get("lsp") or {})
+
+    @property
+    def tool_hooks(self) -> tuple[ToolHook, ...]:
+        """The hooks that must be asked before tools. They are of the machine's files only."""
+        return tool_hooks(self._merged)
 
     def origin(self, key: str) -> Path | None:
         """The last file that holds a dotted key; None if none does."""

@@ -20,6 +20,9 @@ class Reason(enum.Enum):
     PROVIDER_MOVED = enum.auto()  # a project's file gives a provider another address
     PROVIDER_LEFT_OUT = enum.auto()  # a provider cannot be used
     HEADER_LEFT_OUT = enum.auto()  # a header cannot be set
+    NO_EFFECT = enum.auto()  # a key of a feature that does not exist yet
+    TOOLS_REFUSED = enum.auto()  # a hook that must be asked before tools cannot be run
+    KEY_UNKNOWN = enum.auto()  # a key that nobody knows
     MODEL_UNKNOWN = enum.auto()  # a model was chosen whose provider cannot be used
     MODEL_UNLISTED = enum.auto()  # a chosen model is used, but its window and price are unknown
 

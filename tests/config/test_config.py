@@ -175,15 +175,6 @@ class FileTests(ConfigCase):
         with mock.patch.object(files, "_owners", owners):
             self.assertEqual(self.load().files, (self.places["data"],))
 
-    def test_crushrc_is_named_in_a_warning(self) -> None:
-        scripts = [self.places["global"].parent / "crushrc"]
-        scripts += [self.workspace / "crushrc", self.workspace / ".crushrc"]
-        for script in scripts:
-            self.write(script, "export X=1\n")
-        config = self.load()
-        for script in scripts:
-            self.assert_warned(config, str(script), "not supported")
-
     def test_what_is_no_regular_file_is_refused_without_waiting_for_it(self) -> None:
         os.mkfifo(self.places["project"])
         self.assertIn("not a regular file", self.refused())
@@ -318,7 +309,12 @@ class WarningTests(ConfigCase):
         own = {"base_url": "http://own.example", "models": [MODEL]} | sent
         gone = {"provider": "gone", "model": "m"}
         models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
-        self.write("global", {"providers": {"lab": LAB, "bad": {}}, "models": models})
+        hooks = {"pre_tool_use": [{"command": "x"}]}
+        useless = {"lsp": {"go": {"command": "gopls"}}, "optoins": {}, "hooks": hooks}
+        providers = {"lab": LAB, "bad": {}}
+        self.write("global", {"providers": providers, "models": models, **useless})
+        script = self.places["global"].with_name("crushrc")
+        self.write(script, "optoin debug true").chmod(0o600)
         moved = {"base_url": "http://evil.example"}
         self.write(
             "project",
@@ -329,12 +325,17 @@ class WarningTests(ConfigCase):
             },
         )
         outside, project = self.places["global"], self.places["project"]
-        self.load()  # trusts what was written so far
+        self.load({"PATH": os.environ["PATH"]})  # trusts what was written so far
         self.write("hidden", {"models": {"small": gone}})
-        files = ConfigFiles(self.workspace, {"LAB_KEY": "k1"}, self.roots, self.data_dir)
+        env = {"LAB_KEY": "k1", "PATH": os.environ["PATH"]}
+        files = ConfigFiles(self.workspace, env, self.roots, self.data_dir)
         found = [(w.reason, w.file, w.key) for w in files.load().warnings]
         wanted = [
             (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
+            (Reason.CALL_IGNORED, script, ""),
+            (Reason.NO_EFFECT, outside, "lsp.go"),
+            (Reason.TOOLS_REFUSED, outside, "hooks.pre_tool_use"),
+            (Reason.KEY_UNKNOWN, outside, "optoins"),
             (Reason.UNTRUSTED, self.places["hidden"], ""),
             (Reason.NOT_FOR_PROJECTS, project, "env"),
             (Reason.TOOLS_NOT_ADDED, project, "permissions.allowed_tools"),
@@ -1147,7 +1148,7 @@ class ProjectVariableTests(ConfigCase):
         for name in ("LAB_URL", "TEAM"):
             config, values = self.expand(f"${name}")
             self.assertEqual(values, {self.ENV[name]})
-            self.assertEqual(config.warnings, ())
+            self.assertNotIn(Reason.VARIABLE_WITHHELD, {w.reason for w in config.warnings})
 
     def test_what_may_be_a_secret_counts_as_unset(self) -> None:
         for name in self.SECRET:

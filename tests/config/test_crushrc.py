@@ -48,7 +48,7 @@ class MeaningTests(ScriptCase):
             # comments and the whole of Bash are allowed
             url=http://lab.example
             provider add lab --name "The Lab" --type openai-compat --api-key "$LAB_KEY" \\
-              --base-url "$url/v1" --flat-rate true --extra-header X-Team parsers X-More 'a b' \\
+              --base-url "$url/v1" --extra-header X-Team parsers X-More 'a b' \\
               --extra-body '{"a": {"b": 1}}' --system-prompt-prefix "Be brief."
             for size in 7 70; do
               model add lab/toy-${size}b --context-window ${size}000 --price-input 1.5 \\

@@ -2,8 +2,8 @@
 machine tell elsewhere.
 
 There is no standard beyond an id. The fields that are read here are those of the public
-documentation of OpenRouter, Anthropic, Google, Groq, vLLM, llama.cpp, LM Studio and Ollama. All of it was
-written by a server, so it is bounded, and what does not look right is left out.
+documentation of OpenRouter, Anthropic, Google, Groq, vLLM, llama.cpp, LM Studio and Ollama. All of
+it was written by a server, so it is bounded, and what does not look right is left out.
 """
 
 from __future__ import annotations
