@@ -159,8 +159,8 @@ async def _run(
         except asyncio.CancelledError:
             return CANCELED  # only a signal cancels this task
         async with workspace.client:
-            if workspace.info.warning:
-                progress.say(workspace.info.warning)
+            for line in workspace.info.warning.splitlines():
+                progress.say(line)
             asked = _Asked(workspace, prompt, attachments, options, progress)
             interrupt.act = asked.stop
             try:

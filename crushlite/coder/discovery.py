@@ -5,7 +5,7 @@ the usual ports of the usual model servers are tried, on loopback only: a user w
 of them wants it to be used. But any user of the machine may listen there, so only a listener of
 this user or of root is asked, and this is looked at again for every connection later (see
 `listeners`). Another one can be used by naming it in the user's own crush.json. Looking takes a
-fraction of a second and never fails a request. Answers are remembered for a minute, missing ones
+second or two at most and never fails a request. Answers are remembered for a minute, missing ones
 for a few seconds.
 
 What is not needed for the next prompt is asked for in the background (`look`): the own lists of the
@@ -204,20 +204,22 @@ class Discovery:
         valid: float,
     ) -> list[Model]:
         """The answer for `key` that is remembered, else a new one of `ask`, which is valid for so
-        many seconds; empty if that fails, which is logged with `reason`."""
+        many seconds. If that fails, which is logged with `reason`, it is empty; but a list that is
+        valid for long is kept, since what is in it does not go away with the connection."""
         now = self._clock.time()
-        until, models = self._known.get(key, (0.0, []))
+        until, before = self._known.get(key, (0.0, []))
         if until > now:
-            return models
-        models = []
+            return before
+        new: list[Model] = []
         try:
-            models = await ask()
+            new = await ask()
         except ProviderError as error:
             log.log(level, "%s: %s", reason, error)
         except Exception:
             log.exception("%s", reason)
+        models = new or (before if valid == LISTED_SECONDS else [])
         self._known.pop(key, None)
-        self._known[key] = (now + (valid if models else NONE_SECONDS), models)
+        self._known[key] = (now + (valid if new else NONE_SECONDS), models)
         while len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
         return models

@@ -236,7 +236,9 @@ class _Script:
         elif kind is bool and not taken:
             values[key] = True
         else:
-            values[key] = _value(_only(taken, "a value"), kind)
+            if len(taken) != 1:
+                raise _Misunderstood("wants a value")
+            values[key] = _value(taken[0], kind)
 
 
 def _take(left: list[str], kind: Any, *, known: bool) -> list[str]:

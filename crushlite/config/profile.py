@@ -58,8 +58,8 @@ class FileProfile:
 
     @property
     def warning(self) -> str:
-        """What the files ask for and do not get, for the people who use the workspace: `crushlite
-        doctor` says all of it."""
+        """What the files ask for and do not get, for the people who use the workspace, a line each:
+        `crushlite doctor` says all of it."""
         said = [w for w in self.config.warnings if w.reason in _SAID]
         parts = [f"{warning.file.name}: {warning.text}" for warning in said]
         useless: dict[Path, list[str]] = {}
@@ -70,7 +70,7 @@ class FileProfile:
             named = ", ".join(dict.fromkeys(keys[:_NAMED]))
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
             parts.append(f"{file.name}: no effect have {named}{more}: `crushlite doctor` says why")
-        return "; ".join(parts)
+        return "\n".join(parts)
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may run without asking."""

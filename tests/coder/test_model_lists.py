@@ -277,6 +277,16 @@ class OwnListTests(ListTestCase):
         self.assertIn("x/new", await self.windows("openrouter"))
         self.assertEqual(len(served.heads), 1)
 
+    async def test_a_list_outlives_a_provider_that_does_not_answer_any_more(self) -> None:
+        served = await self.openrouter("x/new")
+        await self.start(config=self.config)
+        await self.anna.events.wait_for("config_changed")
+        served.table.clear()
+        self.assertEqual((await self.anna.call("POST", "/agent/update")).status, 200)
+        # It is asked again, and fails: what is not in the list is still refused.
+        self.assertEqual((await self.choose("openrouter", "x/nosuch"))[0], 400)
+        self.assertIn("x/new", await self.windows("openrouter"))
+
     async def test_nobody_is_asked_if_the_user_does_not_want_it(self) -> None:
         for more in (
             {"options": {"disable_provider_auto_update": True}},

@@ -126,6 +126,11 @@ class MeaningTests(ScriptCase):
         self.assertEqual((config.options.initialize_as, config.options.debug), ("own", True))
         self.assertEqual(config.files, (self.places["global"], self.script, self.places["own"]))
 
+    def test_a_variable_that_is_not_set_is_an_empty_value(self) -> None:
+        said = self.said('provider add lab --api-key "$NOT_SET" --base-url http://lab.example')
+        self.assertEqual(said["providers", "lab", "api_key"], "")
+        self.assertEqual(self.load().warnings, ())
+
     def test_a_provider_that_is_removed_is_not_used_whoever_brought_it(self) -> None:
         self.crushrc("provider rm groq")
         self.assertEqual(dict(self.load({"GROQ_API_KEY": "k"}).providers), {})

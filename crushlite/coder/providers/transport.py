@@ -228,7 +228,10 @@ class Transport:
                     body = await response.read(LINE_LIMIT)
             except TimeoutError:
                 raise ClientError(f"no answer within {timeout:g} s") from None
-            return read(decode_json(body.decode("utf-8-sig", "replace")))
+            text = body.decode("utf-8-sig", "replace")
+            if is_heavy(text):
+                return await asyncio.to_thread(lambda: read(decode_json(text)))
+            return read(decode_json(text))
 
     async def aclose(self) -> None:
         await self._client.aclose()
