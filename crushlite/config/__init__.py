@@ -48,6 +48,7 @@ from .hooks import ToolHook
 from .loading import ConfigFiles, ProjectFile, data_directory
 from .options import CONTEXT_FILES, Attribution, ConfigOptions
 from .providers import Provider, Selected
+from .script import ScriptRuns
 from .secrets import redact
 from .view import AgentChoice, Config
 from .warnings import ConfigWarning, Reason
@@ -65,6 +66,7 @@ __all__ = [
     "Provider",
     "Reason",
     "Roots",
+    "ScriptRuns",
     "Selected",
     "ToolHook",
     "data_directory",

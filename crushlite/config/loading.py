@@ -13,6 +13,7 @@ from ..commands.environment import is_secret_name, is_secret_value, looks_like_t
 from ..errors import BadRequest, ConfigError
 from ..hosting.plain import own_data_dir
 from ..records import dataclass
+from ..version import __version__
 from . import effects
 from .catalogue import CATALOGUE
 from .crushrc import document_of
@@ -96,6 +97,18 @@ class ConfigFiles:
         return self.data_dir / hashlib.sha256(os.fsencode(self.workspace)).hexdigest()[:16]
 
     @property
+    def _script_env(self) -> dict[str, str]:
+        """What a crushrc sees: the environment, and where Crush keeps its files."""
+        config = self.roots.config(self.env)
+        own = {
+            "CRUSH_VERSION": __version__,
+            "CRUSH_GLOBAL_CONFIG": str(config),
+            "CRUSH_GLOBAL_DATA": str(self.roots.crush_data(self.env)),
+            "CRUSH_SKILLS_DIR": self.env.get("CRUSH_SKILLS_DIR") or str(config / "skills"),
+        }
+        return {**self.env, **own}
+
+    @property
     def trust_store(self) -> TrustStore:
         return TrustStore.of(self.roots, self.env)
 
@@ -138,7 +151,7 @@ class ConfigFiles:
                 document, good = pending[source.path]
                 trust = Trust.TRUSTED if good else Trust.UNKNOWN
             elif source.is_script:
-                calls = self.scripts.calls(source.path, self.env)
+                calls = self.scripts.calls(source.path, self._script_env)
                 if calls is None:
                     continue
                 document, trust = document_of(source.path, calls, warn), Trust.TRUSTED

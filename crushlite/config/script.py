@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from ..clock import SystemClock
 from ..commands.process import start
 from ..errors import BadRequest, ConfigError
-from ..version import __version__
 from .files import SCRIPT, digest, is_private, read_bytes
 
 if TYPE_CHECKING:
@@ -112,14 +111,13 @@ async def _recorded(path: Path, env: Mapping[str, str]) -> bytes:
             command.kill()
 
     command = None
-    own = {"CRUSH_VERSION": __version__, "CRUSH_GLOBAL_CONFIG": str(path.parent)}
     # A file that BASH_ENV names would be run before the script, with its output in ours.
     given = {name: value for name, value in env.items() if name not in ("BASH_ENV", "ENV")}
     try:
         command = await start(
             ["bash", "--noprofile", "--norc", "-c", _WRAPPER, SCRIPT, str(path)],
             cwd=path.parent,
-            env={**given, **own},
+            env=given,
             clock=SystemClock(),
             on_output=take,
         )

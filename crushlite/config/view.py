@@ -236,12 +236,12 @@ class Config:
         if self.large is not None:
             name = f"{self.large.provider.id}/{self.large.model.id}"
             return AgentChoice("coder", f"model {name}, {self._why(self.large)}")
-        if waiting := [p.id for p in self.providers.values() if p.discover]:
-            names = ", ".join(waiting)
-            return AgentChoice("offline", f"the models of {names} are not known yet")
         for warning in self.warnings:
             if warning.reason is Reason.MODEL_UNKNOWN and warning.key == "models.large":
                 return AgentChoice("offline", f"{warning}; no other model is used instead")
+        if waiting := [p.id for p in self.providers.values() if p.discover]:
+            names = ", ".join(waiting)
+            return AgentChoice("offline", f"the models of {names} are not known yet")
         keys = ", ".join(known.key for known in CATALOGUE.values())
         reason = f"no configured provider is usable, and none of {keys} gives a key"
         for warning in self.warnings:

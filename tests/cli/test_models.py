@@ -79,6 +79,21 @@ class ListTests(ModelCase):
         self.assertEqual((code, printed), (2, ""))
         self.assertIn("no model has 'nosuch'", errors)
 
+    async def test_a_command_runs_the_script_of_the_user_once(self) -> None:
+        script = self.home / ".config/crush/crushrc"
+        script.write_text("echo x >> counter; provider add new --base-url http://x --api-keys k")
+        script.chmod(0o600)
+        code, printed, _ = await self.call("doctor", self.host)
+        self.assertEqual(code, 0, printed)
+        self.assertIn("`provider add`: --api-keys is not known", printed)
+        self.assertEqual((script.parent / "counter").read_text(), "x\n")
+
+    async def test_what_a_chosen_model_lacks_is_said_by_doctor(self) -> None:
+        self.configure({"models": {"large": {"provider": "openai", "model": "gpt-5"}}})
+        _, printed, _ = await self.call("doctor", self.host)
+        self.assertIn("its provider has no key: set OPENAI_API_KEY", printed)
+        self.assertIn("make its provider usable, or choose another one", printed)
+
     async def test_without_any_model_it_says_what_is_missing(self) -> None:
         (self.home / ".config/crush/crush.json").write_text("{}")
         code, printed, errors = await self.call("models")

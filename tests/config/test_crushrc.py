@@ -170,11 +170,12 @@ class RunningTests(ScriptCase):
     def test_it_runs_in_its_folder_with_its_variables_and_nothing_of_bash_before_it(self) -> None:
         before = self.write(self.base / "before.sh", "option notifications before\n")
         said = self.said(
-            'option notifications "$PWD|$CRUSH_GLOBAL_CONFIG|${CRUSH_VERSION:+yes}|$(cat)"',
+            'set -u; option notifications "$PWD|$CRUSH_GLOBAL_CONFIG|${CRUSH_VERSION:+yes}|'
+            '${CRUSH_SKILLS_DIR##*/}|${CRUSH_GLOBAL_DATA##*/}|$(cat)"',
             {"BASH_ENV": str(before)},
         )
         folder = self.script.parent
-        self.assertEqual(said["options", "notifications"], f"{folder}|{folder}|yes|")
+        self.assertEqual(said["options", "notifications"], f"{folder}|{folder}|yes|skills|crush|")
 
     def test_what_it_prints_is_no_call(self) -> None:
         said = self.said("printf '2\\0option\\0debug\\0'; echo model; option debug true")
