@@ -30,7 +30,7 @@ async def create(context: Context, request: Request) -> Response:
             f"client version {wanted.version[:80]} differs from the daemon's {WIRE_VERSION}: "
             "if something misbehaves, restart the older of the two"
         )
-        view.warning = "; ".join(filter(None, (differs, view.warning)))
+        view.warning = "\n".join(filter(None, (differs, view.warning)))
     return answer(view)
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.base import Scope
+from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
+from crushlite.coder.wing import CoderWing
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.protocol.questions import Choice, Question
 from crushlite.testing import LocalDaemon
@@ -356,6 +358,38 @@ class TwoWindows(BrowserCase):
         await anna.shows("1 other here", "#presence")
         await anna.shows("permissions off", "#yolo")
         await anna.shows("Scripted", "#model")
+
+
+class Models(BrowserCase):
+    async def test_a_model_is_chosen_in_one_window_and_shown_in_both(self) -> None:
+        models = [
+            {"id": "big", "name": "Big", "context_window": 64000},
+            {"id": "wee", "name": "<b>Wee</b>"},
+        ]
+        lab = {"name": "Lab", "base_url": "http://127.0.0.1:9/v1", "models": models}
+        daemon = LocalDaemon(find_agent("auto", SystemClock(), [CoderWing(local=())]), tcp=True)
+        file = daemon.root / "home/.config/crush/crush.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"providers": {"lab": lab}}))
+        self.daemon = await self.enterAsyncContext(daemon)
+        anna, bert = await self.enter(2)
+        shown = "document.querySelector('#model').selectedOptions[0]?.textContent"
+        for window in (anna, bert):
+            await window.wait(f"{shown} === 'Big · 64k'")
+        await anna.type("#model", "<b>Wee")
+        for window in (anna, bert):
+            await window.wait(f"{shown} === '<b>Wee</b>'")
+        info = (await self.daemon.call("GET", f"{await self.workspace()}/agent")).json
+        self.assertEqual(info["model"]["id"], "wee")
+        # One that cannot be chosen: the page says so, and shows what is in use.
+        await anna.script(
+            "const pick = document.querySelector('#model');"
+            "pick.add(new Option('Gone', JSON.stringify(['lab', 'gone'])));"
+            "pick.value = JSON.stringify(['lab', 'gone']);"
+            "pick.dispatchEvent(new Event('change'));"
+        )
+        await anna.shows("lab has no model 'gone'", "#trouble")
+        await anna.wait(f"{shown} === '<b>Wee</b>'")
 
 
 class Resilience(BrowserCase):

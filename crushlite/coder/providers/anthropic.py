@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING, Any
 from ..jsontext import loads
 from ..proxies import NO_PROXIES
 from .anthropic_answer import MessagesDecoder
-from .decoding import model_ids
+from .listing import listed_models
 from .transport import MODELS_SECONDS, Transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from ...clock import Clock
+    from ...protocol.config import Model
     from ..proxies import Proxies
     from .base import ChatMessage, Image, ModelRequest, Piece
     from .transport import Timeouts
@@ -92,11 +93,11 @@ class AnthropicProvider:
             path, lambda: self._body(request), MessagesDecoder(), chars=request.chars
         )
 
-    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[str]:
-        """The ids of the models that the server offers, the newest first. Raises ProviderError,
+    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[Model]:
+        """The models that the server offers, the newest first. Raises ProviderError,
         also if the answer is not complete within `timeout` seconds."""
         path = f"{self._prefix}/models"
-        return await self._transport.get(path, model_ids, timeout=timeout)
+        return await self._transport.get(path, listed_models, timeout=timeout)
 
     async def aclose(self) -> None:
         await self._transport.aclose()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..proxies import NO_PROXIES
 from .base import ProviderError
-from .decoding import model_ids
+from .listing import listed_models
 from .openai_answer import ChatDecoder
 from .transport import MODELS_SECONDS, Transport
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from ...clock import Clock
+    from ...protocol.config import Model
     from ..proxies import Proxies
     from .base import ChatMessage, Image, ModelRequest, Piece
     from .transport import Timeouts
@@ -84,10 +85,10 @@ class OpenAIProvider:
                 raise
             return
 
-    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[str]:
-        """The ids of the models that the server offers, in its order. Raises ProviderError, also if
+    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[Model]:
+        """The models that the server offers, in its order. Raises ProviderError, also if
         the answer is not complete within `timeout` seconds."""
-        return await self._transport.get("/models", model_ids, timeout=timeout)
+        return await self._transport.get("/models", listed_models, timeout=timeout)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
