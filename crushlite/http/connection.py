@@ -193,9 +193,7 @@ class Connection(asyncio.Protocol):
             uid = peer_uid(sock) if sock is not None else None
             if uid != self._owner.expected_uid:
                 return False
-        name = transport.get_extra_info("peername")
-        address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
-        self._peer = Peer(self._kind, uid, self._port, address)
+        self._peer = Peer(self._kind, uid, self._port)
         return True
 
     def data_received(self, data: bytes) -> None:
