@@ -217,7 +217,7 @@ SHAPES: list[tuple[type, str, str]] = [
         "session_id message_id",
         "run_id text error cancelled folded_into",
     ),
-    (AgentEvent, "type", "session_id session_title run_id error"),
+    (AgentEvent, "type", "session_id session_title run_id error progress"),
     (ConfigChanged, "workspace_id", ""),
     (Resync, "reason", ""),
 ]
