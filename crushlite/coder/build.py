@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from ..agent.base import Agent
 from ..listen import default_socket
+from ..version import NAME
 from ..worktree.paths import OwnFolders
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ..clock import Clock
@@ -58,6 +60,7 @@ def coder(
     proxies = proxies_of(env)
     options = CoderOptions(
         context_paths=config.options.context_paths,
+        global_paths=_global_paths(env, config.options.global_context_paths),
         auto_summarize=not config.options.disable_auto_summarize,
     )
     return Agent(
@@ -74,6 +77,18 @@ def coder(
             options=options,
             clock=clock,
         )
+    )
+
+
+def _global_paths(env: Mapping[str, str], configured: Sequence[str]) -> tuple[str, ...]:
+    """The user's own context files: the usual ones, then those that the user's configuration
+    names."""
+    home = env.get("HOME") or os.path.expanduser("~")
+    folder = env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    usual = ("AGENTS.md", f"{NAME}/AGENTS.md", "crush/CRUSH.md")
+    return (
+        *(os.path.join(folder, name) for name in usual),
+        *(os.path.join(home, name.removeprefix("~/")) for name in configured),
     )
 
 

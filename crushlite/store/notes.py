@@ -14,12 +14,14 @@ NOTES_CHARS = 1 << 20
 
 
 def get_notes(conn: sqlite3.Connection, scope: str, sid: str) -> str:
-    """What was kept last; empty if nothing was."""
+    """What was kept last; empty if nothing was. A database that came with a project may hold
+    anything: what `set_notes` would not have stored counts as nothing."""
     row = conn.execute(
-        "SELECT content FROM agent_notes WHERE scope = ? AND session_id = ?", (scope, sid)
+        "SELECT content FROM agent_notes WHERE scope = ? AND session_id = ? "
+        "AND typeof(content) = 'text' AND length(content) <= ?",
+        (scope, sid, NOTES_CHARS),
     ).fetchone()
-    # A database that came with a project may hold anything.
-    return row[0] if row is not None and isinstance(row[0], str) else ""
+    return str(row[0]) if row is not None else ""
 
 
 def set_notes(conn: sqlite3.Connection, scope: str, sid: str, content: str) -> None:
