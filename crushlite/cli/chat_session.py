@@ -187,7 +187,7 @@ class Chat:
             return
         self.changed()
         if event.error and not self.view.error_shown(event.message_id, event.error):
-            self.complain(event.error)  # as for an event that could not be saved
+            self.complain(event.error)  # as for an ending that could not be saved
         elif event.cancelled and not event.message_id:
             self.note("a queued prompt was dropped")
 
