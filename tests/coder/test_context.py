@@ -435,7 +435,7 @@ class GitTests(CoderBench):
         self.services = dataclasses.replace(self.services, clock=SystemClock())
         with (
             mock.patch.object(gitfacts, "SECONDS", 0.01),
-            mock.patch.object(gitfacts, "git_words", return_value=sleeping),
+            mock.patch.object(gitfacts, "_commands", return_value=[sleeping] * 2),
         ):
             self.assertEqual(await self.facts(), "Git repository: yes")
 
