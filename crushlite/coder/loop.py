@@ -121,9 +121,8 @@ class _TurnState:
 
     briefing: Briefing
     guard: RepeatGuard = dataclasses.field(default_factory=RepeatGuard)
-    used: set[str] = dataclasses.field(
-        default_factory=set
-    )  # ids of its tool calls, summarized ones too
+    # The ids of its tool calls, of those that were summarized too.
+    used: set[str] = dataclasses.field(default_factory=set)
     tokens: int = 0
 
 
