@@ -13,11 +13,11 @@ from ..version import NAME
 from ..worktree.paths import OwnFolders
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ..clock import Clock
-    from ..config import Config, Selected
+    from ..config import Config, ConfigOptions, Selected
     from .loop import ServedModel
     from .proxies import Proxies
 
@@ -60,7 +60,7 @@ def coder(
     proxies = proxies_of(env)
     options = CoderOptions(
         context_paths=config.options.context_paths,
-        global_paths=_global_paths(env, config.options.global_context_paths),
+        global_paths=_global_paths(env, config.options),
         auto_summarize=not config.options.disable_auto_summarize,
     )
     return Agent(
@@ -80,12 +80,14 @@ def coder(
     )
 
 
-def _global_paths(env: Mapping[str, str], configured: Sequence[str]) -> tuple[str, ...]:
+def _global_paths(env: Mapping[str, str], options: ConfigOptions) -> tuple[str, ...]:
     """The user's own context files: the usual ones, then those that the user's configuration
-    names."""
+    names. Only the user's files can name a context path that begins with `~`."""
     home = env.get("HOME") or os.path.expanduser("~")
     folder = env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     usual = ("AGENTS.md", f"{NAME}/AGENTS.md", "crush/CRUSH.md")
+    configured = [name for name in options.context_paths if name.startswith("~/")]
+    configured += options.global_context_paths
     return (
         *(os.path.join(folder, name) for name in usual),
         *(os.path.join(home, name.removeprefix("~/")) for name in configured),

@@ -445,7 +445,9 @@ class ConfiguredContextTests(ConfiguredTestCase):
         for name, text in (("AGENTS.md", "I am Kim."), ("crush/CRUSH.md", "Be brief.")):
             (self.home / ".config" / name).write_text(text)
         (self.home / "mine.md").write_text("My own.")
-        self.configure(options={"global_context_paths": ["~/mine.md"]})
+        (self.home / "more.md").write_text("And more.")
+        options = {"global_context_paths": ["~/mine.md"], "context_paths": ["~/more.md"]}
+        self.configure(options=options)
         folder = self.folder("with rules")
         (folder / ".github").mkdir()
         (folder / ".github/copilot-instructions.md").write_text("Copilot's.")
@@ -454,7 +456,7 @@ class ConfiguredContextTests(ConfiguredTestCase):
         anna = await self.join(folder)
         await self.turn(anna, await anna.session(), "hello")
         system = self.model.requests[0]["messages"][0]["content"]
-        for text in ("I am Kim.", "Be brief.", "My own.", "Copilot's.", "Cursor's."):
+        for text in ("I am Kim.", "Be brief.", "My own.", "And more.", "Copilot's.", "Cursor's."):
             self.assertIn(f">\n{text}\n</context>", system)
 
     async def test_clients_see_what_the_user_typed_and_no_notes(self) -> None:
