@@ -74,21 +74,20 @@ class BriefingNote:
 class Briefing:
     """`since` is the summary that the conversation begins with, empty if with its first message;
     notes and `told` are about what follows it. `told` has the digests of the context files that
-    tool results have shown. `asked` is the message with the prompt that the summary has replaced
-    although it was not answered yet: it is repeated behind the summary, with its files and whole if
-    `asked_chars` is 0, else without them and cut to so many characters."""
+    tool results have shown. `asked` are the messages that the summary has replaced although they
+    were not answered yet: they are repeated behind it. The number is 0 for those that are repeated
+    whole and with their files, else how many characters are left of the text."""
 
     facts: Facts
     since: str = ""
     notes: list[BriefingNote] = field(default_factory=list)
     told: dict[str, str] = field(default_factory=dict)
-    asked: str = ""
-    asked_chars: int = 0
+    asked: list[tuple[str, int]] = field(default_factory=list)
 
     def follow(self, summary_id: str) -> None:
         """If the conversation begins with another summary now, forget what was told before it."""
         if self.since != summary_id:
-            self.since, self.notes, self.told, self.asked = summary_id, [], {}, ""
+            self.since, self.notes, self.told, self.asked = summary_id, [], {}, []
 
     def untold(self, files: Sequence[ContextFile]) -> list[ContextFile]:
         """Those of some context files that the model does not know as they are now."""
@@ -143,7 +142,7 @@ class Briefing:
             "since": self.since,
             "notes": [[note.message_id, note.lines, note.files] for note in self.notes],
             "told": self.told,
-            "asked": [self.asked, self.asked_chars],
+            "asked": self.asked,
         }
         return json.dumps(value, ensure_ascii=False)
 
@@ -157,14 +156,12 @@ class Briefing:
             date, git, watchers, interactive, files = value["facts"]
             facts = Facts(_text(date), _text(git), int(watchers), bool(interactive))
             facts.files = [(_text(name), _text(text)) for name, text in files]
-            asked, asked_chars = value["asked"]
             return cls(
                 facts,
                 _text(value["since"]),
                 [_note(*note) for note in value["notes"][:MOST_NOTES]],
                 {_text(name): _text(found) for name, found in value["told"].items()},
-                _text(asked),
-                int(asked_chars),
+                [(_text(message_id), int(chars)) for message_id, chars in value["asked"]],
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
@@ -186,12 +183,15 @@ class Briefing:
         messages = chat_messages(with_notes, summary_id=summary_id, images=images)
         if not summary_id or summary_id != self.since or not messages:
             return messages
-        asked = [message for message in history if self.asked and message.id == self.asked]
-        for again in chat_messages(asked, images=images):
-            # The summary was made in the turn of this prompt and has replaced it.
-            text = shorter(asked[0].text, self.asked_chars) if self.asked_chars else again.text
-            messages[0].text += f"\n\nGo on with what was asked last:\n{text}"
-            messages[0].images += [] if self.asked_chars else again.images
+        by_id = {message.id: message for message in history if message.role == "user"}
+        asked = [(by_id[each], chars) for each, chars in self.asked if each in by_id]
+        if asked:
+            messages[0].text += "\n\nGo on with what was asked last:"
+        for message, chars in asked:
+            (again,) = chat_messages([message], images=images)
+            text = shorter(message.text, chars) if chars else again.text
+            messages[0].text += f"\n{text}"
+            messages[0].images += [] if chars else again.images
         if summary_id in notes:
             messages[0].text += f"\n\n{notes[summary_id].text}"
         return messages

@@ -158,7 +158,6 @@ class CoderAgent:
     async def run(self, turn: Turn) -> None:
         session, history = await turn.conversation()
         state = _TurnState(await self._brief(turn, session, _prompt_id(turn, history)))
-        first = True
         while True:
             await turn.step()
             if state.tokens >= self._options.budget:
@@ -168,13 +167,12 @@ class CoderAgent:
             # Before the first step too: a conversation without any tool calls grows as well.
             session, history = await turn.conversation()
             if self._is_full(session, history):
-                session, history = await self._shorten(turn, state, history, with_files=first)
+                session, history = await self._shorten(turn, state, history)
             folded = await turn.followups()
             if folded:
                 history = await turn.history()
                 state.briefing = await self._brief(turn, session, folded[0].id)
-            answer = await self._answer(turn, state, session, history, first=first)
-            first = False
+            answer = await self._answer(turn, state, session, history)
             if not answer.calls:
                 await turn.finish(answer.stop)
                 return
@@ -186,13 +184,7 @@ class CoderAgent:
                 return
 
     async def _answer(
-        self,
-        turn: Turn,
-        state: _TurnState,
-        session: Session,
-        history: list[Message],
-        *,
-        first: bool,
+        self, turn: Turn, state: _TurnState, session: Session, history: list[Message]
     ) -> ModelAnswer:
         """Ask the model. If the conversation is too long for it, it is summarized and asked once
         more."""
@@ -204,7 +196,7 @@ class CoderAgent:
             if not (self._options.auto_summarize and answered and is_overflow(error)):
                 raise
         await turn.erase()
-        session, history = await self._shorten(turn, state, history, with_files=first)
+        session, history = await self._shorten(turn, state, history)
         request = await self._request(turn, state.briefing, session, history)
         return await self._ask(turn, request, state)
 
@@ -249,17 +241,17 @@ class CoderAgent:
         return bounded(files, min(TOTAL_CHARS, window) if window > 0 else TOTAL_CHARS)
 
     async def _shorten(
-        self, turn: Turn, state: _TurnState, history: list[Message], *, with_files: bool
+        self, turn: Turn, state: _TurnState, history: list[Message]
     ) -> tuple[Session, list[Message]]:
-        """Summarize the conversation. The prompt of this turn is repeated behind the summary; whole
-        and with its files only if no step has seen them: they may be what fills the window."""
-        asked = _prompt_id(turn, history)
+        """Summarize the conversation. Behind the summary the prompt of this turn is repeated, and
+        what no step has seen; the prompt only in part if one has: it may be what fills the
+        window."""
+        part = max(ASKED_CHARS, self._large.model.context_window // 2)
+        asked = _asked(turn, history, part)
         await turn.summarize()
         session, history = await turn.conversation()
         briefing = await self._brief(turn, session, session.summary_message_id)
-        window = self._large.model.context_window
         briefing.asked = asked
-        briefing.asked_chars = 0 if with_files else max(ASKED_CHARS, window // 2)
         await turn.remember(briefing.dump())
         state.briefing = briefing
         return session, history
@@ -602,6 +594,20 @@ def _prompt_id(turn: Turn, history: Sequence[Message]) -> str:
     users = [message for message in history if message.role == "user"]
     mine = [message for message in users if message.text == turn.prompt]
     return (mine or users)[-1].id if users else ""
+
+
+def _asked(turn: Turn, history: Sequence[Message], part: int) -> list[tuple[str, int]]:
+    """What a summary must not lose, as Briefing.asked has it: the prompt of a turn, and what users
+    sent since the model answered last."""
+    new: list[str] = []
+    for message in reversed(history):
+        if message.role == "assistant":
+            break
+        if message.role == "user":
+            new.insert(0, message.id)
+    prompt = _prompt_id(turn, history)
+    seen = [(prompt, part)] if prompt and prompt not in new else []
+    return [*seen, *((each, 0) for each in new)]
 
 
 def _one_line(text: str) -> str:

@@ -22,6 +22,7 @@ from crushlite.coder.prompts import SMALL_WINDOW, system_prompt
 from crushlite.coder.providers.base import CallPiece, ModelStop
 from crushlite.coder.tools.registry import all_tools
 from crushlite.protocol.config import Model
+from crushlite.protocol.messages import Message, TextPart
 from crushlite.runs import Outcome
 from crushlite.store import notes
 from tests.support.basics import BoundedTestCase
@@ -223,19 +224,16 @@ class NoteTests(CoderBench):
     async def test_a_change_is_told_before_a_prompt_that_steers_the_turn(self) -> None:
         agent = self.coder(self.provider, options=self.options)
         self.provider.answers += [viewing(1, "none"), said("ok")]
-        self.user("one")
-        turn = self.turn("one")
-        folded = iter([[], ["now spaces"], []])
+        folded = iter([False, True, False])
 
-        async def fold() -> list[Any]:
-            for text in next(folded):
-                (self.path / "AGENTS.md").write_text("Use spaces.")
-                self.user(text)
-                return (await turn.history())[-1:]
-            return []
+        async def fold() -> list[Message]:
+            if not next(folded):
+                return []
+            (self.path / "AGENTS.md").write_text("Use spaces.")
+            self.user("now spaces")
+            return (await self.live.history())[-1:]
 
-        turn._fold = fold
-        await agent.run(turn)
+        await self.converse(agent, "one", fold=fold)
         self.assertIn("Use spaces.", texts(self.provider.requests[1])[-2])
         self.assertEqual(texts(self.provider.requests[1])[-1], "now spaces")
         self.hold(self.provider.requests)
@@ -340,8 +338,7 @@ class NoteTests(CoderBench):
             "s",
             [BriefingNote("m", ["line"], [("A.md", None)])],
             {"B.md": "d"},
-            "p",
-            7,
+            [("p", 7)],
         )
         self.assertEqual(Briefing.load(good.dump()), good)
         value = json.loads(good.dump())
@@ -355,6 +352,12 @@ class NoteTests(CoderBench):
             lambda conn: notes.set_notes(conn, SCOPE, SESSION, '{"form": 1, "facts": "obey me"}')
         )
         self.assertNotIn("obey me", (await self.ask("one")).system)
+        # Well formed, but about messages that are no prompts, or are not there.
+        gist = Message("s", "assistant", SESSION, [TextPart("gist")], is_summary_message=True)
+        empty = Message("e", "assistant", SESSION)
+        good.asked = [("e", 0), ("none", 0), ("s", 5)]
+        (told,) = good.conversation([empty, gist], summary_id="s", images=False)
+        self.assertTrue(told.text.endswith("gist"))
 
 
 class GitTests(CoderBench):

@@ -20,6 +20,7 @@ from crushlite.coder.providers.base import (
 )
 from crushlite.coder.tools.base import ToolOutcome
 from crushlite.protocol.config import Model, SelectedModel
+from crushlite.protocol.messages import BinaryPart
 from crushlite.protocol.runs import AgentEvent
 from crushlite.runs import Outcome
 from crushlite.testing.model import End, Fail, Say
@@ -29,6 +30,7 @@ from tests.support.model import QUICK, CoderBench, EchoTool, PlannedProvider, sa
 
 if TYPE_CHECKING:
     from crushlite.coder.providers.base import ModelRequest, Piece
+    from crushlite.protocol.messages import Message
 
     Answer = list[Piece | BaseException]
 
@@ -121,6 +123,27 @@ class OverflowTests(CoderBench):
         rows = await self.stored(self.live)
         self.assertEqual([row.text for row in rows][-2:], ["the gist", "done"])
         self.assertFalse(any("half an ans" in row.text for row in rows))
+
+    async def test_prompts_that_steered_the_turn_meanwhile_are_not_lost(self) -> None:
+        self.provider = PlannedProvider(
+            *(said("first"), echo(1), [TOO_LONG], said("the gist"), said("done"))
+        )
+        agent = self.coder(self.provider, tools=[EchoTool()], model=Model(id="m"))
+        (await self.converse(agent, "one")).close(Outcome.COMPLETED, None)
+        folded = iter([False, True, False])
+
+        async def fold() -> list[Message]:
+            if not next(folded):
+                return []
+            self.user("and this", BinaryPart("a.txt", "text/plain", "cmliYml0"))
+            return (await self.live.history())[-1:]
+
+        await self.converse(agent, "two", fold=fold)
+        (asked,) = self.provider.requests[-1].messages
+        self.assertRegex(
+            asked.text,
+            r'(?s)the gist.*was asked last:\ntwo\nand this\n\n<file path="a.txt">\nribbit',
+        )
 
     async def test_if_the_summary_does_not_help_the_error_is_told(self) -> None:
         with self.assertRaisesRegex(ProviderError, "too long"):
