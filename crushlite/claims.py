@@ -345,6 +345,10 @@ class Claims:
         """How many clients with an open stream look at the session; two streams count once."""
         return sum(claim.session == session for claim in self._streaming(workspace))
 
+    def watchers(self, workspace: str) -> int:
+        """How many clients have an open stream; two streams count once."""
+        return len(self._streaming(workspace))
+
     def say_interactive(self, workspace: str, client: str | None, interactive: bool) -> None:
         """Whether a person sits at this client. Nothing is recorded for one without a claim.
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Protocol
 from .backlog import Backlog, Event, LinearBacklog
 from .errors import IllegalCall
 from .protocol.codec import dumps
-from .protocol.events import Resync, to_json
+from .protocol.events import Resync, is_base, to_json
 from .protocol.messages import Message, MessageDelta, ToolOutput
 from .protocol.sessions import Session
 from .records import dataclass
@@ -449,8 +449,7 @@ class Hub:
         body = to_json(action, payload)
         frame = b"data: " + dumps(body) + b"\n\n"
         id_line = b"" if seq is None else self._id_line(seq)
-        if isinstance(payload, ToolOutput):
-            # Not in the base protocol: for streams that asked for ids.
+        if not is_base(payload):
             id_line, frame = id_line + frame, b""
         size = len(id_line) + len(frame)
         kind = body["type"]

@@ -113,6 +113,11 @@ class Turn(Protocol):
         """Whether a client is attached that may answer questions."""
         ...
 
+    @property
+    def watchers(self) -> int:
+        """How many clients are attached to the workspace."""
+        ...
+
     async def session(self) -> Session: ...
 
     async def history(self) -> list[Message]:
@@ -121,6 +126,16 @@ class Turn(Protocol):
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         """The session and its messages, in one read."""
+        ...
+
+    async def recall(self) -> str:
+        """What this agent has kept with the session by `remember`; empty if nothing. As the text
+        comes from the session's database, check it like any input."""
+        ...
+
+    async def remember(self, notes: str) -> None:
+        """Keep a text of the agent's own with the session, for later turns: it survives a restart
+        and no client sees it. It replaces the one before. Raises BadRequest for more than 1 MiB."""
         ...
 
     async def say(self, text: str) -> None:
@@ -157,6 +172,11 @@ class Turn(Protocol):
 
     def progress(self, id: str, output: str) -> None:
         """Show clients the output of a running tool so far; it is not stored."""
+        ...
+
+    def retrying(self, words: str) -> None:
+        """Show clients that a model call has failed and will be made again, when and why; it is not
+        stored."""
         ...
 
     async def step(self) -> None:

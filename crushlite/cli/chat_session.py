@@ -26,7 +26,7 @@ from ..protocol.events import Resync
 from ..protocol.messages import Message, ToolOutput
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
-from ..protocol.runs import RunComplete
+from ..protocol.runs import AgentEvent, RunComplete
 from ..protocol.sessions import Session
 from . import CANCELED
 from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
@@ -157,8 +157,8 @@ class Chat:
             self.view.output(payload)
         elif isinstance(payload, Session):
             self._session(event.action, payload)
-        elif isinstance(payload, RunComplete):
-            self._ended(payload)
+        elif isinstance(payload, AgentEvent | RunComplete):
+            self._about_run(payload)
         elif isinstance(payload, PermissionNotification | QuestionNotification):
             self._answered(payload)
             self.changed()
@@ -178,13 +178,17 @@ class Chat:
         else:
             self.session = session
 
-    def _ended(self, ending: RunComplete) -> None:
-        if ending.session_id != self.session.id:
+    def _about_run(self, event: AgentEvent | RunComplete) -> None:
+        if event.session_id != self.session.id:
+            return
+        if isinstance(event, AgentEvent):
+            if event.type == "retry":
+                self.note(one_line(event.progress))
             return
         self.changed()
-        if ending.error and not self.view.error_shown(ending.message_id, ending.error):
-            self.complain(ending.error)  # as for an ending that could not be saved
-        elif ending.cancelled and not ending.message_id:
+        if event.error and not self.view.error_shown(event.message_id, event.error):
+            self.complain(event.error)  # as for an ending that could not be saved
+        elif event.cancelled and not event.message_id:
             self.note("a queued prompt was dropped")
 
     async def _connection(self, payload: Lost | Recovered | Resync) -> None:

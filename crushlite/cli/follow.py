@@ -21,10 +21,10 @@ from ..protocol.codec import dumps, encode
 from ..protocol.events import KINDS, to_json
 from ..protocol.messages import Message, TextPart, ToolCallPart, ToolOutput
 from ..protocol.permissions import PermissionRequest
-from ..protocol.runs import RunComplete
+from ..protocol.runs import AgentEvent, RunComplete
 from . import BROKEN_PIPE, CANCELED
 from .render import Requests, ShownMessages, request_words
-from .text import clean, cut, discard_stdout
+from .text import clean, cut, discard_stdout, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -144,6 +144,9 @@ class RunNotes:
             self._messages.take(payload)
         elif isinstance(payload, ToolOutput):
             self._messages.output(payload)
+        elif isinstance(payload, AgentEvent):
+            if payload.type == "retry":
+                self._progress.say(one_line(payload.progress))
         else:
             self._request(payload)
         self._progress.doing(self._activity())

@@ -11,7 +11,7 @@ from ..client import Lost, Recovered
 from ..protocol.events import KINDS, ConfigChanged, Resync, to_json
 from ..protocol.messages import Message
 from ..protocol.permissions import PermissionRequest
-from ..protocol.runs import RunComplete
+from ..protocol.runs import AgentEvent, RunComplete
 from ..protocol.sessions import File, Session
 from . import CANCELED
 from .common import add_connection, add_json, command, opened, say, show, show_json
@@ -121,6 +121,8 @@ class EventLines:
             return self._of(payload.session_id, *lines)
         if isinstance(payload, RunComplete):
             return self._of(payload.session_id, self._ending(payload))
+        if isinstance(payload, AgentEvent) and payload.type == "retry":
+            return self._of(payload.session_id, self._style.yellow(one_line(payload.progress)))
         if isinstance(payload, File):
             return self._of(payload.session_id, f"changed {payload.path}")
         return self.request(payload) or self._about_us(payload)

@@ -66,6 +66,8 @@ class ModelAnswer:
     calls: dict[int, ToolRequest] = field(default_factory=dict)
     stop: str = ""
     chars: int = 0  # of text, reasoning and arguments
+    text_chars: int = 0  # of text alone
+    called: bool = False  # whether it asked for tools
     prompt: int | None = None
     completion: int | None = None
     cache_read: int = 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from ..agent.base import Agent
 from ..listen import default_socket
+from ..version import NAME
 from ..worktree.paths import OwnFolders
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..clock import Clock
-    from ..config import Config, Selected
+    from ..config import Config, ConfigOptions, Selected
     from .loop import ServedModel
     from .proxies import Proxies
 
@@ -60,6 +62,7 @@ def coder(
     proxies = proxies_of(env)
     options = CoderOptions(
         context_paths=config.options.context_paths,
+        global_paths=_global_paths(env, config.options),
         auto_summarize=not config.options.disable_auto_summarize,
         commits=commit_instructions(config.options.attribution, config.large.model.id),
     )
@@ -79,6 +82,20 @@ def coder(
             options=options,
             clock=clock,
         )
+    )
+
+
+def _global_paths(env: Mapping[str, str], options: ConfigOptions) -> tuple[str, ...]:
+    """The user's own context files: the usual ones, then those that the user's configuration
+    names. Only the user's files can name a context path that begins with `~`."""
+    home = env.get("HOME") or os.path.expanduser("~")
+    folder = env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    usual = ("AGENTS.md", f"{NAME}/AGENTS.md", "crush/CRUSH.md")
+    configured = [name for name in options.context_paths if name.startswith("~/")]
+    configured += options.global_context_paths
+    return (
+        *(os.path.join(folder, name) for name in usual),
+        *(os.path.join(home, name.removeprefix("~/")) for name in configured),
     )
 
 

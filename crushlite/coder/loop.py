@@ -2,21 +2,23 @@
 
 One turn is a loop of steps. A step folds in the prompts that were sent meanwhile, asks the model
 with the whole conversation, streams its answer into one assistant message, and runs the tools that
-it called. The turn ends when the model calls no tool, when a tool's outcome says stop, or when the
-model repeats itself.
+it called. The turn ends when the model calls no tool, when a tool's outcome says stop, when the
+model goes in circles, or when a limit is reached: that of the prompt, or the budget of tokens.
 
-The agent keeps no conversation of its own: each request is made from the stored history, so it
-cannot differ from it after a restart, a cancel or another client's prompt.
+The agent keeps no conversation of its own: each request is made from the stored history and from
+what briefing.py keeps with the session, so it cannot differ from them after a restart, a cancel or
+another client's prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import re
-from collections import Counter, deque
+import time
 from typing import TYPE_CHECKING
 
 from ..agent.base import Info, Title, Usage
@@ -24,9 +26,13 @@ from ..clock import time_limit
 from ..errors import CrushliteError, LimitReached
 from ..records import dataclass
 from .answers import RUN_CALLS, ModelAnswer
-from .history import chat_messages, estimated_tokens
+from .briefing import Briefing, Facts, digest
+from .context import TOTAL_CHARS, block, bounded, context_files, files_above, user_files
+from .gitfacts import git_facts
+from .history import estimated_tokens
 from .jsontext import LIGHT_CHARS
-from .prompts import SUMMARY, TITLE, context_files, system_prompt
+from .overflow import cut, is_overflow, new_tokens
+from .prompts import SUMMARY, TITLE, system_prompt
 from .providers.base import (
     CallPiece,
     ChatMessage,
@@ -37,6 +43,7 @@ from .providers.base import (
     Thought,
     Tokens,
 )
+from .repeats import STOPPED, RepeatGuard
 from .tools.base import ToolOutcome, ToolUse, failure, spec_of
 
 if TYPE_CHECKING:
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
     from .answers import ToolRequest
+    from .context import ContextFile
     from .providers.base import ModelClient, ToolSpec
     from .tools.base import Tool, ToolContext
 
@@ -56,18 +64,20 @@ log = logging.getLogger(__name__)
 FEW_MESSAGES = 64
 RETRIES = 3
 RETRY_SECONDS = 180.0  # for all pauses between the attempts of a step together
+REASON_CHARS = 300  # of an error, where clients are told of a retry
+ASKED_CHARS = 4000  # of a prompt that is repeated behind a summary, at least
 TITLE_SECONDS = 60.0
-MAX_STEPS = 100
-# The model repeats itself if one call had the same result more than REPEATS times within the last
-# REPEAT_WINDOW steps.
-REPEAT_WINDOW = 10
-REPEATS = 5
+TITLE_TOKENS = 100
+REASONED_TITLE_TOKENS = 500  # for models that may reason whatever they are asked
+NO_REASONING = ("none", "minimal", "low")  # levels, the least first
+FILE_TOOLS = ("view", "edit", "multiedit", "write")  # those with a file_path
 
 
 ANNOUNCED = 32  # tool calls that clients see before the answer is complete
 PARALLEL = 8  # tools of one run at the same time
 RESULT_CHARS = 2_000_000  # of all results of one answer: they are part of every later request
 TITLE_CHARS = 10_000  # some models reason before they write the title
+BUDGET = 50_000_000  # tokens of one turn, sent and received
 
 TOO_MANY_CALLS = (
     f"this call was not run: of one answer only {RUN_CALLS} are. Ask for it again if it is needed"
@@ -99,8 +109,21 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class CoderOptions:
     context_paths: tuple[str, ...] = ()
+    global_paths: tuple[str, ...] = ()  # of the user's own context files, absolute
     auto_summarize: bool = True
-    commits: str = ""  # what the system prompt says about commit messages; see attribution.py
+    commits: str = ""  # what the system prompt says about commit messages
+    budget: int = BUDGET
+
+
+@dataclass(slots=True)
+class _TurnState:
+    """What the steps of one turn share."""
+
+    briefing: Briefing
+    guard: RepeatGuard = dataclasses.field(default_factory=RepeatGuard)
+    # The ids of its tool calls, of those that were summarized too.
+    used: set[str] = dataclasses.field(default_factory=set)
+    tokens: int = 0
 
 
 class CoderAgent:
@@ -133,69 +156,112 @@ class CoderAgent:
     # The turn ------------------------------------------------------------------------------------
 
     async def run(self, turn: Turn) -> None:
-        system = await self._system(turn)
-        recent: deque[tuple[int, ...]] = deque(maxlen=REPEAT_WINDOW)
-        used: set[str] = set()  # ids of this turn's tool calls, those that were summarized too
-        restated: ChatMessage | None = None  # the prompt, once a summary has replaced it
-        limit = turn.max_steps or MAX_STEPS
-        for step in range(limit):
+        session, history = await turn.conversation()
+        state = _TurnState(await self._brief(turn, session, _prompt_id(turn, history)))
+        while True:
             await turn.step()
+            if state.tokens >= self._options.budget:
+                raise LimitReached(
+                    f"stopped after {state.tokens} tokens, the budget of a run: ask again to go on"
+                )
             # Before the first step too: a conversation without any tool calls grows as well.
             session, history = await turn.conversation()
-            if self._is_full(session):
-                await turn.summarize()
-                restated = await self._restated(turn, with_files=step == 0)
-                session, history = await turn.conversation()
-            if await turn.followups():
+            if self._is_full(session, history):
+                session, history = await self._shorten(turn, state, history)
+            folded = await turn.followups()
+            if folded:
                 history = await turn.history()
-            request = await self._request(turn, session, history, system, restated)
-            answer = await self._ask(turn, request, used)
+                state.briefing = await self._brief(turn, session, folded[0].id)
+            answer = await self._answer(turn, state, session, history)
             if not answer.calls:
                 await turn.finish(answer.stop)
                 return
-            outcomes = await self._run_tools(turn, answer)
+            outcomes = await self._run_tools(turn, state, answer)
             if any(outcome.stop for outcome in outcomes):
                 return
-            recent.append(_signatures(answer, outcomes))
-            if _repeats(recent):
-                await turn.say("I stopped: the same tool call kept giving the same result.")
+            if state.guard.take(answer, outcomes):
+                await turn.say(STOPPED)
                 return
-        raise LimitReached(f"stopped at max_steps = {limit}: ask again to go on")
 
-    async def _system(self, turn: Turn) -> str:
-        return await self._context.blocking(self._read_system, turn.interactive)
+    async def _answer(
+        self, turn: Turn, state: _TurnState, session: Session, history: list[Message]
+    ) -> ModelAnswer:
+        """Ask the model. If the conversation is too long for it, it is summarized and asked once
+        more."""
+        request = await self._request(turn, state.briefing, session, history)
+        try:
+            return await self._ask(turn, request, state)
+        except ProviderError as error:
+            answered = any(message.role == "assistant" for message in history)
+            if not (self._options.auto_summarize and answered and is_overflow(error)):
+                raise
+        await turn.erase()
+        session, history = await self._shorten(turn, state, history)
+        request = await self._request(turn, state.briefing, session, history)
+        return await self._ask(turn, request, state)
 
-    def _read_system(self, interactive: bool) -> str:
-        """The system message, with the context files as they are now. Blocks."""
-        files = context_files(self._context.path, self._options.context_paths, self._context.own)
-        return system_prompt(
-            self._context.path,
-            files,
-            prefix=self._large.system_prefix,
-            commits=self._options.commits,
-            interactive=interactive,
+    # What the model is told ----------------------------------------------------------------------
+
+    async def _brief(self, turn: Turn, session: Session, message_id: str) -> Briefing:
+        """What the model was told about its surroundings, or is told now if the session is new.
+        What has changed since then is told in front of this message; if there is no message, it
+        waits."""
+        kept = await turn.recall()
+        light = len(kept) <= LIGHT_CHARS
+        briefing = (
+            Briefing.load(kept) if light else await self._context.blocking(Briefing.load, kept)
         )
+        now = Facts(
+            date=time.strftime("%Y-%m-%d", time.localtime(self._clock.now())),
+            watchers=turn.watchers,
+            interactive=turn.interactive,
+            files=await self._context.blocking(self._context_files),
+        )
+        if briefing is None:
+            briefing = Briefing(now, session.summary_message_id)
+            if message_id:
+                now.git = await git_facts(turn, self._context)
+                await turn.remember(briefing.dump())
+            return briefing
+        before = briefing.dump()
+        briefing.follow(session.summary_message_id)
+        note = briefing.news(now, message_id) if message_id else None
+        if note is not None:
+            briefing.notes.append(note)
+        if briefing.dump() != before:
+            await turn.remember(briefing.dump())
+        return briefing
 
-    async def _restated(self, turn: Turn, *, with_files: bool) -> ChatMessage:
-        """The prompt of this turn, to be repeated after a summary. Its files are repeated only if
-        no step has seen them: they may be what fills the context window."""
-        found: list[ChatMessage] = []
-        if with_files:
-            users = [m for m in await turn.history() if m.role == "user" and m.text == turn.prompt]
-            found = chat_messages(users[-1:], images=self._large.model.supports_attachments)
-        return found[0] if found else ChatMessage("user", turn.prompt)
+    def _context_files(self) -> list[ContextFile]:
+        """The context files of the user and of the project as they are now. Blocks."""
+        files = user_files(self._options.global_paths)
+        files += context_files(self._context.path, self._options.context_paths, self._context.own)
+        window = self._large.model.context_window
+        # At four characters to a token, a quarter of the window.
+        return bounded(files, min(TOTAL_CHARS, window) if window > 0 else TOTAL_CHARS)
+
+    async def _shorten(
+        self, turn: Turn, state: _TurnState, history: list[Message]
+    ) -> tuple[Session, list[Message]]:
+        """Summarize the conversation. Behind the summary the prompt of this turn is repeated, and
+        what no step has seen; the prompt only in part if one has: it may be what fills the
+        window."""
+        part = max(ASKED_CHARS, self._large.model.context_window // 2)
+        asked = _asked(turn, history, part)
+        await turn.summarize()
+        session, history = await turn.conversation()
+        briefing = await self._brief(turn, session, session.summary_message_id)
+        briefing.asked = asked
+        await turn.remember(briefing.dump())
+        state.briefing = briefing
+        return session, history
 
     async def _request(
-        self,
-        turn: Turn,
-        session: Session,
-        history: list[Message],
-        system: str,
-        restated: ChatMessage | None = None,
+        self, turn: Turn, briefing: Briefing, session: Session, history: list[Message]
     ) -> ModelRequest:
         large = self._large
         convert = functools.partial(
-            chat_messages,
+            briefing.conversation,
             history,
             summary_id=session.summary_message_id,
             images=large.model.supports_attachments,
@@ -206,50 +272,63 @@ class CoderAgent:
             for tool in self._tools.values()
             if turn.interactive or tool.name != "question"
         ]
-        if restated is not None and session.summary_message_id and messages:
-            # The summary was made in this turn and has replaced its prompt, too.
-            messages[0].text += f"\n\nGo on with what was asked last:\n{restated.text}"
-            messages[0].images += restated.images
+        system = system_prompt(
+            self._context.path,
+            briefing.facts,
+            tools=self._tools,
+            window=large.model.context_window,
+            prefix=large.system_prefix,
+            commits=self._options.commits,
+        )
         return _model_request(large, system, messages, tools)
 
     async def _ask(
-        self, turn: Turn, request: ModelRequest, used: set[str] | None = None
+        self, turn: Turn, request: ModelRequest, state: _TurnState | None = None
     ) -> ModelAnswer:
-        """Ask the model and stream its answer. Retries while the error says that it may help; what
-        a failed attempt streamed is erased before the next one. Raises the last ProviderError; what
-        the last attempt streamed stays. `used` gets the ids of the answer's tool calls."""
+        """Ask the model and stream its answer; without `state` its tool calls are left out. Retries
+        while the error says that it may help; what a failed attempt streamed is erased before the
+        next one, and clients are told. Raises the last ProviderError; what the last attempt
+        streamed stays."""
         waited = 0.0
         for attempt in range(RETRIES + 1):
-            answer = ModelAnswer(used=set(used or ()))
+            answer = ModelAnswer(used=set(state.used if state is not None else ()))
             try:
-                await self._stream(turn, request, answer)
+                await self._stream(turn, request, answer, with_calls=state is not None)
             except ProviderError as error:
                 delay = error.retry_after or float(2**attempt)
                 if not error.retryable or attempt == RETRIES or waited + delay > RETRY_SECONDS:
                     raise
                 await turn.erase()
+                turn.retrying(_retry_words(delay, attempt + 2, error))
                 await self._clock.sleep(delay)
                 waited += delay
             else:
-                await turn.usage(self._usage(self._large, request, answer))
-                if used is not None:
-                    used |= answer.used
+                usage = self._usage(self._large, request, answer)
+                if state is not None:
+                    state.used |= answer.used
+                    state.tokens += usage.prompt_tokens + usage.completion_tokens
+                await turn.usage(usage)
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _stream(self, turn: Turn, request: ModelRequest, answer: ModelAnswer) -> None:
+    async def _stream(
+        self, turn: Turn, request: ModelRequest, answer: ModelAnswer, *, with_calls: bool = True
+    ) -> None:
         answer.used |= {call.id for message in request.messages for call in message.tool_calls}
         # Closed at once when the turn is cancelled, and not when the garbage collector finds it.
         async with contextlib.aclosing(self._large.provider.stream(request)) as stream:
             async for piece in stream:
                 if isinstance(piece, Text):
                     answer.grow(piece.text)
+                    answer.text_chars += len(piece.text)
                     await turn.say(piece.text)
                 elif isinstance(piece, Thought):
                     answer.grow(piece.text, piece.signature)
                     await turn.think(piece.text, piece.signature)
                 elif isinstance(piece, CallPiece):
-                    await self._call_piece(turn, answer, piece)
+                    if with_calls:
+                        await self._call_piece(turn, answer, piece)
+                    answer.called = True
                 elif isinstance(piece, Tokens):
                     answer.count(piece)
                 elif isinstance(piece, ModelStop):
@@ -277,7 +356,9 @@ class CoderAgent:
 
     # Tools ---------------------------------------------------------------------------------------
 
-    async def _run_tools(self, turn: Turn, answer: ModelAnswer) -> list[ToolOutcome]:
+    async def _run_tools(
+        self, turn: Turn, state: _TurnState, answer: ModelAnswer
+    ) -> list[ToolOutcome]:
         """Run the calls of an answer in order; neighbours that only read run at the same time,
         PARALLEL of them. After one that stops the turn, no further call runs: the daemon gives them
         their results. Calls after the first RUN_CALLS are not run, which their results say."""
@@ -294,7 +375,7 @@ class CoderAgent:
         outcomes: list[ToolOutcome] = []
         room = _Room(RESULT_CHARS)
         for batch in batches:
-            outcomes += await self._run_batch(turn, batch, room)
+            outcomes += await self._run_batch(turn, state, batch, room)
             if any(outcome.stop for outcome in outcomes):
                 return outcomes
         for call in calls[RUN_CALLS:]:
@@ -302,34 +383,60 @@ class CoderAgent:
         return outcomes
 
     async def _run_batch(
-        self, turn: Turn, batch: list[ToolRequest], room: _Room
+        self, turn: Turn, state: _TurnState, batch: list[ToolRequest], room: _Room
     ) -> list[ToolOutcome]:
         if len(batch) == 1:
-            return [await self._run_tool(turn, batch[0], room)]
+            return [await self._run_tool(turn, state, batch[0], room)]
         running = asyncio.Semaphore(PARALLEL)
 
         async def run(call: ToolRequest) -> ToolOutcome:
             async with running:
-                return await self._run_tool(turn, call, room)
+                return await self._run_tool(turn, state, call, room)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(call)) for call in batch]
         return [task.result() for task in tasks]
 
-    async def _run_tool(self, turn: Turn, call: ToolRequest, room: _Room) -> ToolOutcome:
+    async def _run_tool(
+        self, turn: Turn, state: _TurnState, call: ToolRequest, room: _Room
+    ) -> ToolOutcome:
         outcome = await self._outcome(turn, call)
         tool = self._tools.get(call.name)
         room.left -= len(outcome.content)
         # What has changed something is reported in any case.
         if room.left < 0 and tool is not None and tool.read_only and not outcome.stop:
             outcome = failure(TOO_MUCH_OUTPUT)
-        await self._report(turn, call, outcome)
+        more = [state.guard.warning()]
+        if call.name in FILE_TOOLS and not outcome.is_error:
+            more += await self._files_on_the_way(turn, state.briefing, call)
+        await self._report(turn, call, outcome, [text for text in more if text])
         return outcome
 
-    async def _report(self, turn: Turn, call: ToolRequest, outcome: ToolOutcome) -> None:
+    async def _files_on_the_way(
+        self, turn: Turn, briefing: Briefing, call: ToolRequest
+    ) -> list[str]:
+        """The context files of the folders down to the file of a call, each told once."""
+        look = functools.partial(
+            files_above, self._context.path, str(call.value.get("file_path", ""))
+        )
+        names = self._options.context_paths
+        try:
+            found = await self._context.blocking(look, names, self._context.own)
+        except CrushliteError:
+            return []  # the file system hangs: the call itself has come through
+        new = briefing.untold(found)
+        if new:
+            briefing.told |= {name: digest(text) for name, text in new}
+            await turn.remember(briefing.dump())
+        return [block(name, text) for name, text in bounded(new, TOTAL_CHARS // 4)]
+
+    async def _report(
+        self, turn: Turn, call: ToolRequest, outcome: ToolOutcome, more: Sequence[str] = ()
+    ) -> None:
+        """Record the outcome of a call, and what else the model is to be told with it."""
         await turn.tool_result(
             call.id,
-            outcome.content,
+            "\n\n".join([outcome.content, *more]),
             outcome.is_error,
             outcome.metadata,
             outcome.data,
@@ -373,26 +480,45 @@ class CoderAgent:
         size = prompt + answer.cache_read + answer.cache_write
         return Usage(size, completion, max(cost, 0.0))  # catalogues write -1 for an unknown price
 
-    def _is_full(self, session: Session) -> bool:
-        """Whether the last model call, by its usage, left too little of the context window."""
+    def _is_full(self, session: Session, history: list[Message]) -> bool:
+        """Whether the last model call, by its usage, left too little of the context window, or what
+        came since will."""
         window = self._large.model.context_window
         if not self._options.auto_summarize or window <= 0:
             return False
         left = window - session.prompt_tokens - session.completion_tokens
-        return left <= (20_000 if window > 200_000 else window // 5)
+        reserve = 20_000 if window > 200_000 else window // 5
+        if left <= reserve:
+            return True
+        # An estimate: so only if it is far beyond what is left.
+        return new_tokens(history, session.summary_message_id) > left - reserve // 4
 
     # Summaries and titles ------------------------------------------------------------------------
 
     async def summarize(self, turn: Turn) -> None:
-        """Stream a summary of the conversation into the turn, which was made for that."""
-        session = await turn.session()
-        messages = chat_messages(await turn.history(), summary_id=session.summary_message_id)
+        """Stream a summary of the conversation into the turn, which was made for that. The request
+        goes on where the last one ended, so that all but the wish is in the provider's cache. If it
+        is too long for the model, the longest texts are cut."""
+        session, history = await turn.conversation()
+        briefing = await self._brief(turn, session, "")
         todos = "\n".join(f"- [{todo.status}] {todo.content}" for todo in session.todos)
         task = SUMMARY + (f"\n\nThe to-do list:\n{todos}" if todos else "")
-        request = _model_request(
-            self._large, "You summarize conversations.", [*messages, ChatMessage("user", task)], []
-        )
-        await self._ask(turn, request)
+        whole = await self._request(turn, briefing, session, history)
+        size, wish = whole.chars, ChatMessage("user", task)
+        for chars in (size, size // 2, 0):
+            messages = whole.messages if chars == size else cut(whole.messages, chars)
+            request = dataclasses.replace(whole, messages=[*messages, wish])
+            try:
+                answer = await self._ask(turn, request)
+            except ProviderError as error:
+                if not chars or not is_overflow(error):
+                    raise
+                await turn.erase()
+            else:
+                break
+        if answer.called and not answer.text_chars:  # it called a tool all the same
+            await turn.erase()
+            await self._ask(turn, dataclasses.replace(request, tools=[]))
 
     async def title(self, text: str) -> Title:
         """A title written by the small model; by the large one if that fails; "Untitled Session" if
@@ -400,7 +526,7 @@ class CoderAgent:
         messages = [ChatMessage("user", text[:2000])]
         for served in (self._small, self._large):
             answer, title = ModelAnswer(), ""
-            request = _model_request(served, TITLE, messages, [])
+            request = _title_request(served, messages)
             try:
                 async with (
                     time_limit(self._clock, TITLE_SECONDS),
@@ -444,19 +570,44 @@ def _model_request(
     )
 
 
-def _signatures(answer: ModelAnswer, outcomes: list[ToolOutcome]) -> tuple[int, ...]:
-    """For each call that was run: a number that is equal for equal calls with equal results. Not
-    the texts themselves, which may be many MiB."""
-    return tuple(
-        hash((call.name, call.arguments, outcome.content))
-        for call, outcome in zip(answer.calls.values(), outcomes, strict=False)
-    )
+def _title_request(served: ServedModel, messages: list[ChatMessage]) -> ModelRequest:
+    """A title is worth few tokens: the answer is capped, and the model reasons as little as it
+    can."""
+    request = _model_request(served, TITLE, messages, [])
+    levels = served.model.reasoning_levels or ()
+    request.think = False
+    request.reasoning_effort = next((level for level in NO_REASONING if level in levels), "")
+    request.max_tokens = REASONED_TITLE_TOKENS if served.model.can_reason else TITLE_TOKENS
+    return request
 
 
-def _repeats(recent: deque[tuple[int, ...]]) -> bool:
-    """Whether one call had the same result too often in the recent steps."""
-    counts = Counter(signature for step in recent for signature in step)
-    return any(count > REPEATS for count in counts.values())
+def _retry_words(delay: float, attempt: int, error: ProviderError) -> str:
+    """What clients are told while a model call waits for its next attempt."""
+    reason = error.message
+    if len(reason) > REASON_CHARS:
+        reason = f"{reason[:REASON_CHARS]}..."
+    return f"retrying in {delay:.3g} s, attempt {attempt} of {RETRIES + 1}, because {reason}"
+
+
+def _prompt_id(turn: Turn, history: Sequence[Message]) -> str:
+    """The id of the message with the prompt of a turn; empty if there is none."""
+    users = [message for message in history if message.role == "user"]
+    mine = [message for message in users if message.text == turn.prompt]
+    return (mine or users)[-1].id if users else ""
+
+
+def _asked(turn: Turn, history: Sequence[Message], part: int) -> list[tuple[str, int]]:
+    """What a summary must not lose, as Briefing.asked has it: the prompt of a turn, and what users
+    sent since the model answered last."""
+    new: list[str] = []
+    for message in reversed(history):
+        if message.role == "assistant":
+            break
+        if message.role == "user":
+            new.insert(0, message.id)
+    prompt = _prompt_id(turn, history)
+    seen = [(prompt, part)] if prompt and prompt not in new else []
+    return [*seen, *((each, 0) for each in new)]
 
 
 def _one_line(text: str) -> str:

@@ -64,6 +64,11 @@ class Lifetime:
         """Whether a client is attached that has not said that no person sits at it."""
         return self._lifetimes.claims.interactive(self._id)
 
+    @property
+    def watchers(self) -> int:
+        """How many clients are attached."""
+        return self._lifetimes.claims.watchers(self._id)
+
     def run_began(self, run_id: str) -> None:
         """A detached run keeps the workspace alive from now on."""
         self._lifetimes.perform(self._lifetimes.claims.run_began(self._id, run_id))

@@ -25,9 +25,10 @@ from ..protocol.codec import decode, dumps
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
+from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
-from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
+from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from ..wing import Author
 from .dialogs import Allowed
@@ -180,6 +181,10 @@ class LiveTurn:
     def interactive(self) -> bool:
         return self._services.lifetime.interactive
 
+    @property
+    def watchers(self) -> int:
+        return self._services.lifetime.watchers
+
     async def session(self) -> Session:
         self._check()
         return await self._services.store.read(session_rows.get_session, self.session_id)
@@ -191,6 +196,10 @@ class LiveTurn:
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
         return await self._services.transcript.conversation(self.session_id)
+
+    async def recall(self) -> str:
+        self._check()
+        return await self._services.store.read(note_rows.get_notes, self.session_id)
 
     # For the agent: the transcript ---------------------------------------------------------------
 
@@ -255,6 +264,11 @@ class LiveTurn:
         self._check()
         shown = ToolOutput(self.session_id, self._stored_id(clean(id)), clean(output))
         self._services.hub.publish("updated", shown, growth=True)
+
+    def retrying(self, words: str) -> None:
+        self._check()
+        event = AgentEvent("retry", self.session_id, run_id=self.run_id, progress=clean(words))
+        self._services.hub.publish("created", event)
 
     async def step(self) -> None:
         self._check()
@@ -425,6 +439,13 @@ class LiveTurn:
         now, store = self._services.clock.now(), self._services.store
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
+
+    async def remember(self, notes: str) -> None:
+        self._check()
+        try:
+            await self._services.store.write(note_rows.set_notes, self.session_id, clean(notes))
+        except STORE_ERRORS as error:
+            log.warning("run %s: its notes could not be written: %s", self.run_id, error)
 
     async def file_read(self, path: str) -> None:
         self._check()

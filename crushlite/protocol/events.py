@@ -55,6 +55,14 @@ class Envelope:
     payload: Any
 
 
+def is_base(payload: object) -> bool:
+    """Whether an event belongs to the base protocol. Others are for streams that can resume: the
+    Crush client opens none of those."""
+    if isinstance(payload, AgentEvent):
+        return payload.type != "retry"
+    return not isinstance(payload, ToolOutput)
+
+
 def to_json(action: str, payload: object) -> JSON:
     """An event in the double envelope of the base protocol; `resync` has a single one. Raises
     TypeError for a payload that is no event."""

@@ -77,11 +77,13 @@ class RunComplete:
 
 @dataclass(slots=True)
 class AgentEvent:
-    """An event about the agent. `message` of the base protocol is left out: the Crush client cannot
-    read an event in which it is incomplete."""
+    """An event about the agent: agent_finished, error, or retry. The `progress` of a retry says why
+    a model call is made again, and when. `message` of the base protocol is left out: the Crush
+    client cannot read an event in which it is incomplete."""
 
     type: str
     session_id: str = omitted()
     session_title: str = omitted()
     run_id: str = omitted()
     error: str = omitted()
+    progress: str = omitted()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..records import dataclass
 from .connection import transaction
 from .directory import sync_directory
-from .schema import V1, V2, V3
+from .schema import V1, V2, V3, V4
 
 if TYPE_CHECKING:
     import sqlite3
@@ -41,7 +41,9 @@ class Migration:
         conn.execute(f"PRAGMA user_version = {self.version}")
 
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(1, V1), Migration(2, V2), Migration(3, V3))
+MIGRATIONS: tuple[Migration, ...] = tuple(
+    Migration(number, steps) for number, steps in enumerate((V1, V2, V3, V4), start=1)
+)
 VERSION = MIGRATIONS[-1].version
 
 

@@ -29,7 +29,7 @@ from .migrations import migrate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Sessions first: the others hang on them.
+# Sessions first: the others hang on them. Agents make their notes anew.
 _TABLES = ("sessions", "messages", "runs", "files", "reads", "gaps")
 _TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (int, float)}
 _BETWEEN = 1_000_000  # rows that are looked for one by one, at most

@@ -161,3 +161,17 @@ V3 = (
     """,
     "CREATE INDEX gaps_session ON gaps (scope, session_id)",
 )
+
+# What the agent of a session keeps with it. Not a column of sessions: those rows are rewritten with
+# every message.
+V4 = (
+    """
+    CREATE TABLE agent_notes (
+        scope TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        content TEXT NOT NULL,
+        PRIMARY KEY (scope, session_id),
+        FOREIGN KEY (scope, session_id) REFERENCES sessions (scope, id) ON DELETE CASCADE
+    )
+    """,
+)

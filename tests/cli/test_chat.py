@@ -79,6 +79,19 @@ class ConversationTests(ChatCase):
         terminal.enter("/show")
         await terminal.shows("[1] reasoning\nlet me see\n")
 
+    async def test_a_model_call_that_is_tried_again_is_told_of(self) -> None:
+        terminal = await self.chat()
+        run = await self.asked(terminal, "hello")
+
+        async def retry(turn: Turn) -> None:
+            turn.retrying("retrying in 4 s, attempt 2 of 4,\nbecause \x1b[2J busy")
+
+        await run.do(retry)
+        await terminal.shows("· retrying in 4 s, attempt 2 of 4, because ?[2J busy\n")
+        await run.say("well")
+        run.release()
+        await terminal.shows("\nwell\n")
+
     async def test_a_failure_is_told_and_the_chat_goes_on(self) -> None:
         terminal = await self.chat()
         run = await self.asked(terminal, "hello")

@@ -146,6 +146,11 @@ class NotesTests(unittest.TestCase):
         asked = "waiting for an answer: Go on? (answer in another client)"
         self.assertEqual(notes, [asked, "no longer asked: Go on?"])
 
+    def test_a_model_call_that_is_tried_again_is_told_of(self) -> None:
+        retry = AgentEvent("retry", "S", run_id="R", progress="retrying in 4 s,\nbecause \x1b[2J")
+        notes, now = self.told(retry, AgentEvent("agent_finished", "S"))
+        self.assertEqual((notes, now), (["retrying in 4 s, because ?[2J"], "thinking"))
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

@@ -43,6 +43,18 @@ class RunTests(ScriptedCase):
         moving = "into a pipe nothing is drawn"
         self.assertRegex(child.errors, r"\Acrushlite: session \S+\n\Z", moving)
 
+    async def test_a_model_call_that_is_tried_again_is_told_on_standard_error(self) -> None:
+        child, scripted = await self.begun("hello")
+
+        async def retry(turn: Turn) -> None:
+            turn.retrying("retrying in 4 s, attempt 2 of 4, because the provider is busy")
+
+        await scripted.do(retry)
+        scripted.release()
+        await self.ended(child, 0, "one \n")
+        told = "crushlite: retrying in 4 s, attempt 2 of 4, because the provider is busy\n"
+        self.assertIn(told, child.errors)
+
     async def test_the_workspace_is_given_back_at_the_end(self) -> None:
         anna = await self.daemon.join()
         child, scripted = await self.begun("hello")

@@ -36,6 +36,7 @@ from crushlite.events import Bounds
 from crushlite.http import client
 from crushlite.http.sse import SSEEvent, SSEParser
 from crushlite.protocol.codec import dumps, encode
+from crushlite.protocol.config import Model
 from crushlite.protocol.messages import Message, TextPart
 from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import BoundedTestCase
@@ -99,7 +100,8 @@ class CallTests(CoderBench):
         pieces: list[Piece] = [CallPiece(n, f"c{n}", "reads", "{}") for n in range(3)]
         pieces += [CallPiece(3, "c3", "writes", "{}"), ModelStop("tool_use")]
         provider = PlannedProvider(pieces, said("done"))
-        await self.converse(self.coder(provider, tools=[reads, writes]))
+        model = Model(id="m")  # of an unknown window: they would fill a small one
+        await self.converse(self.coder(provider, tools=[reads, writes], model=model))
         results = [m.text for m in provider.requests[1].messages if m.role == "tool"]
         self.assertEqual(results[:2], [big.content] * 2)
         self.assertIn("ask for less", results[2])

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import json
 import os
-import tempfile
 import unittest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.history import chat_messages, estimated_tokens, valid_input
 from crushlite.coder.loop import CoderOptions
-from crushlite.coder.prompts import SUMMARY, TITLE, context_files, system_prompt
+from crushlite.coder.prompts import SUMMARY, TITLE
 from crushlite.coder.providers.base import (
     CallPiece,
     ChatMessage,
@@ -30,8 +27,8 @@ from crushlite.coder.providers.base import (
     ToolCall,
 )
 from crushlite.coder.providers.openai import OpenAIProvider
+from crushlite.coder.repeats import STOPPED, WARNING
 from crushlite.coder.tools.base import ToolOutcome as Result, denied
-from crushlite.coder.tools.registry import all_tools
 from crushlite.coder.wing import CoderWing
 from crushlite.errors import Conflict, LimitReached, ProviderFailed, TurnOver
 from crushlite.hosting.prompts import Failure
@@ -66,6 +63,7 @@ from tests.support.turns import SCOPE, SESSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
+    from pathlib import Path
 
     from crushlite.coder.providers.base import ModelRequest, Piece
     from crushlite.protocol.messages import Part
@@ -217,35 +215,75 @@ class LimitTests(CoderBench):
         turn.close(Outcome.COMPLETED, None)
         return len(tool.ran), turn.last.message.text
 
-    async def test_the_sixth_equal_call_with_an_equal_result_ends_the_turn(self) -> None:
+    def told(self) -> list[str]:
+        """The results that the model read, of all turns."""
+        found = [c.payload for c in self.hub.log if self.is_result(c.payload)]
+        return [message.tool_results[0].content for message in found]
+
+    async def test_a_model_that_repeats_itself_is_warned_once_and_then_stopped(self) -> None:
         ran, last = await self.steps(["same"] * 20)
-        self.assertEqual(ran, 6)
-        self.assertIn("I stopped", last)
-
-    async def test_five_equal_calls_are_allowed(self) -> None:
-        self.assertEqual(await self.steps(["same"] * 5), (5, "done"))
-
-    async def test_equal_calls_count_within_ten_steps_only(self) -> None:
-        """Every other call is the same: five in any ten steps, twelve in all."""
-        texts = [f"other {n}" if n % 2 else "same" for n in range(24)]
-        self.assertEqual(await self.steps(texts), (24, "done"))
-
-    async def test_equal_calls_need_not_follow_each_other(self) -> None:
-        texts = ["same", "a", "same", "b", "same", "c", "same", "same", "same", "d"]
-        ran, last = await self.steps(texts)
         self.assertEqual(ran, 9)
-        self.assertIn("I stopped", last)
+        self.assertEqual(last, STOPPED)
+        warned = [WARNING in text for text in self.told()]
+        self.assertEqual(warned, [False] * 5 + [True] + [False] * 3)
+        self.assertTrue(self.told()[5].startswith("echo same\n"))
+
+    async def test_a_model_that_heeds_the_warning_goes_on(self) -> None:
+        texts = [*["same"] * 6, "new", *["same"] * 3]
+        self.assertEqual(await self.steps(texts), (10, "done"))
+
+    async def test_only_steps_that_bring_nothing_new_are_counted(self) -> None:
+        """As of a model that runs the same test after each of its changes."""
+        texts = [f"other {n}" if n % 2 else "same" for n in range(60)]
+        self.assertEqual(await self.steps(texts), (60, "done"))
+        self.assertFalse(any(WARNING in text for text in self.told()))
+
+    async def test_a_circle_of_several_calls_is_one_too(self) -> None:
+        ran, last = await self.steps(["a", "b", "c"] * 10)
+        self.assertEqual((ran, last), (11, STOPPED))
+
+    async def test_an_equal_call_with_another_result_is_something_new(self) -> None:
+        results = iter(range(100))
+        tool = EchoTool(answer=lambda _: Result(f"{next(results)}"))
+        answers = [echo(number, "same") for number in range(30)]
+        await self.converse(self.coder(PlannedProvider(*answers, said("done")), tools=[tool]))
+        self.assertEqual(len(tool.ran), 30)
+
+    async def test_waiting_is_not_counted(self) -> None:
+        for name, waits, looks in (
+            ("job_output", {"job_id": "1", "wait": 30}, {"job_id": "1"}),
+            ("bash", {"command": "sleep 5; cat log"}, {"command": "cat log sleep"}),
+            ("bash", {"command": "make || (sleep 0.5 && make)"}, {"command": "echo asleep 5"}),
+        ):
+            for arguments, expected in ((waits, 30), (looks, 9)):
+                with self.subTest(name, arguments=arguments):
+                    tool = EchoTool(name=name)
+                    answers = [
+                        use((f"{name}{expected}-{n}", name, json.dumps(arguments)))
+                        for n in range(30)
+                    ]
+                    provider = PlannedProvider(*answers, said("done"))
+                    await self.converse(self.coder(provider, tools=[tool]))
+                    self.assertEqual(len(tool.ran), expected)
 
     async def test_a_turn_that_repeats_itself_completes_with_a_message_that_says_so(self) -> None:
-        await self.steps(["same"] * 6)
+        await self.steps(["same"] * 9)
         rows = await self.stored(self.live)
         finishes = [row.finish.reason for row in rows if row.finish and row.role == "assistant"]
-        self.assertEqual(finishes, ["tool_use"] * 6 + ["end_turn"])
+        self.assertEqual(finishes, ["tool_use"] * 9 + ["end_turn"])
 
-    async def test_a_turn_takes_a_hundred_steps_by_default(self) -> None:
-        with self.assertRaisesRegex(LimitReached, "100"):
-            await self.steps([f"{n}" for n in range(101)])
-        self.assertEqual(len([c for c in self.hub.log if self.is_result(c.payload)]), 100)
+    async def test_a_turn_may_take_any_number_of_steps(self) -> None:
+        self.assertEqual(await self.steps([f"{n}" for n in range(150)]), (150, "done"))
+
+    async def test_a_turn_ends_when_its_budget_of_tokens_is_used_up(self) -> None:
+        tool = EchoTool()
+        answers = [echo(n, f"{n}", Tokens(300, 50, cache_read=50)) for n in range(9)]
+        agent = self.coder(
+            PlannedProvider(*answers), tools=[tool], options=CoderOptions(budget=1000)
+        )
+        with self.assertRaisesRegex(LimitReached, "1200 tokens, the budget"):
+            await self.converse(agent)
+        self.assertEqual(len(tool.ran), 3)
 
     @staticmethod
     def is_result(payload: object) -> bool:
@@ -521,8 +559,8 @@ class SummaryTests(CoderBench):
 
     async def test_a_window_is_full_by_estimate_where_nothing_is_reported(self) -> None:
         """Local servers often report nothing, and have the smallest windows."""
-        self.assertTrue(await self.summarized(5000, None, prompt="x" * 16_000))
         self.assertFalse(await self.summarized(5000, None))
+        self.assertTrue(await self.summarized(5000, None, prompt="x" * 16_000))
 
     async def test_the_turn_goes_on_with_the_summary_and_what_was_asked(self) -> None:
         """At the later steps of the turn too: the summary alone does not say what was asked."""
@@ -538,7 +576,8 @@ class SummaryTests(CoderBench):
         turn = await self.converse(agent, "draw one")
         turn.close(Outcome.COMPLETED, None)
         summary, third, fourth = provider.requests[1:]
-        self.assertEqual(summary.tools, [])
+        before = provider.requests[0]
+        self.assertEqual((summary.system, summary.tools), (before.system, before.tools))
         self.assertEqual([m.text for m in summary.messages[:2]], ["I like frogs", "draw one"])
         self.assertEqual(summary.messages[-2].text, "echo big")
         for request in (third, fourth):
@@ -711,88 +750,6 @@ class TitleTests(CoderBench):
         await self.title("x", [Text("A Frog"), Tokens(30, 3), ModelStop("end_turn")])
         usage = self.made.usage
         self.assertEqual((usage.prompt_tokens, usage.completion_tokens), (30, 3))
-
-
-class SystemTests(CoderBench):
-    async def system(self, **options: Any) -> str:
-        provider = PlannedProvider(said("hi"))
-        await self.converse(self.coder(provider, **options))
-        return provider.requests[0].system
-
-    async def test_context_files_of_the_project_are_in_the_system_message(self) -> None:
-        (self.path / "AGENTS.md").write_text("Use tabs.")
-        (self.path / "CRUSH.md").write_text("Ünicode too.")
-        options = CoderOptions(context_paths=("AGENTS.md", "CRUSH.md", "MISSING.md"))
-        system = await self.system(options=options, prefix="You are Kim.")
-        self.assertTrue(system.startswith("You are Kim.\n"))
-        self.assertIn('<context path="AGENTS.md">\nUse tabs.\n</context>', system)
-        self.assertIn('<context path="CRUSH.md">\nÜnicode too.\n</context>', system)
-        self.assertNotIn("MISSING", system)
-        self.assertIn(f"Working directory: {self.path}", system)
-
-    async def test_context_files_are_read_again_for_each_turn(self) -> None:
-        (self.path / "AGENTS.md").write_text("Use tabs.")
-        options = CoderOptions(context_paths=("AGENTS.md",))
-        provider = PlannedProvider(said("hi"), said("hi"))
-        agent = self.coder(provider, options=options)
-        await self.converse(agent)
-        (self.path / "AGENTS.md").write_text("Use spaces.")
-        await self.converse(agent)
-        first, second = (request.system for request in provider.requests)
-        self.assertIn("Use tabs.", first)
-        self.assertIn("Use spaces.", second)
-
-    async def test_a_context_file_that_leads_out_of_the_project_is_not_read(self) -> None:
-        outside = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
-        (outside / "secret.md").write_text("the secret")
-        project = self.path / "project"
-        project.mkdir()
-        (project / "LINK.md").symlink_to(outside / "secret.md")
-        (project / "folder").symlink_to(outside)
-        os.mkfifo(project / "PIPE.md")
-        (project / "IN.md").write_text("inside")
-        (project / "INNER.md").symlink_to("IN.md")
-        names = ["LINK.md", "folder/secret.md", str(outside / "secret.md"), "../x", "PIPE.md", "."]
-        self.assertEqual(context_files(project, names), [])
-        self.assertEqual(context_files(project, ["~a\0b", "~\ud800", "a\0b", ""]), [])
-        # A link inside the project counts as a file of it, and each file is shown once.
-        self.assertEqual(context_files(project, ["INNER.md", "IN.md"]), [("INNER.md", "inside")])
-
-    async def test_a_context_file_takes_64_kib_at_most(self) -> None:
-        (self.path / "AGENTS.md").write_bytes(b"\xff" + b"a" * 100_000)
-        ((_, text),) = context_files(self.path, ["AGENTS.md"])
-        self.assertEqual(text, "\ufffd" + "a" * (64 * 1024 - 1))
-
-    async def test_a_model_without_a_user_knows_it_and_cannot_ask(self) -> None:
-        for interactive in (True, False):
-            with self.subTest(interactive=interactive):
-                lifetime = self.lifetime(interactive=interactive)
-                self.services = dataclasses.replace(self.services, lifetime=lifetime)
-                provider = PlannedProvider(said("hi"))
-                await self.converse(self.coder(provider, tools=all_tools()))
-                (request,) = provider.requests
-                names = {tool.name for tool in request.tools}
-                self.assertEqual("question" in names, interactive)
-                self.assertLessEqual({"bash", "view", "edit", "todos"}, names)
-                self.assertEqual("Nobody is watching" in request.system, not interactive)
-
-    async def test_a_question_that_was_not_offered_is_an_error_and_waits_for_no_answer(
-        self,
-    ) -> None:
-        self.services = dataclasses.replace(
-            self.services, lifetime=self.lifetime(interactive=False)
-        )
-        question = {"type": "yes_no", "question": "Really?", "description": "Think."}
-        arguments = json.dumps({"questions": [question]})
-        provider = PlannedProvider(use(("c1", "question", arguments)), said("fine"))
-        await self.converse(self.coder(provider, tools=all_tools()))
-        self.assertTrue(provider.requests[1].messages[-1].is_error)
-
-    def test_a_git_repository_is_named_as_one(self) -> None:
-        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.assertIn("Git repository: no", system_prompt(folder, []))
-        (folder / ".git").mkdir()
-        self.assertIn("Git repository: yes", system_prompt(folder, []))
 
 
 # Histories ----------------------------------------------------------------------------------------

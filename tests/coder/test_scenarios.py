@@ -258,24 +258,24 @@ class CoderEndingTests(EndingScenarios, CoderTestCase):
 
     @scenario(90)
     async def test_a_turn_that_repeats_a_call_with_the_same_result_is_stopped(self) -> None:
-        """The sixth equal call with an equal result ends the turn; equal calls with different
-        results do not."""
+        """Four steps that bring nothing new are followed by a warning, four more end the turn;
+        equal calls with different results do not."""
 
         def script(request: dict[str, Any]) -> list[Step]:
             steps = sum(message["role"] == "tool" for message in request["messages"])
-            return [Say("enough"), End()] if steps >= 8 else [Use("echo", "{}"), End()]
+            return [Say("enough"), End()] if steps >= 12 else [Use("echo", "{}"), End()]
 
         number = iter(range(100))
         same = EchoTool()
         await self.start(script=script, tools=[same])
         done = await self.complete(await self.post("go"))
-        self.assertEqual((len(same.ran), len(self.model.calls)), (6, 6))
+        self.assertEqual((len(same.ran), len(self.model.calls)), (9, 9))
         self.assertEqual((done["error"], done["cancelled"]), (None, None))
         self.assertIn("same", done["text"])
         same.answer = lambda _: ToolOutcome(f"result {next(number)}")
         self.session = await self.anna.session()
         done = await self.complete(await self.post("go"))
-        self.assertEqual((done["text"], len(same.ran)), ("enough", 6 + 8))
+        self.assertEqual((done["text"], len(same.ran)), ("enough", 9 + 12))
 
     @scenario(91)
     async def test_a_call_without_a_result_gets_an_error_result_right_behind_it(self) -> None:

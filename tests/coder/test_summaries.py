@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.clock import SystemClock
+from crushlite.coder.prompts import SUMMARY as WISH
 from crushlite.commands import process
 from crushlite.errors import TurnOver
 from crushlite.hosting import summaries, workspace as hosting
@@ -83,7 +84,9 @@ class SummaryScenarios(SummaryCase):
         self.assertEqual((known["prompt_tokens"], known["completion_tokens"]), (0, 7))
         self.assertAlmostEqual(known["cost"] - spent, 0.17)
         asked = self.model.requests[-1]
-        self.assertNotIn("tools", asked)
+        last = self.model.requests[-2]
+        self.assertEqual(asked["tools"], last["tools"])
+        self.assertEqual(asked["messages"][: len(last["messages"])], last["messages"])
         self.assertEqual(chat(asked)[0], ("user", "hello"))
         self.assertIn("Port the parser", chat(asked)[-1][1])
         await self.anna.events.wait_for("session", summary_message_id=summary["id"])
@@ -381,7 +384,7 @@ class AutoSummaryScenarios(ConfiguredTestCase):
         session = await client.session()
         run_id = await self.prompt(client, session, prompt)
         await self.model.call(asked + 2)
-        summarized = "tools" not in self.model.requests[asked + 1]
+        summarized = chat(self.model.requests[asked + 1])[-1][1].startswith(WISH)
         ended = await self.ended(client, run_id)
         self.assertEqual(ended["error"], None)
         known = await self.session_of(client, session)

@@ -6,9 +6,11 @@ from __future__ import annotations
 import difflib
 import os
 import socket
+from typing import TYPE_CHECKING, cast
 from unittest import mock
 
-from crushlite.coder.prompts import context_files, system_prompt
+from crushlite.coder.context import context_files
+from crushlite.coder.gitfacts import git_facts
 from crushlite.coder.tools import differences as differing, files
 from crushlite.coder.tools.differences import differences
 from crushlite.worktree import walk
@@ -16,6 +18,9 @@ from crushlite.worktree.paths import OwnFolders
 from crushlite.worktree.walk import Ignored
 from tests.support.basics import chain_of_links
 from tests.support.tools import SECRET, ToolTestCase
+
+if TYPE_CHECKING:
+    from crushlite.agent.base import Turn
 
 
 class NeverWaitTests(ToolTestCase):
@@ -25,7 +30,8 @@ class NeverWaitTests(ToolTestCase):
         (self.root / ".git").mkdir()
         os.mkfifo(self.root / ".git" / "config")
         self.assertEqual(context_files(self.root, ["AGENTS.md"]), [])
-        self.assertIn("Git repository: yes", system_prompt(self.root, []))
+        found = await git_facts(cast("Turn", self.turn), self.context)
+        self.assertEqual(found, "Git repository: yes")
         self.assert_failed(await self.use("view", file_path="a.txt"), "not a regular file")
         self.assertIn("a.txt", (await self.use("ls")).content)
         self.assertEqual((await self.use("grep", pattern="x")).content, "No matches found")

@@ -139,6 +139,26 @@ class TwoWindows(BrowserCase):
         for word in ("hello", "First second third.", "code < & >", "Thought"):
             self.assertIn(word, text)
 
+    async def test_a_model_call_that_is_tried_again_is_shown_until_the_answer_goes_on(self) -> None:
+        await self.serve()
+        anna, bert = await self.enter(2)
+        await anna.type("#prompt", "hello" + ENTER)
+        run = await self.daemon.entered(1)
+
+        async def retry(turn: Turn) -> None:
+            turn.retrying("retrying in 4 s, attempt 2 of 4, because <b>busy</b>")
+
+        await run.do(retry)
+        for window in (anna, bert):
+            await window.shows("retrying in 4 s, attempt 2 of 4, because <b>busy</b>", "#retry")
+        await run.say("well")
+        for window in (anna, bert):
+            await window.wait("document.querySelector('#retry').hidden")
+        await run.do(retry)
+        await anna.shows("retrying", "#retry")
+        run.release()
+        await anna.wait("document.querySelector('#retry').hidden")
+
     async def test_all_that_would_be_done_is_shown_before_it_is_allowed(self) -> None:
         """To the last line and character, without a click, with what a grant for the session
         covers."""

@@ -19,7 +19,7 @@ from crushlite.protocol.codec import dumps
 from crushlite.protocol.messages import FinishPart, Message, TextPart, ToolOutput
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import QuestionBatch
-from crushlite.protocol.runs import RunComplete
+from crushlite.protocol.runs import AgentEvent, RunComplete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -1115,6 +1115,18 @@ class ToolOutputTest(Case):
         kinds = [data["type"] for _, data in blocks(tagged.text) if data is not None]
         self.assertEqual(kinds, ["tool_output", "run_complete"])
         self.assertIn("id: e-1\ndata: ", tagged.text)
+
+    async def test_a_retry_is_told_to_streams_with_ids_only(self) -> None:
+        _, base = self.stream()
+        _, tagged = self.stream(resume=True)
+        self.hub.publish("created", AgentEvent("retry", "s", progress="retrying in 4 s"))
+        self.hub.publish("created", AgentEvent("agent_finished", "s"))
+        await self.ticks()
+        heard = [
+            [data["payload"]["payload"]["type"] for _, data in blocks(sink.text) if data]
+            for sink in (base, tagged)
+        ]
+        self.assertEqual(heard, [["agent_finished"], ["retry", "agent_finished"]])
 
     async def test_a_newer_output_of_a_call_replaces_the_one_that_waits(self) -> None:
         _, lagging = self.stream(resume=True, paused=True)

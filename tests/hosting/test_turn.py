@@ -25,10 +25,11 @@ from crushlite.protocol.messages import (
 )
 from crushlite.protocol.permissions import PermissionRequest
 from crushlite.protocol.questions import Question, QuestionBatch, QuestionResponse
+from crushlite.protocol.runs import AgentEvent
 from crushlite.protocol.sessions import File, Session, Todo
 from crushlite.runs import Outcome
 from crushlite.settings import Settings
-from crushlite.store import files as file_rows
+from crushlite.store import files as file_rows, sessions
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 from tests.support.turns import SCOPE, SESSION, Bench
@@ -429,6 +430,8 @@ class FenceTests(TurnBench):
             "file_changed": lambda: turn.file_changed("a", "", "x"),
             "session": turn.session,
             "history": turn.history,
+            "recall": turn.recall,
+            "remember": lambda: turn.remember("x"),
         }
 
     async def test_behind_the_fence_every_call_raises_and_leaves_no_trace(self) -> None:
@@ -569,6 +572,39 @@ class BookkeepingTests(TurnBench):
         told = [event.payload for event in self.published(File, "created")]
         self.assertEqual([(f.path, f.version, f.content) for f in told], expected)
 
+    async def test_what_an_agent_keeps_with_a_session_is_there_for_later_turns(self) -> None:
+        self.assertEqual(await self.turn().recall(), "")
+        await self.turn().remember(f"one{LONE}")
+        await self.turn().remember("two \0 three")
+        self.assertEqual(await self.turn().recall(), "two \0 three")
+        self.assertEqual(self.hub.log, [])
+        with self.assertRaisesRegex(BadRequest, "at most 1048576 characters"):
+            await self.turn().remember("x" * (1 << 20) + "x")
+        self.assertEqual(await self.turn().recall(), "two \0 three")
+        await self.store.submit(lambda conn: sessions.delete_session(conn, SCOPE, SESSION))
+        rows = await self.store.read(lambda c: c.execute("SELECT * FROM agent_notes").fetchall())
+        self.assertEqual(rows, [])
+
+    async def test_notes_that_no_agent_can_have_kept_count_as_none(self) -> None:
+        """A database may come with a project."""
+        await self.turn().remember("mine")
+        for made_up in ("x'6d696e65'", "7", f"hex(zeroblob({1 << 19})) || 'x'"):
+            await self.execute(f"UPDATE agent_notes SET content = {made_up}")
+            expected = "7" if made_up == "7" else ""  # a column of texts makes one of a number
+            self.assertEqual(await self.turn().recall(), expected)
+
+    async def test_a_retry_is_told_and_not_stored(self) -> None:
+        turn = self.turn()
+        turn.retrying(f"retrying in 4 s {LONE}")
+        (event,) = self.hub.log
+        self.assertEqual(
+            (event.action, event.payload),
+            ("created", AgentEvent("retry", SESSION, "", "run-1", progress="retrying in 4 s ?")),
+        )
+        turn.fence()
+        with self.assertRaises(TurnOver):
+            turn.retrying("again")
+
     async def test_a_read_file_is_remembered_without_an_event(self) -> None:
         turn = self.turn()
         await turn.file_read("a.txt")
@@ -586,6 +622,7 @@ class ReadingTests(TurnBench):
         self.assertEqual((turn.run_id, turn.session_id), ("run-1", SESSION))
         self.assertEqual((turn.path, turn.env), (self.path, {"HOME": "/home/kim"}))
         self.assertTrue(turn.interactive)
+        self.assertEqual(turn.watchers, 1)
 
     async def test_history_holds_this_turn_as_far_as_it_has_come(self) -> None:
         earlier = self.turn()

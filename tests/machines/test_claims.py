@@ -841,6 +841,10 @@ class PresenceTest(ClaimsCase):
         self.do("look", "W", "A", "S1")
         self.do("look", "W", "B", "S1")
         self.assertEqual(self.viewers(), (2, 0))
+        self.assertEqual(self.world.claims.watchers("W"), 2)
+        self.do("detach", "W", "B")
+        self.assertEqual(self.world.claims.watchers("W"), 1)
+        self.assertEqual(self.world.claims.watchers("unknown"), 0)
 
     def test_not_counted_during_the_grace_and_restored_within_it(self) -> None:
         self.open("W", "A")

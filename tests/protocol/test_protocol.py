@@ -43,6 +43,7 @@ from crushlite.protocol.messages import (
     FinishPart,
     ImageURLPart,
     Message,
+    MessageDelta,
     Prompt,
     ReasoningPart,
     ShellCommandPart,
@@ -136,6 +137,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (Todo, "content status active_form", ""),
     (CurrentSession, "session_id", ""),
     (ToolOutput, "session_id tool_call_id output", ""),
+    (MessageDelta, "message_id part offset text", ""),
     (FileRead, "session_id path", ""),
     (ShellCommand, "session_id command term_width", ""),
     (ShellAnswer, "output exit_code", ""),
@@ -217,7 +219,7 @@ SHAPES: list[tuple[type, str, str]] = [
         "session_id message_id",
         "run_id text error cancelled folded_into",
     ),
-    (AgentEvent, "type", "session_id session_title run_id error"),
+    (AgentEvent, "type", "session_id session_title run_id error progress"),
     (ConfigChanged, "workspace_id", ""),
     (Resync, "reason", ""),
 ]
@@ -778,11 +780,11 @@ class EventTests(unittest.TestCase):
                     self.assertEqual(value["payload"]["type"], action)
                     self.assertEqual(events.parse(value), Envelope(kind, action, payload))
 
-    def test_the_registry_holds_the_kinds_of_the_base_protocol_and_one_more(self) -> None:
+    def test_the_registry_holds_the_kinds_of_the_base_protocol_and_two_more(self) -> None:
         kinds = (
             "session message file permission_request permission_notification"
             " question_batch_request question_batch_notification run_complete agent_event"
-            " config_changed tool_output"
+            " config_changed tool_output message_delta"
         )
         self.assertEqual(set(events.KINDS), set(kinds.split()))
         self.assertEqual(len(set(events.KINDS.values())), len(events.KINDS))

@@ -40,6 +40,9 @@ def declared(version: int) -> set[tuple[str, str]]:
     return found
 
 
+OLD = VERSION - BACKUPS  # the oldest version of which a copy is kept
+
+
 class MigrationCase(BoundedTestCase):
     def setUp(self) -> None:
         super().setUp()
@@ -75,8 +78,8 @@ class MigrationCase(BoundedTestCase):
         await self.stores.release(store)
 
     def kept(self) -> list[str]:
-        """What a file of version 1 leaves: itself, and copies of the versions before this one."""
-        return ["crushlite.db", *(f"crushlite.db.v{n}.bak" for n in range(1, VERSION))]
+        """What an old file leaves: itself, and copies of the last versions before this one."""
+        return ["crushlite.db", *(f"crushlite.db.v{n}.bak" for n in range(OLD, VERSION))]
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.directory.glob("crushlite.db*"))
@@ -84,20 +87,20 @@ class MigrationCase(BoundedTestCase):
 
 class OpeningTests(MigrationCase):
     async def test_an_old_file_is_brought_up_to_date_and_kept_as_it_was(self) -> None:
-        self.make_old()
+        self.make_old(OLD)
         await self.check()
         self.assertEqual(self.names(), self.kept())
-        kept = self.directory / "crushlite.db.v1.bak"
+        kept = self.directory / f"crushlite.db.v{OLD}.bak"
         self.assertEqual(stat.S_IMODE(kept.stat().st_mode), 0o600)
         conn = connect(kept, True)
         self.addCleanup(conn.close)
-        self.assertEqual((version_of(conn), schema(conn)), (1, declared(1)))
+        self.assertEqual((version_of(conn), schema(conn)), (OLD, declared(OLD)))
         self.assertEqual(len(list_sessions(conn, "")), 5)
 
     async def test_the_kept_file_can_be_put_back(self) -> None:
-        self.make_old()
+        self.make_old(OLD)
         await self.check()
-        (self.directory / "crushlite.db.v1.bak").rename(self.database)
+        (self.directory / f"crushlite.db.v{OLD}.bak").rename(self.database)
         await self.check()
 
     async def test_a_new_file_has_nothing_to_keep(self) -> None:

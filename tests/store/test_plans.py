@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from crushlite.errors import NotFound
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import File, Session, Todo
-from crushlite.store import RunRow, files, listing, messages, recovery, runs, sessions
+from crushlite.store import RunRow, files, listing, messages, notes, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
 from crushlite.store.files import FileState
 from crushlite.store.migrations import migrate
@@ -172,6 +172,7 @@ MODULES: dict[str, ModuleType] = {
     "runs": runs,
     "files": files,
     "queries": queries,
+    "notes": notes,
     "recovery": recovery,
 }
 CALLS: list[tuple[Any, ...]] = [
@@ -220,6 +221,8 @@ CALLS: list[tuple[Any, ...]] = [
     ("files.mark_read", "", "s1", "/path", 1.0),
     ("files.list_read", "", "s1"),
     ("files.last_read", "", "s1", "/path"),
+    ("notes.set_notes", "", "s1", "kept"),
+    ("notes.get_notes", "", "s1"),
 ]
 
 

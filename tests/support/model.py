@@ -29,7 +29,7 @@ from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.turns import SESSION, Bench
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from crushlite.clock import Clock
@@ -354,9 +354,16 @@ class CoderBench(Bench):
         )
 
     async def converse(
-        self, agent: CoderAgent, prompt: str = "hello", parts: Sequence[Part] = (), **order: Any
+        self,
+        agent: CoderAgent,
+        prompt: str = "hello",
+        parts: Sequence[Part] = (),
+        *,
+        fold: Callable[[], Awaitable[list[Message]]] | None = None,
+        **order: Any,
     ) -> LiveTurn:
-        """Run the agent on a turn. Writing the turn's ending is left to the caller."""
+        """Run the agent on a turn, into which `fold` brings more prompts. Writing the turn's ending
+        is left to the caller."""
         self.user(prompt, *parts)
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
         asked = TurnRequest(**fields)
@@ -368,7 +375,7 @@ class CoderBench(Bench):
             await write_summary(self.services, asked, Agent(agent))
 
         selected = SelectedModel(model="m", provider="p")
-        self.live = LiveTurn(self.services, asked, selected, no_followups, summarize)
+        self.live = LiveTurn(self.services, asked, selected, fold or no_followups, summarize)
         await agent.run(self.live)
         return self.live
 

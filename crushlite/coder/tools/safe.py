@@ -118,7 +118,7 @@ def harmless_words(command: str, cwd: Path) -> list[str] | None:
     if program is None:
         return None
     if name == "git":
-        return _git(cwd, program, arguments)
+        return _git(cwd, arguments)
     folder: Path | None = cwd
     if name == "ls":
         folder = _below(cwd, [word for word in arguments if not word.startswith("-")])
@@ -128,12 +128,19 @@ def harmless_words(command: str, cwd: Path) -> list[str] | None:
     return _entering(folder, program, [name, *arguments])
 
 
-def _git(cwd: Path, program: str, arguments: list[str]) -> list[str] | None:
+def _git(cwd: Path, arguments: list[str]) -> list[str] | None:
     exact = _EXACT.get(tuple(arguments))
-    if exact is None or not _is_plain_repository(cwd / ".git"):
+    return git_words(cwd, *exact) if exact is not None else None
+
+
+def git_words(cwd: Path, *arguments: str) -> list[str] | None:
+    """The argument list to run git with arguments of our own in the repository at `cwd`; None if
+    its configuration could make git run a program. They must be such that git only reads."""
+    program = _program("git")
+    if program is None or not _is_plain_repository(cwd / ".git"):
         return None
     place = (f"--git-dir={cwd / '.git'}", f"--work-tree={cwd}")
-    return _entering(cwd, program, ["git", *place, *_GIT, *exact])
+    return _entering(cwd, program, ["git", *place, *_GIT, *arguments])
 
 
 def environment() -> dict[str, str]:

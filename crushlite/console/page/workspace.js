@@ -86,6 +86,11 @@ export class WorkspaceView {
     setText(byId("trouble"), text);
   }
 
+  retry(text) {
+    byId("retry").hidden = !text;
+    setText(byId("retry"), text);
+  }
+
   announce(text) {
     setText(byId("announce"), text);
   }
@@ -196,6 +201,7 @@ export class WorkspaceView {
 
   // Show another session; if that fails now it is tried again.
   async go(session) {
+    this.retry("");
     try {
       await this.show(session);
     } catch (error) {
@@ -259,6 +265,7 @@ export class WorkspaceView {
     else if (kind === "tool_output") payload.session_id === this.current && this.transcript.output(payload);
     else if (kind.startsWith("permission_") || kind.startsWith("question_")) this.onAsked(kind, payload);
     else if (kind === "config_changed") this.attempt(() => this.fetchAgent());
+    else if (kind === "agent_event" && payload.type === "retry") this.onRetry(payload);
     else if (kind === "run_complete") this.onEnd(payload);
     if (kind !== "message" && kind !== "tool_output") this.soon();
   }
@@ -270,6 +277,7 @@ export class WorkspaceView {
       this.soon();
     }
     if (message.session_id !== this.current) return;
+    this.retry("");
     if (this.early !== null) {
       this.early.push(event);
       return;
@@ -302,9 +310,15 @@ export class WorkspaceView {
     this.drawAsked();
   }
 
+  // A model call has failed and will be made again: shown until the answer goes on.
+  onRetry(event) {
+    if (event.session_id === this.current) this.retry(event.progress || "");
+  }
+
   onEnd(run) {
-    if (run.session_id === this.current)
-      this.announce(run.cancelled ? "Canceled" : run.error ? `Failed: ${run.error}` : "Answer complete");
+    if (run.session_id !== this.current) return;
+    this.retry("");
+    this.announce(run.cancelled ? "Canceled" : run.error ? `Failed: ${run.error}` : "Answer complete");
   }
 
   // What the user does -------------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""What the agent of a session keeps with it: one text of its own making, which no client sees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import BadRequest
+from .sessions import require_session
+
+if TYPE_CHECKING:
+    import sqlite3
+
+NOTES_CHARS = 1 << 20
+
+
+def get_notes(conn: sqlite3.Connection, scope: str, sid: str) -> str:
+    """What was kept last; empty if nothing was. A database that came with a project may hold
+    anything: what `set_notes` would not have stored counts as nothing."""
+    row = conn.execute(
+        "SELECT content FROM agent_notes WHERE scope = ? AND session_id = ? "
+        "AND typeof(content) = 'text' AND length(content) <= ?",
+        (scope, sid, NOTES_CHARS),
+    ).fetchone()
+    return str(row[0]) if row is not None else ""
+
+
+def set_notes(conn: sqlite3.Connection, scope: str, sid: str, content: str) -> None:
+    """Replace what is kept. Raises SessionNotFound, and BadRequest for more than NOTES_CHARS."""
+    if len(content) > NOTES_CHARS:
+        raise BadRequest(f"an agent keeps at most {NOTES_CHARS} characters with a session")
+    require_session(conn, scope, sid)
+    conn.execute(
+        "INSERT INTO agent_notes (scope, session_id, content) VALUES (?, ?, ?) "
+        "ON CONFLICT (scope, session_id) DO UPDATE SET content = excluded.content",
+        (scope, sid, content),
+    )
