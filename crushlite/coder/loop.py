@@ -437,6 +437,9 @@ def _model_request(
         max_tokens=selected.max_tokens or served.model.default_max_tokens,
         temperature=selected.temperature,
         top_p=selected.top_p,
+        top_k=selected.top_k,
+        frequency_penalty=selected.frequency_penalty,
+        presence_penalty=selected.presence_penalty,
         reasoning_effort=selected.reasoning_effort,
         think=selected.think,
     )

@@ -87,6 +87,11 @@ DONE = "[DONE]"
 HI: list[Piece] = [Text("hi"), ModelStop("end_turn")]
 
 
+def came_in(field: str) -> Thought:
+    """The record of an answer: in which field its reasoning came."""
+    return Thought("", json.dumps({"chat": [{"field": field}]}))
+
+
 class Memory:
     """Connections in memory, on which a test plays the provider's server."""
 
@@ -250,13 +255,19 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
     "refusal": (sse(chunk({"refusal": "no"}), STOP), [Text("no"), ModelStop("content_filter")]),
     "reasoning_content": (
         sse(chunk({"reasoning_content": "hm", "content": ""}), says("hi"), STOP),
-        [Thought("hm"), *HI],
+        [Thought("hm"), HI[0], came_in("reasoning_content"), HI[1]],
     ),
-    "reasoning": (sse(chunk({"reasoning": "hm"}), says("hi"), STOP), [Thought("hm"), *HI]),
-    "thinking": (sse(chunk({"thinking": "hm"}), says("hi"), STOP), [Thought("hm"), *HI]),
+    "reasoning": (
+        sse(chunk({"reasoning": "hm"}), says("hi"), STOP),
+        [Thought("hm"), HI[0], came_in("reasoning"), HI[1]],
+    ),
+    "thinking": (
+        sse(chunk({"thinking": "hm"}), says("hi"), STOP),
+        [Thought("hm"), HI[0], came_in("thinking"), HI[1]],
+    ),
     "reasoning twice": (
         sse(chunk({"reasoning": "hm", "reasoning_details": [{"text": "hm"}]}), says("hi"), STOP),
-        [Thought("hm"), *HI],
+        [Thought("hm"), HI[0], came_in("reasoning"), HI[1]],
     ),
     "reasoning_details": (
         sse(chunk({"reasoning_details": [{"text": "h"}, {"summary": "m"}, 5]}), says("hi"), STOP),
