@@ -366,7 +366,8 @@ class CoderAgent:
             prompt * model.cost_per_1m_in
             + completion * model.cost_per_1m_out
             + answer.cache_read * model.cost_per_1m_out_cached
-            + answer.cache_write * model.cost_per_1m_in_cached
+            # Writing costs no less than the tokens themselves where its price is not known.
+            + answer.cache_write * (model.cost_per_1m_in_cached or model.cost_per_1m_in)
         ) / 1_000_000
         size = prompt + answer.cache_read + answer.cache_write
         return Usage(size, completion, max(cost, 0.0))  # catalogues write -1 for an unknown price

@@ -249,8 +249,10 @@ def _tokens(usage: Any) -> list[Piece]:
     prompt = whole_number(usage.get("input_tokens"))
     details = usage.get("input_tokens_details")
     read = whole_number(details.get("cached_tokens")) if isinstance(details, dict) else None
-    if prompt is not None and read is not None:
-        read = min(read, prompt)
-        prompt -= read
-    tokens = Tokens(prompt, whole_number(usage.get("output_tokens")), read)
+    write = whole_number(details.get("cache_write_tokens")) if isinstance(details, dict) else None
+    if prompt is not None:
+        read = min(read or 0, prompt)
+        write = min(write or 0, prompt - read)
+        prompt -= read + write
+    tokens = Tokens(prompt, whole_number(usage.get("output_tokens")), read, write)
     return [tokens] if tokens != Tokens() else []
