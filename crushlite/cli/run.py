@@ -84,6 +84,12 @@ def add_parser(commands: Any) -> None:
         default=[],
         help="send a file along; repeatable",
     )
+    add(
+        "--effort",
+        metavar="LEVEL",
+        default="",
+        help="how much the model reasons: none, low, medium, high ... (default: as configured)",
+    )
     add("--detach", action="store_true", help="print the id of the run and leave; it goes on")
     add(
         "--yolo",
@@ -197,6 +203,7 @@ class _Asked:
             attachments=self._attachments,
             detach=True,
             auto_approve=self._options.auto_approve,
+            reasoning_effort=self._options.effort,
         )
         if self._options.json:
             show_json(accepted)
@@ -236,6 +243,7 @@ class _Asked:
             session_id,
             attachments=self._attachments,
             auto_approve=self._options.auto_approve,
+            reasoning_effort=self._options.effort,
         )
         async with start as run:
             self._run = run

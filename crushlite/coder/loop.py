@@ -208,7 +208,9 @@ class CoderAgent:
             # The summary was made in this turn and has replaced its prompt, too.
             messages[0].text += f"\n\nGo on with what was asked last:\n{restated.text}"
             messages[0].images += restated.images
-        return _model_request(large, system, messages, tools)
+        request = _model_request(large, system, messages, tools)
+        request.reason(turn.reasoning_effort, turn.reasoning)
+        return request
 
     async def _ask(
         self, turn: Turn, request: ModelRequest, used: set[str] | None = None

@@ -251,6 +251,24 @@ class PrefixTests(CachingTestCase):
                     self.assertEqual([other for other in others if other != first], [])
 
 
+class EffortTests(CachingTestCase):
+    async def test_a_prompt_says_how_much_its_turn_reasons_and_no_other(self) -> None:
+        await self.start(OpenAIProvider, Worker())
+        for number, wish in enumerate(
+            ({}, {"reasoning_effort": "high"}, {"think": False}, {"think": True}, {}), 1
+        ):
+            await self.ask(f"turn {number}", **wish)
+        asked = [request["reasoning_effort"] for request in self.turns()]
+        wanted = [effort for effort in ("low", "high", "none", "low", "low") for _ in range(4)]
+        self.assertEqual(asked, wanted)
+
+    async def test_an_effort_that_is_no_word_is_refused(self) -> None:
+        await self.start(OpenAIProvider, Worker())
+        answer = await self.anna.try_prompt(self.session, "turn 1", reasoning_effort="a lot")
+        self.assertEqual(answer.status, 400)
+        self.assertIn("reasoning_effort", answer.json["message"])
+
+
 class MarkTests(CachingTestCase):
     def body(self, request: ModelRequest) -> dict[str, Any]:
         provider = AnthropicProvider("http://model", "key", clock=SystemClock())

@@ -11,8 +11,8 @@ from crushlite.coder.providers.gemini import GeminiProvider
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.providers.responses import ResponsesProvider
 from crushlite.testing.model import (
+    Break,
     Counts,
-    Cut,
     Drop,
     End,
     FakeModel,
@@ -101,7 +101,7 @@ class ServerTests(Case):
 
     async def test_a_stream_that_breaks_off_can_be_retried(self) -> None:
         for api in APIS:
-            for end in (Cut(), Drop()):
+            for end in (Break(), Drop()):
                 with self.subTest(api.__name__, end=end):
                     error = await self.refused(self.played(api, Say("hel"), end))
                     self.assertTrue(error.retryable)
@@ -124,7 +124,7 @@ class TurnTests(CoderBench):
         for api in APIS:
             plan: list[Sequence[Any]] = [
                 [Refuse("overloaded")],
-                [Think("hm"), Say("hel"), Cut()],
+                [Think("hm"), Say("hel"), Break()],
                 [Say("hel"), Refuse("overloaded")],
                 [Think("hm"), Say("hello"), End(usage=Counts(9, 3))],
             ]

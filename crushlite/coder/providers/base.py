@@ -85,6 +85,15 @@ class ModelRequest:
     reasoning_effort: str = ""
     think: bool = False
 
+    def reason(self, effort: str, think: bool | None) -> None:
+        """Reason as a prompt wishes; what it leaves open stays as it is configured."""
+        if think is not None:
+            self.think = think
+            # An effort is reasoning, and "none" is not.
+            configured = self.reasoning_effort if self.reasoning_effort != "none" else ""
+            self.reasoning_effort = configured if think else "none"
+        self.reasoning_effort = effort or self.reasoning_effort
+
     @property
     def chars(self) -> int:
         """About how long it is, without the descriptions of the tools."""

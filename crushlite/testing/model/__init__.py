@@ -24,12 +24,12 @@ client that has closed its connection does nothing.
 from __future__ import annotations
 
 from .dialects import Counts
-from .scripts import Cut, Drop, End, Fail, Refuse, Say, Script, Step, Think, Use, Wait, obedient
+from .scripts import Break, Drop, End, Fail, Refuse, Say, Script, Step, Think, Use, Wait, obedient
 from .server import FakeModel, ModelCall
 
 __all__ = [
+    "Break",
     "Counts",
-    "Cut",
     "Drop",
     "End",
     "Fail",

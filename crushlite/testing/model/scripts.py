@@ -65,7 +65,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Break:
     """End the stream where it is, without the end of the answer."""
 
 
@@ -77,7 +77,7 @@ class End:
     usage: tuple[int, int] | Counts | None = (10, 5)
 
 
-Step = Say | Think | Use | Wait | Fail | Refuse | Drop | Cut | End
+Step = Say | Think | Use | Wait | Fail | Refuse | Drop | Break | End
 Script = Callable[[dict[str, Any]], Sequence[Step]]
 
 

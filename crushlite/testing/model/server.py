@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...clock import SystemClock, resolve_once
 from .dialects import ChatDialect, Counts, MessagesDialect
 from .newer_dialects import GeminiDialect, ResponsesDialect
-from .scripts import Cut, Drop, End, Fail, Refuse, Say, Think, Use, Wait, first_text
+from .scripts import Break, Drop, End, Fail, Refuse, Say, Think, Use, Wait, first_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -423,7 +423,7 @@ class FakeModel:
                 await call.refuse(kind)
             case Drop():
                 call.drop()
-            case Cut():
+            case Break():
                 call.end()
             case End(reason, usage):
                 await call.finish(reason, usage)
