@@ -119,6 +119,15 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
             ModelStop("end_turn"),
         ],
     ),
+    "text after signed text": (
+        sse(chunk({"text": "h", "thoughtSignature": "s1"}), chunk({"text": "i"}, reason="STOP")),
+        [
+            Text("h"),
+            Text("i"),
+            record({"place": "text", "chars": 1, "signature": "s1"}, {"place": "text", "chars": 1}),
+            ModelStop("end_turn"),
+        ],
+    ),
     "a list, as without alt=sse": (
         json.dumps([chunk({"text": "h"}), chunk({"text": "i"}, reason="STOP")]).encode(),
         [Text("h"), Text("i"), ModelStop("end_turn")],

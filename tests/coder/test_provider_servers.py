@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.coder.providers.anthropic import AnthropicProvider
@@ -22,7 +23,7 @@ from crushlite.testing.model import (
     Use,
 )
 from tests.support.model import CoderBench
-from tests.support.providers import Case, ask, pieces_of
+from tests.support.providers import KEY, Case, ask, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,22 @@ class ServerTests(Case):
                     with self.subTest(api.__name__, kind=kind, begun=begun):
                         error = await self.refused(self.played(api, *begun, Refuse(kind)))
                         self.assertEqual((error.retryable, error.overflow), expected)
+
+    async def test_a_key_or_an_option_that_a_server_quotes_is_not_shown(self) -> None:
+        for api in APIS:
+            async with FakeModel() as model:
+                secret = "an-option-0123456789"
+                options = {"metadata": {"api_key": secret}}
+                provider = self.client(api, model.base_url, options=options)
+                async with self.asking(model, provider, ask()) as (call, task):
+                    sent = json.dumps([call.headers, call.request])
+                    self.assertTrue(KEY in sent and secret in sent)
+                    call.error(403, f"Refused: {sent}")
+                error = await self.refused(task)
+            with self.subTest(api.__name__):
+                self.assertIn("Refused", str(error))
+                self.assertNotIn(KEY, str(error))
+                self.assertNotIn(secret, str(error))
 
     async def test_a_stream_that_breaks_off_can_be_retried(self) -> None:
         for api in APIS:

@@ -164,6 +164,7 @@ class InterleavedTests(SentCase):
             {"type": "tool_use", "id": "c1", "name": "ls", "input": {}},
             {"type": "thinking", "thinking": "two", "signature": "s2"},
             {"type": "tool_use", "id": "c2", "name": "ls", "input": {"a": 1}},
+            {"type": "text", "text": "Both."},
         ]
         whole = {"content": blocks, "stop_reason": "tool_use"}
         pieces = await self.answered(self.anthropic(), HEAD + json.dumps(whole).encode())

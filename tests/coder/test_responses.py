@@ -150,7 +150,6 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
         sse(*THINK, *CALL, ended()),
         [
             Thought("hm"),
-            record(THOUGHT),
             CallPiece(0, "c1", "ls"),
             CallPiece(0, arguments="{}"),
             record(THOUGHT, {"place": "call", "id": "fc_1"}),
@@ -159,7 +158,7 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
     ),
     "reasoning whose summary comes only with its item": (
         sse(THINK[0], THINK[3], ended()),
-        [Thought("hm"), record(THOUGHT), record(THOUGHT), ModelStop("end_turn")],
+        [Thought("hm"), record(THOUGHT), ModelStop("end_turn")],
     ),
     "reasoning that is not encrypted": (
         sse(*THINK[:3], done(0, {"type": "reasoning", "id": "rs_1", "summary": []}), ended()),
@@ -182,7 +181,6 @@ GOOD: dict[str, tuple[bytes, list[Piece]]] = {
         ),
         [
             Thought("hm"),
-            record(THOUGHT),
             Text("hi"),
             record(THOUGHT, {"place": "text", "chars": 2, "id": "m1", "phase": "commentary"}),
             ModelStop("end_turn"),

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .returned import Entry
 
 API = "responses"  # the name of its records
-SIGNED_AT_ONCE = 16  # items of reasoning after each of which the record is passed on
 
 _REASONS = {"max_output_tokens": "max_tokens", "content_filter": "content_filter"}
 _KEPT = ("type", "id", "summary", "content", "encrypted_content")  # of an item of reasoning
@@ -61,7 +60,6 @@ class ResponsesDecoder:
         self._refused = False
         self._items: dict[int, _Item] = {}  # by output index, in order of appearance
         self._calls = 0
-        self._thoughts = 0
         self._held = 0  # characters of the items of reasoning
 
     @property
@@ -166,9 +164,6 @@ class ResponsesDecoder:
             if self._held > HELD_CHARS:
                 raise malformed("encrypted reasoning that is too long")
             opened.entry = {"item": {"summary": [], **kept}}
-            self._thoughts += 1
-            if self._thoughts <= SIGNED_AT_ONCE:  # to repeat all after each of many is quadratic
-                pieces.append(Thought("", signature_of(API, self._record())))
         return pieces
 
     def _text(self, value: dict[str, Any]) -> list[Piece]:
