@@ -319,12 +319,14 @@ class OverflowTests(Case):
             "The input token count (1200000) exceeds the maximum number of tokens allowed",
             "the request exceeds the available context size. try increasing it",
             "too many tokens",
+            "Please reduce the length of the messages.",
         ):
-            for status in (400, 413):
+            for status in (0, 400, 500):
                 error = refusal({"error": {"message": text}}, status=status)
-                self.assertTrue(error.overflow, text)
+                self.assertEqual((error.overflow, error.retryable), (True, False), text)
             self.assertFalse(refusal({"error": {"message": text}}, status=429).overflow)
         self.assertTrue(refusal({"error": {"code": "context_length_exceeded"}}).overflow)
+        self.assertTrue(refusal({"error": {"type": "request_too_large"}}, status=413).overflow)
         self.assertFalse(refusal({"error": {"message": "bad model"}}, status=400).overflow)
 
 

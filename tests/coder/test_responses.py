@@ -235,6 +235,11 @@ BAD: dict[str, tuple[bytes, str, bool]] = {
         "more than 2000 items",
         False,
     ),
+    "a summary that is too long": (
+        sse(*THINK[:3], done(0, {**SEALED, "summary": [{"text": "x" * ((1 << 20) + 1)}]})),
+        "too long",
+        True,
+    ),
     "too much that is sealed": (
         sse(THINK[0], done(0, {**SEALED, "encrypted_content": "x" * ((1 << 20) + 1)})),
         "too long",

@@ -46,12 +46,16 @@ _KINDS = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-# How servers say that a conversation is too long for the model, in an error of status 400 or 413.
+# How servers say that a conversation is too long for the model, and with which status: none in a
+# stream, and 500 from some local servers.
 _OVERFLOW = re.compile(
-    r"context[_ ](?:length|window|size|limit)|maximum context|prompt is too long|"
-    r"input token count.{0,40}exceeds|too many (?:input )?tokens|exceeds the available context",
+    r"context[_ -]?(?:length|window|size|limit)|maximum (?:context|prompt|input) "
+    r"|(?:prompt|input|request|messages?)[\w ]{0,30} (?:is|are) too (?:long|large)"
+    r"|too many (?:input )?tokens|reduce the length of"
+    r"|(?:token count|tokens)[\w ()]{0,40} exceeds",
     re.IGNORECASE,
 )
+_TOO_LONG = (0, 400, 422, 500)
 _DELAY = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s")
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
@@ -73,14 +77,15 @@ def refusal(value: Any, *, status: int = 0) -> ProviderError:
         text = f"{text} ({kinds[0]})"
     # An account without credit is answered with 429 too, and no retry helps.
     no_credit = "insufficient_quota" in kinds
-    retryable = (not known or known in _RETRYABLE or known >= 500) and not no_credit
+    overflow = known == 413 or (known in _TOO_LONG and bool(_OVERFLOW.search(text[:_SEARCHED])))
+    retryable = (not known or known in _RETRYABLE or known >= 500) and not (no_credit or overflow)
     number = f" {status}" if status else ""
     return ProviderError(
         f"the provider answered{number}: {text}",
         status=known,
         retryable=retryable,
         retry_after=_delay_in(inner),
-        overflow=known in (400, 413, 422) and _OVERFLOW.search(text[:_SEARCHED]) is not None,
+        overflow=overflow,
     )
 
 

@@ -21,6 +21,7 @@ from .decoding import (
     stop_reason,
     text_field,
     whole_number,
+    written,
 )
 from .failures import malformed, refusal
 from .reply import WHOLE
@@ -60,7 +61,7 @@ class ResponsesDecoder:
         self._refused = False
         self._items: dict[int, _Item] = {}  # by output index, in order of appearance
         self._calls = 0
-        self._held = 0  # characters of the items of reasoning
+        self._held = 0  # characters of the items of reasoning, as JSON
 
     @property
     def finished(self) -> bool:
@@ -157,10 +158,9 @@ class ResponsesDecoder:
                     self._new_part(opened)
                     pieces += self._grow(opened, text_field(part, "text"))
         # Without its encrypted content an item cannot be returned: the provider stores nothing.
-        sealed = text_field(item, "encrypted_content")
-        if sealed:
+        if text_field(item, "encrypted_content"):
             kept = {name: item[name] for name in _KEPT if item.get(name) is not None}
-            self._held += len(sealed) + opened.chars
+            self._held += len(written(kept))
             if self._held > HELD_CHARS:
                 raise malformed("encrypted reasoning that is too long")
             opened.entry = {"item": {"summary": [], **kept}}
