@@ -254,9 +254,9 @@ class PrefixTests(CachingTestCase):
 class EffortTests(CachingTestCase):
     async def test_a_prompt_says_how_much_its_turn_reasons_and_no_other(self) -> None:
         await self.start(OpenAIProvider, Worker())
-        for number, wish in enumerate(
-            ({}, {"reasoning_effort": "high"}, {"think": False}, {"think": True}, {}), 1
-        ):
+        wishes: list[dict[str, Any]] = [{}, {"reasoning_effort": "high"}, {"think": False}]
+        wishes += [{"think": True}, {}]
+        for number, wish in enumerate(wishes, 1):
             await self.ask(f"turn {number}", **wish)
         asked = [request["reasoning_effort"] for request in self.turns()]
         wanted = [effort for effort in ("low", "high", "none", "low", "low") for _ in range(4)]

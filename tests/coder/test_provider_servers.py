@@ -22,6 +22,7 @@ from crushlite.testing.model import (
     Think,
     Use,
 )
+from tests.support.configured import ConfiguredTestCase, configuration
 from tests.support.model import CoderBench
 from tests.support.providers import KEY, Case, ask, pieces_of
 
@@ -44,6 +45,14 @@ FAILURES = {
     "rate_limit": (True, False),
     "overloaded": (True, False),
 }
+
+
+def scalars(value: Any) -> list[Any]:
+    """All numbers and texts in a JSON value."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return [found for item in items for found in scalars(item)]
+    return [value]
 
 
 class ServerTests(Case):
@@ -157,3 +166,50 @@ class TurnTests(CoderBench):
                 answers = [m for m in await self.stored(turn) if m.role == "assistant"]
                 self.assertEqual(answers[-1].text, "hello")
                 self.assertEqual(plan, [])
+
+
+class ConfiguredTests(ConfiguredTestCase):
+    """From crush.json to the request."""
+
+    PATHS = {
+        "openai": "/v1/responses",
+        "anthropic": "/v1/messages",
+        "gemini": "/v1/models/fake-large:streamGenerateContent",
+        "google": "/v1/models/fake-large:streamGenerateContent",
+        "openrouter": "/v1/chat/completions",
+        "openai-compat": "/v1/chat/completions",
+        "ollama": "/v1/chat/completions",
+    }
+
+    async def test_every_configured_setting_reaches_the_api_of_its_type(self) -> None:
+        for kind, path in self.PATHS.items():
+            document = configuration(self.model, self.titles)
+            document["providers"]["works"] |= {
+                "type": kind,
+                "extra_body": {"of_the_body": 1},
+                "extra_headers": {"X-Team": "parsers"},
+                "provider_options": {"of_the_provider": 2, "of_both": {"a": 1, "b": 1}},
+            }
+            document["models"]["large"] |= {
+                "top_k": 41,
+                "frequency_penalty": 0.25,
+                "presence_penalty": 0.75,
+                "reasoning_effort": "high",
+                "max_tokens": 8765,
+                "provider_options": {"of_both": {"b": 2}},
+            }
+            self.configure(**document)
+            first = len(self.model.calls)
+            anna = await self.join(self.folder(kind))
+            await self.turn(anna, await anna.session(), "hello")
+            call = self.model.calls[first]
+            with self.subTest(kind):
+                self.assertEqual(call.path, path)
+                self.assertEqual(call.headers["x-team"], "parsers")
+                self.assertEqual(call.request["of_the_body"], 1)
+                self.assertEqual(call.request["of_the_provider"], 2)
+                self.assertEqual(call.request["of_both"], {"a": 1, "b": 2})
+                # Anthropic has no penalties, and takes no top_k while it thinks.
+                values = [8765] if kind == "anthropic" else [8765, 41, 0.25, 0.75, "high"]
+                sent = scalars(call.request)
+                self.assertEqual([value for value in values if value not in sent], [])
