@@ -259,11 +259,13 @@ class CompatibleTests(AdaptingCase):
     async def test_a_server_that_demands_reasoning_gets_an_empty_one_if_there_was_none(
         self,
     ) -> None:
+        await self.returned(reasoning_content="hm")
         plain = ChatMessage("assistant", tool_calls=[CALL])
-        request = ModelRequest("m", "", [USER, plain, RESULT])
+        request = ModelRequest("m", "", [USER, self.step, RESULT, plain, RESULT])
         words = "The `reasoning_content` in the thinking mode must be passed back to the API."
         body = await self.resent(self.server(), request, words)
-        self.assertEqual(body["messages"][1]["reasoning_content"], "")
+        answers = [m for m in body["messages"] if m["role"] == "assistant"]
+        self.assertEqual([answer["reasoning_content"] for answer in answers], ["hm", ""])
 
     async def test_every_setting_is_sent(self) -> None:
         settings: dict[str, Any] = {"top_k": 3, "frequency_penalty": 0.1, "presence_penalty": 0.0}

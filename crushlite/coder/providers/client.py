@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from ..proxies import NO_PROXIES
@@ -62,9 +63,9 @@ class ProviderClient:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         """See ModelClient."""
         for left in reversed(range(_TRIES)):
-            sent: list[dict[str, Any]] = []
+            sent: list[dict[str, Any]] = []  # the body, once it is made
             decoder = self._decoder()
-            make = self._maker(request, sent)
+            make = functools.partial(self._make, request, sent)
             answer = self._transport.pieces(self._path(request), make, decoder, chars=request.chars)
             try:
                 async with contextlib.aclosing(answer):
@@ -117,12 +118,9 @@ class ProviderClient:
     def _model_ids(self, answer: Any) -> list[str]:
         return model_ids(answer)
 
-    def _maker(self, request: ModelRequest, sent: list[dict[str, Any]]) -> Any:
-        def make() -> dict[str, Any]:
-            sent.append(self._body(request))
-            return sent[0]
-
-        return make
+    def _make(self, request: ModelRequest, sent: list[dict[str, Any]]) -> dict[str, Any]:
+        sent.append(self._body(request))
+        return sent[0]
 
 
 def merged(own: Mapping[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:

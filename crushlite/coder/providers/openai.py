@@ -15,6 +15,7 @@ messages that no model wrote, as in anthropic.py.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from .client import ProviderClient, merged
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .returned import Entry
 
 _CACHED = {"type": "ephemeral"}
+_DEMANDED = re.compile(r"missing|must be|required", re.IGNORECASE)
 _SETTINGS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 
 
@@ -98,11 +100,11 @@ class OpenAIProvider(ProviderClient):
             self._completion_tokens = True
         elif "max_completion_tokens" in words and "max_completion_tokens" in body:
             self._completion_tokens = False
+        elif "reasoning_content" in words and _DEMANDED.search(words) and not self._return_thinking:
+            self._return_thinking = True
         elif refused := _refused_field(words, body):
             self._unwanted.add(refused)
             self._return_thinking = False
-        elif "reasoning_content" in words and not self._return_thinking:
-            self._return_thinking = True
         else:
             return None
         return request
