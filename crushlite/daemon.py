@@ -137,6 +137,7 @@ class Daemon:
             clock=self.clock,
             limits=Limits.for_open_files(_allowed_files()),
             translate=translate,
+            has_token=self._guard.has_token,
         )
 
     @property

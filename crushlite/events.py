@@ -8,12 +8,16 @@ its bounds, or whose socket takes nothing for a while although something waits, 
 and counted; its client can resume, because the hub keeps the latest events in a ring.
 
 How an event travels. `publish` encodes it once and gives it the next number. Subscribers are in
-one of three groups: *base* and *tagged* (their sink takes bytes and nothing is queued) and
+one of four groups: *base*, *tagged* and *linear* (their sink takes bytes and nothing is queued) and
 *waiting* (a paused sink, a sink not yet opened, or a consumer in this process). Waiting ones get
 the event into their queue at once. The other groups are written to directly: the first event after
 a loop tick without events immediately, later ones of that tick together at its end, joined once per
 group. A subscriber changes groups only when no such batch is open, so that it gets every event
 once and in order.
+
+Linear streams get growth as what was appended. That continues what they have, because they begin
+with the growing messages as they are then, and get every event after that in order; where growth
+was skipped for them, what is sent in its place begins where the skipped one did.
 
 Everything here is synchronous and belongs to one event loop. Independent of HTTP, of runs, and of
 what the payloads mean, apart from a message having an id.
@@ -27,10 +31,12 @@ import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
+from .backlog import Backlog, Event, LinearBacklog
 from .errors import IllegalCall
 from .protocol.codec import dumps
 from .protocol.events import Resync, to_json
-from .protocol.messages import Message, ToolOutput
+from .protocol.messages import Message, MessageDelta, ToolOutput
+from .protocol.sessions import Session
 from .records import dataclass
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ _CHUNK = 256 * 1024  # most bytes per write: a queued event can still be conflat
 _STALL_CHECKS = 4  # checks of a paused sink per stall period
 _EARLY = 0.001  # an event loop may fire a timer this much before its time
 _COMMENT = b": keep-alive\n\n"
+_GROWING = 1024  # growing messages that are remembered: more than there are runs
 _ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,18})", re.ASCII)
 
 
@@ -90,27 +97,6 @@ class Bounds:
 _DEFAULT = Bounds()
 
 
-@dataclass(slots=True, eq=False)
-class Event:
-    """One published event. Consumers in this process read `payload`, so the publisher must not
-    change it any more. `seq` is 0 for an open request that is shown again."""
-
-    seq: int
-    action: str
-    kind: str
-    payload: object
-    frame: bytes  # what every stream gets; empty for tool output, which only streams with ids get
-    id_line: bytes  # what streams with ids get before the frame; tool output is in here
-    key: str | None  # the message that this is growth of
-    supersedes: str | None  # the message whose queued growth this removes
-    size: int
-
-    @property
-    def id_frame(self) -> bytes:
-        """Not stored: then the ring would hold every event twice."""
-        return self.id_line + self.frame
-
-
 @dataclass(frozen=True, slots=True)
 class SubscriberStatistics:
     entries: int  # queued events
@@ -132,44 +118,6 @@ class HubStatistics:
     failed: int  # streams closed because their sink raised
 
 
-class _Backlog:
-    """Events in the order of their numbers, with at most one growth per message."""
-
-    __slots__ = ("bytes", "ended", "entries", "limit")
-
-    def __init__(self, limit: int) -> None:
-        # The key of growth is its message, the key of a fact is the event itself.
-        self.entries: OrderedDict[str | Event, Event] = OrderedDict()
-        self.bytes = 0
-        self.limit = limit
-        self.ended = False
-
-    def __len__(self) -> int:
-        return len(self.entries) + self.ended
-
-    def _weight(self, event: Event) -> int:
-        return event.size if event.size <= self.limit else 0
-
-    def add(self, event: Event) -> bool:
-        """Append an event; return whether it replaced older growth."""
-        growth = event.key if event.key is not None else event.supersedes
-        old = None if growth is None else self.entries.pop(growth, None)
-        if old is not None:
-            self.bytes -= self._weight(old)
-        self.entries[event if event.key is None else event.key] = event
-        self.bytes += self._weight(event)
-        return old is not None
-
-    def pop(self, *, last: bool = False) -> Event:
-        _, event = self.entries.popitem(last=last)
-        self.bytes -= self._weight(event)
-        return event
-
-    def clear(self) -> None:
-        self.entries.clear()
-        self.bytes = 0
-
-
 class Subscriber(asyncio.Queue[Event | None]):
     """One reader of a hub: a consumer in this process, or a stream with a sink.
 
@@ -183,11 +131,16 @@ class Subscriber(asyncio.Queue[Event | None]):
     """
 
     def __init__(
-        self, hub: Hub, *, tagged: bool, first_id: bytes = b"", opening: Sequence[Event] = ()
+        self,
+        hub: Hub,
+        group: dict[Subscriber, None],
+        *,
+        first_id: bytes = b"",
+        opening: Sequence[Event] = (),
     ) -> None:
         self._hub = hub
-        self._tagged = tagged
-        self._direct = hub.tagged if tagged else hub.base  # its group while it is written to
+        self._direct = group  # while it is written to
+        self._tagged = group is not hub.base
         self.closed_reason = ""
         self.when_closed: Callable[[], object] | None = None
         self.sink: Sink | None = None
@@ -200,8 +153,7 @@ class Subscriber(asyncio.Queue[Event | None]):
         self._excess = 0  # bytes of an oversized event that the transport may still hold
         super().__init__()
         # Not checked: a replay has half the bounds, and open requests must be shown.
-        for event in opening:
-            self._queue.add(event)
+        self._queue.open(opening)
 
     def __repr__(self) -> str:
         state = self.closed_reason or "open"
@@ -212,7 +164,8 @@ class Subscriber(asyncio.Queue[Event | None]):
     # The hooks of asyncio.Queue.
 
     def _init(self, maxsize: int) -> None:
-        self._queue = _Backlog(self._hub.bounds.bytes)
+        kind = LinearBacklog if self._direct is self._hub.linear else Backlog
+        self._queue = kind(self._hub.bounds.bytes)
 
     def _put(self, item: Event | None) -> None:
         backlog = self._queue
@@ -337,7 +290,7 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._first_id = b""
             while backlog.entries and size < chunk:
                 event = backlog.pop()
-                parts += (event.id_line, event.frame) if self._tagged else (event.frame,)
+                parts += backlog.pieces(event) if self._tagged else (event.frame,)
                 size += event.size
             # A large frame is not joined: it would be copied for every slow stream.
             large = parts.pop() if len(parts[-1]) > _CHUNK else b""
@@ -438,13 +391,15 @@ class Hub:
         # The groups, as ordered sets.
         self.base: dict[Subscriber, None] = {}
         self.tagged: dict[Subscriber, None] = {}
+        self.linear: dict[Subscriber, None] = {}
         self.waiting: dict[Subscriber, None] = {}
         # The batch of this loop tick. `_batching` from an event until a tick without one.
         self.chunk = max(1, min(_CHUNK, bounds.bytes // 4))
         self._batch: list[Event] = []
         self._batch_bytes = 0
         self._batching = False
-        self._ring = _Backlog(bounds.bytes)
+        self._ring = Backlog(bounds.bytes)
+        self._growing: OrderedDict[str, Message] = OrderedDict()  # as published last, by id
         # Counted by the subscribers.
         self.conflated = 0
         self.closed_slow = 0
@@ -464,10 +419,11 @@ class Hub:
         event = self._event(action, payload, self.current + 1, growth=growth)
         self.current = event.seq
         self.published_at = self.clock.time()
+        self._follow(event)
         self._remember(event)
         for subscriber in tuple(self.waiting):
             subscriber.put_nowait(event)
-        if self.base or self.tagged:
+        if self.base or self.tagged or self.linear:
             self._batch.append(event)
             self._batch_bytes += event.size
             if not self._batching:
@@ -500,6 +456,22 @@ class Hub:
         kind = body["type"]
         return Event(seq or 0, action, kind, payload, frame, id_line, key, supersedes, size)
 
+    def _follow(self, event: Event) -> None:
+        """Keep the state of the messages that grow, and note what was appended to one."""
+        message = event.payload
+        if isinstance(message, Session) and event.action == "deleted":
+            for gone in [m.id for m in self._growing.values() if m.session_id == message.id]:
+                del self._growing[gone]
+        if not isinstance(message, Message):
+            return
+        before = self._growing.pop(message.id, None)
+        if event.key is not None and before is not None:
+            event.delta = MessageDelta.between(before, message)
+        if message.finish is None and event.action != "deleted":
+            self._growing[message.id] = message
+            if len(self._growing) > _GROWING:
+                self._growing.popitem(last=False)
+
     def _id_line(self, seq: int) -> bytes:
         return f"id: {self.epoch}-{seq}\n".encode()
 
@@ -528,6 +500,9 @@ class Hub:
                 self._fan_out(self.base, b"".join([event.frame for event in events]), events)
             if self.tagged:
                 self._fan_out(self.tagged, b"".join([event.id_frame for event in events]), events)
+            if self.linear:
+                data = b"".join([event.linear_frame for event in events])
+                self._fan_out(self.linear, data, events)
 
     def _fan_out(self, group: dict[Subscriber, None], data: bytes, events: list[Event]) -> None:
         for subscriber in tuple(group):
@@ -551,6 +526,7 @@ class Hub:
         self,
         *,
         resume: bool = False,
+        deltas: bool = False,
         last_id: str | None = None,
         pending: Callable[[], list[object]] | None = None,
     ) -> Subscriber:
@@ -558,21 +534,27 @@ class Hub:
 
         With `resume` its stream has ids and comments. With `last_id` it has them too, and begins
         with the events after that id or, if the ring does not hold them all, with a resync.
-        `pending` gives the open requests: those that are not in the replay are sent again.
+        `pending` gives the open requests: those that are not in the replay are sent again. With
+        `deltas` a stream with ids gets growth as what was appended.
         """
         self.flush()
         tagged = resume or last_id is not None
+        group = self.linear if tagged and deltas else self.tagged if tagged else self.base
         if self.closed:
-            subscriber = Subscriber(self, tagged=tagged)
+            subscriber = Subscriber(self, group)
             subscriber.end("hub")
             return subscriber
         start, opening = self._since(last_id)
+        if group is self.linear:
+            replayed = {id(event.payload) for event in opening}
+            growing = [each for each in self._growing.values() if id(each) not in replayed]
+            opening += [self._event("updated", message, None) for message in growing]
         for request in pending() if pending is not None else ():
             event = self._event("created", request, None)
             if not any(e.kind == event.kind and e.frame == event.frame for e in opening):
                 opening.append(event)
         first_id = b"" if start is None or not tagged else self._id_line(start) + b"\n"
-        subscriber = Subscriber(self, tagged=tagged, first_id=first_id, opening=opening)
+        subscriber = Subscriber(self, group, first_id=first_id, opening=opening)
         self.waiting[subscriber] = None
         return subscriber
 
@@ -600,7 +582,7 @@ class Hub:
         return None, [self._event("", Resync(reason), self.current)]
 
     def forget(self, subscriber: Subscriber) -> None:
-        for group in (self.base, self.tagged, self.waiting):
+        for group in (self.base, self.tagged, self.linear, self.waiting):
             group.pop(subscriber, None)
 
     def close(self) -> None:
@@ -611,7 +593,7 @@ class Hub:
             subscriber.end("hub")
 
     def _subscribers(self) -> list[Subscriber]:
-        return [*self.base, *self.tagged, *self.waiting]
+        return [*self.base, *self.tagged, *self.linear, *self.waiting]
 
     def statistics(self) -> HubStatistics:
         subscribers = self._subscribers()

@@ -129,7 +129,8 @@ class Profile(Protocol):
 
     @property
     def warning(self) -> str:
-        """What a client should show its user when it opens the workspace; empty if nothing."""
+        """What a client should show its user when it opens the workspace, in lines; empty if
+        nothing."""
 
     def make_agent(self, env: Mapping[str, str]) -> Agent | None:
         """The agent of the workspace, whose environment is `env`. None: nothing usable is

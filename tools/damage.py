@@ -113,7 +113,7 @@ async def make(folder: Path) -> Sound:
     await stores.release(store)
     store = await stores.open(sound.closed)
     for part in (1, 2, 3):
-        await store.submit(lambda conn, part=part: fill(conn, part), promise=True)
+        await store.submit(lambda conn, part=part: fill(conn, part), durably=True)
     sound.rows = await store.read(everything)
     shutil.copytree(sound.closed, sound.killed)  # as it is now: the log is not merged
     await stores.release(store)

@@ -132,6 +132,14 @@ def _hard_links(make: Maker) -> None:
         os.link(make.write("a"), make.root / f"b{number}")
 
 
+def _chain(make: Maker, *names: str) -> None:
+    """Links to more links than Python can resolve."""
+    for number in range(2000):
+        make.link(f"l{number}", f"l{number + 1}")
+    for name in names:
+        make.link(name, "l0")
+
+
 _add(
     "files",
     fifos=lambda m: [m.fifo(n) for n in ("AGENTS.md", ".gitignore", "a.txt", "CRUSH.md", ".env")],
@@ -143,6 +151,7 @@ _add(
     link_loop=lambda m: [m.link("AGENTS.md", "AGENTS.md"), m.link("x", "y"), m.link("y", "x")],
     link_to_parent=lambda m: [m.link("up", ".."), m.link("here", "."), m.link("root", "/")],
     link_chain=lambda m: [m.link(f"l{n}", f"l{n + 1}") for n in range(60)],
+    link_chain_long=lambda m: _chain(m, "AGENTS.md", "a.txt"),
     huge_sparse=lambda m: [m.sparse("AGENTS.md", 1 << 40), m.sparse("a.txt", 1 << 36)],
     huge_line=lambda m: m.write("a.txt", "x" * (4 << 20)),
     many_lines=lambda m: m.write("a.txt", "\n" * (4 << 20)),
@@ -302,6 +311,7 @@ _add(
     fifo=lambda m: m.fifo(".crushlite/crushlite.db"),
     lock_fifo=lambda m: m.fifo(".crushlite/crushlite.lock"),
     link_out=lambda m: m.link(".crushlite", "/etc"),
+    link_chain=lambda m: _chain(m, ".crushlite"),
     database_link=lambda m: m.link(".crushlite/crushlite.db", "/etc/passwd"),
     file=lambda m: m.write(".crushlite", "x"),
     config=lambda m: m.config(_provider(m), ".crushlite/crush.json"),

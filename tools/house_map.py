@@ -20,10 +20,12 @@ PAGE = ROOT / "docs" / "architecture.md"
 # From the ground up, in groups; a package is one row. `api.entry` is a row of its own, because it
 # is what the seam shows of the api.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "foundations": ("version", "records", "errors", "clock", "threads", "logs", "itself"),
+    "foundations": (
+        *("version", "records", "errors", "clock", "threads", "logs", "itself", "realpath"),
+    ),
     "the wire": ("protocol",),
     "the machines": ("runs", "claims", "settings"),
-    "what everything stands on": ("events", "store", "commands", "http"),
+    "what everything stands on": ("backlog", "events", "store", "commands", "http"),
     "contracts": ("agent.base", "api.entry", "wing"),
     "hosting": ("hosting",),
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections import OrderedDict
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an address that was typed
 
-WRONG_KEYS = 100  # that a peer may show at once: more than any script does by mistake
-WRONG_KEYS_AGAIN = 1.0  # seconds until it may show one more
-WRONG_PEERS = 256  # that are remembered; the one that was wrong longest ago is forgotten first
+_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([!-~]+)", re.IGNORECASE)
+
+WRONG_KEYS = 100  # that may be shown at once at a port: more than any script does by mistake
+WRONG_KEYS_AGAIN = 1.0  # seconds until one more may be shown
 
 
 class WrongKeys:
-    """Wrong tokens or codes that peers have shown: who shows too many is asked to wait. All users
-    of a machine come from the same address, so only wrong keys are ever refused for it."""
+    """Wrong tokens or codes that were shown at each port: when there are too many, who shows one is
+    asked to wait. Only wrong keys are ever refused for it: all users of a machine come from its own
+    addresses, of which each has millions, so nothing is to be learnt from those."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # By listening port and address of the peer: how many it may show, and since when.
-        self._left: OrderedDict[tuple[int, str], tuple[float, float]] = OrderedDict()
+        # By listening port: how many may be shown, and since when.
+        self._left: dict[int, tuple[float, float]] = {}
 
     def count(self, peer: Peer) -> None:
-        """Note that a peer has shown a wrong key. Raises 429 if it has shown too many."""
-        key, now = (peer.port or 0, peer.address.rpartition(":")[0]), self._clock.time()
-        left, at = self._left.pop(key, (float(WRONG_KEYS), now))
+        """Note that a peer has shown a wrong key. Raises 429 if too many were shown."""
+        port, now = peer.port or 0, self._clock.time()
+        left, at = self._left.get(port, (float(WRONG_KEYS), now))
         left = min(float(WRONG_KEYS), left + (now - at) / WRONG_KEYS_AGAIN)
-        self._left[key] = (max(left - 1, 0.0), now)
-        if len(self._left) > WRONG_PEERS:
-            self._left.popitem(last=False)
+        self._left[port] = (max(left - 1, 0.0), now)
         if left < 1:
             wait = str(math.ceil((1 - left) * WRONG_KEYS_AGAIN))
-            message = f"too many wrong keys from here: wait {wait} s, or show the right one"
+            message = f"too many wrong keys: wait {wait} s, or show the right one"
             raise HTTPError(429, "too_many_attempts", message, (("Retry-After", wait),))
 
 
@@ -78,6 +78,16 @@ class Guard:
         self._check_origin(head)
         if head.peer.kind == "tcp" and not self.is_public(head):
             self._check_token(head)
+
+    def has_token(self, port: int, first: bytes) -> bool:
+        """Whether the first bytes of a connection to a port hold its token, if it has one."""
+        wanted = self.tokens.get(port, b"")
+        if wanted is None:
+            return True
+        found = _BEARER.search(first)
+        return found is not None and hmac.compare_digest(
+            _digest(found[1].decode("latin-1")), wanted
+        )
 
     def _check_host(self, head: RequestHead) -> None:
         host = head.headers.get("Host")

@@ -76,6 +76,9 @@ CLIENT = Param("client_id", "The UUID of the client.", required=True)
 BY = Param("client_id", "The UUID of the client; other clients see who it was.")
 VERBOSE = Param("verbose", "1: report the daemon's state, and test whether its stores can write.")
 RESUME = Param("resume", "1: events with ids, comments that keep the stream alive, tool output.")
+DELTAS = Param(
+    "deltas", "1, with ids: what was appended to a growing message instead of the whole message."
+)
 LAST_ID = Param(
     "Last-Event-ID", "The last id that was received: what followed comes first.", place="header"
 )
@@ -109,7 +112,7 @@ TABLE: tuple[Entry, ...] = (
         W + "/events",
         workspaces.events,
         gives=Envelope,
-        params=(CLIENT, RESUME, LAST_ID),
+        params=(CLIENT, RESUME, DELTAS, LAST_ID),
         media=EVENT_STREAM,
     ),
     Entry(

@@ -30,7 +30,7 @@ async def create(context: Context, request: Request) -> Response:
             f"client version {wanted.version[:80]} differs from the daemon's {WIRE_VERSION}: "
             "if something misbehaves, restart the older of the two"
         )
-        view.warning = "; ".join(filter(None, (differs, view.warning)))
+        view.warning = "\n".join(filter(None, (differs, view.warning)))
     return answer(view)
 
 
@@ -67,8 +67,9 @@ async def events(context: Context, request: Request) -> Stream:
     client = client_of(request)
     last_id = request.headers.get("Last-Event-ID")
     resume = last_id is not None or request.query_one("resume") in ("1", "true")
+    deltas = request.query_one("deltas") in ("1", "true")
     subscriber = context.backend.attach(
-        request.params["id"], client, resume=resume, last_id=last_id
+        request.params["id"], client, resume=resume, deltas=deltas, last_id=last_id
     )
     return _EventStream(subscriber)
 

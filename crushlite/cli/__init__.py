@@ -53,6 +53,7 @@ COMMANDS = (
     CommandRow("Act", "cancel", "end what runs"),
     CommandRow("Act", "grant", "answer permission requests"),
     CommandRow("Act", "undo", "put back the files that a run changed", "undo"),
+    CommandRow("Care", "models", "models that can be used, with window and price", "config"),
     CommandRow("Care", "config", "effective configuration, and changing it", "config"),
     CommandRow("Care", "trust", "let the files of a project choose models", "config"),
     CommandRow("Care", "doctor", "what works, what does not, what to do"),

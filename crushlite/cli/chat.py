@@ -153,8 +153,8 @@ class ChatWindow:
         model = (await self._workspace.agent()).model.name
         chat, info = self.chat, self._workspace.info
         chat.note(f"{one_line(info.path)}, {one_line(model)}. /help lists commands, Ctrl-D leaves.")
-        if info.warning:
-            chat.complain(info.warning)
+        for line in info.warning.splitlines():
+            chat.complain(line)
         if session_id:
             await chat.open_session(await self._workspace.session(session_id))
         chat.spawn(self._carry_out())

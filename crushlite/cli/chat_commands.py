@@ -7,10 +7,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from ..errors import CrushliteError, NotFound, UsageError
-from ..protocol.config import SelectedModel
+from ..errors import NotFound, UsageError
 from .chat_dialogs import QuestionDialog
-from .lookup import SHORT, choose
+from .lookup import SHORT, choose, find_model
 from .tables import table
 from .text import ago, one_line
 
@@ -31,7 +30,7 @@ HELP = (
     ("/queue [drop N|clear]", "prompts that wait; take one back, or all"),
     ("/later TEXT", "a prompt with a turn of its own, after what runs"),
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
-    ("/model [N|NAME]", "the models, or choose one for later prompts"),
+    ("/model [small] [N|NAME]", "the models, or choose one for later prompts"),
     ("/effort [LEVEL]", "how much the model reasons here: none, low ..., on, default"),
     ("/summarize", "replace the conversation so far by a summary"),
     ("/show [N]", "all of a tool call, reasoning or command output"),
@@ -48,7 +47,7 @@ class Commands:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._listed: list[str] = []  # sessions, as /sessions numbered them last
-        self._models: list[tuple[str, str]] = []  # provider and model, as /model did
+        self._models: list[str] = []  # PROVIDER/MODEL, as /model did
         self._table: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -105,7 +104,7 @@ class Commands:
     # Around the chat ----------------------------------------------------------------------------
 
     async def _help(self, rest: str) -> None:
-        lines = [f"{name:<22} {text}" for name, text in HELP]
+        lines = [f"{name:<24} {text}" for name, text in HELP]
         keys = "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one."
         self._chat.screen.lines([*lines, "", keys], "help")
 
@@ -238,32 +237,37 @@ class Commands:
 
     async def _model(self, rest: str) -> None:
         workspace = self._chat.workspace
-        models = []
-        for provider in await workspace.providers():
-            models += [(provider["id"], model["id"]) for model in provider.get("models") or ()]
-        if not rest:
-            self._models = models
-            info = await workspace.agent()
-            used = (info.model_cfg.provider, info.model_cfg.model)
-            lines = [
-                f"{'*' if each == used else ' '}{number:<3} {each[0]}/{each[1]}"
-                for number, each in enumerate(models, 1)
-            ]
-            return self._chat.screen.lines(lines or ["no models are configured"], "list")
-        provider, model = self._pick(rest, models)
-        await workspace.choose_model("large", SelectedModel(model=model, provider=provider))
-        self._chat.note(f"later prompts go to {provider}/{model}, in all your directories")
+        role, _, name = rest.partition(" ")
+        if role not in ("large", "small"):
+            role, name = "large", rest
+        if not name.strip():
+            return await self._list_models()
+        number = int(name) if name.strip().isdecimal() else 0
+        listed = self._models[number - 1] if 1 <= number <= len(self._models) else name.strip()
+        model = await find_model(workspace, listed)
+        await workspace.choose_model(role, model)
+        what = "later prompts go" if role == "large" else "titles come"
+        way = "to" if role == "large" else "from"
+        name = one_line(f"{model.provider}/{model.model}")
+        self._chat.note(f"{what} {way} {name}, in all your directories")
 
-    def _pick(self, given: str, models: list[tuple[str, str]]) -> tuple[str, str]:
-        """A model by its number in the last /model, or its name. Raises CrushliteError if there is
-        none, or several."""
-        if given.isdecimal() and 1 <= int(given) <= len(self._models):
-            return self._models[int(given) - 1]
-        found = [each for each in models if given in (each[1], f"{each[0]}/{each[1]}")]
-        if len(found) != 1:
-            several = "several are called" if found else "no model is called"
-            raise CrushliteError(f"{several} {given}: /model lists them")
-        return found[0]
+    async def _list_models(self) -> None:
+        workspace = self._chat.workspace
+        info = await workspace.agent()
+        used = f"{info.model_cfg.provider}/{info.model_cfg.model}"
+        rows = []
+        self._models = []
+        for provider in await workspace.providers():
+            for model in provider.get("models") or ():
+                name = f"{provider['id']}/{model['id']}"
+                self._models.append(name)
+                window = model.get("context_window") or "?"
+                mark = "*" if name == used else ""
+                rows.append([mark, str(len(self._models)), name, str(window)])
+        if not rows:
+            return self._chat.note("no models are configured")
+        lines = table(rows, ["", "N", "MODEL", "WINDOW"], self._chat.screen.style)
+        self._chat.screen.lines(lines.split("\n"), "list")
 
 
 def _given(text: str) -> str:

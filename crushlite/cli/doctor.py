@@ -272,8 +272,13 @@ def _configuration(found: Config) -> Iterator[Finding]:
 
 
 async def _models(found: Config) -> AsyncIterator[Finding]:
+    from ..config import Reason  # the caller knows that this wing is there
+
     choice = str(found.choice())
-    if found.large is None:
+    if any(warning.reason is Reason.MODEL_UNKNOWN for warning in found.warnings):
+        advice = "make its provider usable, or choose another one: crushlite models lists them"
+        yield Finding("model", "note", choice, advice)
+    elif found.large is None:
         yield Finding("model", "note", choice, NO_MODEL)
     else:
         yield Finding("model", "ok", choice)

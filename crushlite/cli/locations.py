@@ -21,10 +21,13 @@ DATABASE = "crushlite.db"  # in a data directory
 def config_files(options: argparse.Namespace) -> ConfigFiles:
     """The configuration files of the current directory. Only for callers that know that the wing
     `config` is there."""
-    from ..config import ConfigFiles, Roots
+    from ..config import ConfigFiles, Roots, ScriptRuns
 
     workspace, data_dir = _places(options)
-    return ConfigFiles.find(workspace, os.environ, Roots(), data_dir=data_dir)
+    # Kept with the options: a command that reads the files twice runs a crushrc once.
+    options.scripts = getattr(options, "scripts", None) or ScriptRuns()
+    scripts = options.scripts
+    return ConfigFiles.find(workspace, os.environ, Roots(), data_dir=data_dir, scripts=scripts)
 
 
 def data_directory(options: argparse.Namespace) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..client import ConnectionFailed
 from ..errors import CrushliteError, NotFound
+from ..protocol.config import SelectedModel
 from .common import address_of, reached, say_nothing, wanted
 
 if TYPE_CHECKING:
@@ -72,6 +73,30 @@ async def find_session(workspace: RemoteWorkspace, given: str) -> str:
         f"no session {given} in {workspace.info.path}: `crushlite sessions list` lists them; "
         "--cwd names another directory"
     )
+
+
+async def find_model(workspace: RemoteWorkspace, given: str) -> SelectedModel:
+    """The model that a name means: PROVIDER/MODEL, or MODEL if exactly one provider has it. Whether
+    a provider has what was spelled out is for the daemon to say, which may ask the provider.
+    Raises CrushliteError if there is none, or several; it names those that may be meant."""
+    known = [
+        (provider["id"], model["id"])
+        for provider in await workspace.providers()
+        for model in provider.get("models") or ()
+    ]
+    found = [each for each in known if given in (each[1], "/".join(each))]
+    if len(found) > 1:
+        names = " or ".join("/".join(each) for each in found)
+        raise CrushliteError(f"several providers have {given}: say which, {names}")
+    provider, slash, model = given.partition("/")
+    if found:
+        provider, model = found[0]
+    elif not (provider and slash and model):
+        from ..config.profile import did_you_mean  # models are chosen only with this wing
+
+        hint = did_you_mean(given, [model for _, model in known])
+        raise NotFound(f"no model is called {given!r}: {hint}")
+    return SelectedModel(model=model, provider=provider)
 
 
 def choose(given: str, ids: Iterable[str], what: str) -> str:

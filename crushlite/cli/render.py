@@ -220,7 +220,7 @@ def arguments(call: ToolCallPart) -> dict[str, Any]:
     """The input of a call; empty as long as it is no complete JSON object."""
     try:
         value = json.loads(call.input)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -266,7 +266,8 @@ def _print(lines: list[str]) -> None:
 
 def _first_steps(daemon: Daemon) -> list[str]:
     """Lines to type first, for bash with curl and python3, on the first address. -I: they are typed
-    in a project, which may have a json.py of its own."""
+    in a project, which may have a json.py of its own. `here` writes its path as JSON: the name of a
+    folder may hold quotes, and whatever else a request could say."""
     address = daemon.addresses[0]
     token = daemon.tokens.get(address.port)
     options, base = "", "http://localhost"
@@ -279,8 +280,9 @@ def _first_steps(daemon: Daemon) -> list[str]:
     return [
         f'  api() {{ curl -sS {options}"{base}/v1/$1" "${{@:2}}"; }}',
         """  getid() { python3 -I -c 'import json, sys; print(json.load(sys.stdin)["id"])'; }""",
+        """  here() { python3 -I -c 'import json, os; print(json.dumps(os.getcwd()))'; }""",
         "  C=$(python3 -I -c 'import uuid; print(uuid.uuid4())')",
-        """  W=workspaces/$(api workspaces -d '{"path":"'"$PWD"'","client_id":"'$C'"}' | getid)""",
+        """  W=workspaces/$(api workspaces -d '{"path":'"$(here)"',"client_id":"'$C'"}' | getid)""",
         '  api "$W/events?client_id=$C" -N &',
         """  S=$(api $W/sessions -d '{"title":"First"}' | getid)""",
         """  api $W/agent -d '{"session_id":"'$S'","prompt":"Hello"}'""",

@@ -23,6 +23,7 @@ from ..http import client as http
 from ..http.sse import SSEEvent, SSEParser, SSETooLong
 from ..protocol.codec import loads
 from ..protocol.events import Envelope, Resync, parse
+from ..protocol.messages import Message, MessageDelta
 from ..records import dataclass
 from .wire import ANSWER, is_temporary, refusal
 
@@ -77,6 +78,7 @@ class EventStream:
         self._connection: contextlib.AsyncExitStack | None = None
         self._response: http.StreamResponse | None = None
         self._parser = SSEParser()
+        self._growing: dict[str, Message] = {}  # as they were yielded last
         self._ready: deque[tuple[str | None, Envelope]] = deque()
         # Reconnecting.
         self._gap = ""  # why events may have been missed: yielded as a resync once reconnected
@@ -155,11 +157,28 @@ class EventStream:
     def _feed(self, data: bytes) -> None:
         for event in self._parser.feed(data):
             envelope = _envelope(event)
-            if envelope is not None:
+            if envelope is not None and self._completed(envelope):
                 self._ready.append((event.id, envelope))
         if not self._ready:
             # The id of an event that was skipped, or an id without an event, counts as read.
             self.last_id = self._parser.last_id or self.last_id
+
+    def _completed(self, event: Envelope) -> bool:
+        """Make of a delta the message that it results in. False if it continues none that is known:
+        then there is a newer state of it on its way, or the daemon is at fault."""
+        if isinstance(event.payload, MessageDelta):
+            known = self._growing.get(event.payload.message_id)
+            message = known and event.payload.applied(known)
+            if message is None:
+                log.warning("skipped a delta that continues nothing: %s", event.payload.message_id)
+                return False
+            event.kind, event.payload = "message", message
+        if isinstance(event.payload, Message):
+            if event.action == "deleted" or event.payload.finish is not None:
+                self._growing.pop(event.payload.id, None)
+            else:
+                self._growing[event.payload.id] = event.payload
+        return True
 
     # Losing the connection and reconnecting.
 
@@ -232,7 +251,8 @@ class EventStream:
     async def _subscribe(self) -> None:
         """Open the connection and read the head of the answer. Raises the refusal if it is one."""
         client_id, resume = self._wire.client_id, int(self._resume)
-        target = self._workspace.at("events", client_id=client_id, resume=resume)
+        deltas = {"deltas": 1} if self._resume else {}
+        target = self._workspace.at("events", client_id=client_id, resume=resume, **deltas)
         headers = [("Last-Event-ID", self.last_id)] if self.last_id else []
         async with contextlib.AsyncExitStack() as stack:
             with self._wire.translated():
@@ -241,6 +261,7 @@ class EventStream:
                 if response.status != 200:
                     raise refusal(f"GET {target}", response.status, await response.read())
             self._response, self._parser = response, SSEParser()
+            self._growing.clear()
             self._connection = stack.pop_all()
 
     async def _disconnect(self) -> None:

@@ -50,15 +50,18 @@ def coder(
     shared by all coders of a daemon."""
     if config.large is None or config.small is None:
         return None
+    from .attribution import commit_instructions
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
     from .tools.base import SEARCHES, ToolContext
+    from .tools.refused import with_hooks
     from .tools.registry import all_tools
 
     proxies = proxies_of(env)
     options = CoderOptions(
         context_paths=config.options.context_paths,
         auto_summarize=not config.options.disable_auto_summarize,
+        commits=commit_instructions(config.options.attribution, config.large.model.id),
     )
     return Agent(
         CoderAgent(
@@ -70,7 +73,9 @@ def coder(
             ),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
-            tools=all_tools(config.options.disabled_tools, clock=clock),
+            tools=with_hooks(
+                all_tools(config.options.disabled_tools, clock=clock), config.tool_hooks
+            ),
             options=options,
             clock=clock,
         )

@@ -5,8 +5,13 @@ the usual ports of the usual model servers are tried, on loopback only: a user w
 of them wants it to be used. But any user of the machine may listen there, so only a listener of
 this user or of root is asked, and this is looked at again for every connection later (see
 `listeners`). Another one can be used by naming it in the user's own crush.json. Looking takes a
-fraction of a second and never fails a request. Answers are remembered for a minute, missing ones
+second or two at most and never fails a request. Answers are remembered for a minute, missing ones
 for a few seconds.
+
+What is not needed for the next prompt is asked for in the background (`look`): the own lists of the
+catalogue's providers, which have more models than the catalogue. Servers of this machine beside a
+provider that is configured are looked for only if a person asks what there is, or chooses one. The
+last answer counts until there is a new one.
 """
 
 from __future__ import annotations
@@ -14,32 +19,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 from ..config import Provider
-from ..protocol.config import Model
 from ..records import dataclass
 from .listeners import listener_owners
 from .providers.base import ProviderError
 from .providers.build import provider_of
 from .providers.failures import refusal
+from .providers.listing import can_chat, listed_models, with_windows
 from .providers.transport import MODELS_SECONDS, Timeouts, Transport
-from .proxies import proxies_of
+from .proxies import NO_PROXIES, proxies_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..clock import Clock
     from ..config import Config
+    from ..protocol.config import Model
+    from .proxies import Proxies
 
 log = logging.getLogger(__name__)
 
 PROBE_SECONDS = 0.2  # for a server of this machine, and for a list that is not needed now
+LOOK_SECONDS = 10.0  # for a list that is asked for in the background
 FOUND_SECONDS = 60.0  # how long a list of models is remembered,
+LISTED_SECONDS = 3600.0  # that of a provider of the catalogue, which changes rarely,
 NONE_SECONDS = 5.0  # and how long that there was none
-
-_NO_CHAT = re.compile(r"embed|rerank|whisper|(?:^|[-/_])(?:bge|tts|clip)(?:[-_]|$)", re.I)
+REMEMBERED = 64  # lists; the oldest are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,72 +70,116 @@ LOCAL_SERVERS = (
 
 
 class Discovery:
-    """Finds models. `local` are the servers to look for on this machine; the first of them that
-    answers is taken."""
+    """Finds models. `local` are the servers to look for on this machine; of several that answer,
+    the first is the default."""
 
     def __init__(self, clock: Clock, local: Sequence[LocalServer] = ()) -> None:
         self._clock = clock
         self._local = tuple(local)
-        # By the server and how it was asked: until when the answer counts, and the ids in it.
-        self._known: dict[tuple[object, ...], tuple[float, list[str]]] = {}
+        # By the server and how it was asked: until when the answer counts, and the models in it.
+        self._known: dict[tuple[object, ...], tuple[float, list[Model]]] = {}
 
     async def complete(self, env: Mapping[str, str], config: Config, again: bool) -> Config:
-        """The configuration with the models that were found. Never raises. With `again`, nothing
-        that is remembered is used."""
+        """The configuration with the models that were found. Never raises. With `again`, what is
+        remembered of servers that are asked here is not used."""
         if again:
-            self._known.clear()
+            self._known = {key: (0.0, models) for key, (_, models) in self._known.items()}
         waiting = [provider for provider in config.providers.values() if provider.discover]
-        if waiting:
-            # Without any model nothing can be done before the lists are here.
-            seconds = MODELS_SECONDS if config.large is None or again else PROBE_SECONDS
-            lists = await asyncio.gather(*(self._listed(p, env, seconds) for p in waiting))
-            found = {p.id: _models(ids) for p, ids in zip(waiting, lists, strict=True)}
-            config = config.discovered(found)
-        servers = [s for s in self._local if config.wants_local(s.id)]
-        if servers:
-            lists = await asyncio.gather(*(self._probed(server) for server in servers))
-            for server, ids in zip(servers, lists, strict=True):
-                if chats := [ident for ident in ids if not _NO_CHAT.search(ident)]:
-                    return config.joined(_provider(server, chats))
+        # Without any model nothing can be done before the lists are here.
+        seconds = MODELS_SECONDS if config.large is None or again else PROBE_SECONDS
+        lists = await asyncio.gather(*(self._listed(p, env, seconds) for p in waiting))
+        found = {p.id: models for p, models in zip(waiting, lists, strict=True)}
+        for provider in config.providers.values():
+            if provider.extend:
+                found[provider.id] = self._last(_key(provider))
+        config = config.discovered(found)
+        servers = [s for s in self._local if config.allows_local(s.id)]
+        needed = [s for s in servers if config.wants_local(s.id)]
+        await asyncio.gather(*(self._probed(server) for server in needed))
+        for server in servers:
+            if models := self._last((server,)):
+                config = config.joined(_provider(server, models))
         return config
+
+    async def look(self, env: Mapping[str, str], config: Config, everywhere: bool) -> None:
+        """Ask for what `complete` does not wait for, and remember it; with `everywhere` also the
+        servers of this machine that are not needed. Never raises."""
+        asked = [p for p in config.providers.values() if p.extend]
+        servers = [s for s in self._local if everywhere and config.allows_local(s.id)]
+        await asyncio.gather(
+            *(self._listed(provider, env, LOOK_SECONDS) for provider in asked),
+            *(self._probed(server) for server in servers),
+        )
 
     async def _listed(
         self, provider: Provider, env: Mapping[str, str], seconds: float
-    ) -> list[str]:
-        """The models that a configured provider lists; empty if it does not answer in time."""
+    ) -> list[Model]:
+        """The models that a configured provider lists; empty if it does not answer in time. Those
+        that cannot chat come last, as the first one is the default; a provider that has models
+        already gets no such ones."""
+        proxies = proxies_of(env)
 
-        async def ask() -> list[str]:
-            asked = provider_of(provider, self._clock, proxies_of(env))
+        async def ask() -> list[Model]:
+            asked = provider_of(provider, self._clock, proxies)
             try:
-                return await asked.list_models(seconds)
+                models = await asked.list_models(seconds)
             finally:
                 await asked.aclose()
+            if provider.extend:
+                return [model for model in models if can_chat(model.id)]
+            models.sort(key=lambda model: not can_chat(model.id))
+            return await self._with_windows(provider, models, seconds, proxies)
 
-        headers = tuple(provider.extra_headers.items())
-        key = (provider.type, provider.base_url, provider.api_key, headers)
-        return await self._remembered(key, ask, f"{provider.id} lists no models", logging.WARNING)
+        # That the list of a provider with models cannot be had is no trouble for its user.
+        level = logging.INFO if provider.extend else logging.WARNING
+        valid = LISTED_SECONDS if provider.extend else FOUND_SECONDS
+        reason = f"{provider.id} lists no models"
+        return await self._remembered(_key(provider), ask, reason, level, valid)
 
-    async def _probed(self, server: LocalServer) -> list[str]:
-        """The models that a server of this machine lists; empty if it does not run."""
+    async def _probed(self, server: LocalServer) -> list[Model]:
+        """The models that a server of this machine lists and that can chat; empty if it does not
+        run."""
 
-        async def ask() -> list[str]:
+        async def ask() -> list[Model]:
             if not await self._is_own(server):
                 return []
-            timeouts = Timeouts(connect=PROBE_SECONDS)
             transport = Transport(
                 server.base_url,
                 headers=(),
                 clock=self._clock,
-                timeouts=timeouts,
+                timeouts=Timeouts(connect=PROBE_SECONDS),
                 own_listener=True,
             )
             try:
-                return await transport.get("/models", _offered, timeout=PROBE_SECONDS)
+                models = await transport.get("/models", _offered, timeout=PROBE_SECONDS)
             finally:
                 await transport.aclose()
+            models = [model for model in models if can_chat(model.id)]
+            found = _provider(server, models)
+            return await self._with_windows(found, models, MODELS_SECONDS, NO_PROXIES)
 
         reason = f"no {server.name} on port {server.port}"
-        return await self._remembered((server,), ask, reason, logging.DEBUG)
+        return await self._remembered((server,), ask, reason, logging.DEBUG, FOUND_SECONDS)
+
+    async def _with_windows(
+        self, provider: Provider, models: list[Model], seconds: float, proxies: Proxies
+    ) -> list[Model]:
+        """The models with the context windows that the server tells beside its list. That is not
+        below the path of the OpenAI dialect."""
+        key = provider.api_key
+        transport = Transport(
+            provider.base_url.rstrip("/").removesuffix("/v1"),
+            headers=[("Authorization", f"Bearer {key}")] if key else (),
+            extra_headers=provider.extra_headers.items(),
+            clock=self._clock,
+            timeouts=Timeouts(connect=seconds),
+            proxies=proxies,
+            own_listener=provider.found,
+        )
+        try:
+            return await with_windows(provider.type, models, transport, self._clock, seconds)
+        finally:
+            await transport.aclose()
 
     async def _is_own(self, server: LocalServer) -> bool:
         """Whether a server of this user, or of root, listens where it is looked for."""
@@ -147,49 +198,59 @@ class Discovery:
     async def _remembered(
         self,
         key: tuple[object, ...],
-        ask: Callable[[], Awaitable[list[str]]],
+        ask: Callable[[], Awaitable[list[Model]]],
         reason: str,
         level: int,
-    ) -> list[str]:
-        """The answer for `key` that is remembered, else a new one of `ask`; empty if that fails,
-        which is logged with `reason`."""
+        valid: float,
+    ) -> list[Model]:
+        """The answer for `key` that is remembered, else a new one of `ask`, which is valid for so
+        many seconds. If that fails, which is logged with `reason`, it is empty; but a list that is
+        valid for long is kept, since what is in it does not go away with the connection."""
         now = self._clock.time()
-        self._known = {k: entry for k, entry in self._known.items() if entry[0] > now}
-        if key in self._known:
-            return self._known[key][1]
-        ids: list[str] = []
+        until, before = self._known.get(key, (0.0, []))
+        if until > now:
+            return before
+        new: list[Model] = []
         try:
-            ids = await ask()
+            new = await ask()
         except ProviderError as error:
             log.log(level, "%s: %s", reason, error)
         except Exception:
             log.exception("%s", reason)
-        self._known[key] = (now + (FOUND_SECONDS if ids else NONE_SECONDS), ids)
-        return ids
+        models = new or (before if valid == LISTED_SECONDS else [])
+        self._known.pop(key, None)
+        self._known[key] = (now + (valid if new else NONE_SECONDS), models)
+        while len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return models
+
+    def _last(self, key: tuple[object, ...]) -> list[Model]:
+        """The last answer for `key`, however old; empty if there is none."""
+        return self._known.get(key, (0.0, []))[1]
 
 
-def _offered(answer: Any) -> list[str]:
-    """The ids in a list of models. Raises ProviderError unless it has exactly the shape that OpenAI
+def _key(provider: Provider) -> tuple[object, ...]:
+    """How a provider is asked. Two that are asked alike give the same answer."""
+    headers = tuple(provider.extra_headers.items())
+    return (provider.type, provider.base_url, provider.api_key, headers, provider.extend)
+
+
+def _offered(answer: Any) -> list[Model]:
+    """The models in a list. Raises ProviderError unless it has exactly the shape that OpenAI
     defined: any program may listen on a usual port, not only a model server."""
     listed = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(listed, list) or answer.get("object") != "list":
         raise refusal(answer)
     models = [one for one in listed if isinstance(one, dict) and one.get("object") == "model"]
-    return [one["id"] for one in models if isinstance(one.get("id"), str) and one["id"]]
+    return listed_models([one for one in models if "id" in one])
 
 
-def _models(ids: list[str]) -> list[Model]:
-    """The models of these ids. Those that cannot chat come last: the first one is the default."""
-    ordered = sorted(ids, key=lambda ident: _NO_CHAT.search(ident) is not None)
-    return [Model(id=ident, name=ident) for ident in ordered]
-
-
-def _provider(server: LocalServer, ids: list[str]) -> Provider:
+def _provider(server: LocalServer, models: list[Model]) -> Provider:
     return Provider(
         id=server.id,
         name=server.name,
         type=server.id,
         base_url=server.base_url,
-        models=tuple(_models(ids)),
+        models=tuple(models),
         found=True,
     )

@@ -100,6 +100,7 @@ class ServedModel:
 class CoderOptions:
     context_paths: tuple[str, ...] = ()
     auto_summarize: bool = True
+    commits: str = ""  # what the system prompt says about commit messages; see attribution.py
 
 
 class CoderAgent:
@@ -171,6 +172,7 @@ class CoderAgent:
             self._context.path,
             files,
             prefix=self._large.system_prefix,
+            commits=self._options.commits,
             interactive=interactive,
         )
 

@@ -45,11 +45,16 @@ ModelAnswer with the title only: no quotes, no full stop, in the language of the
 
 
 def system_prompt(
-    path: Path, files: Sequence[tuple[str, str]], *, prefix: str = "", interactive: bool = True
+    path: Path,
+    files: Sequence[tuple[str, str]],
+    *,
+    prefix: str = "",
+    commits: str = "",
+    interactive: bool = True,
 ) -> str:
-    """The system message for the project at `path`; `files` are pairs of a name and a text."""
-    parts = [prefix] if prefix else []
-    parts.append(ROLE)
+    """The system message for the project at `path`; `files` are pairs of a name and a text,
+    `commits` says what commit messages are to look like."""
+    parts = [part for part in (prefix, ROLE, commits) if part]
     facts = [
         f"Working directory: {path}",
         f"Platform: {platform.system().lower()}",

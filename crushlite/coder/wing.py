@@ -32,7 +32,7 @@ class CoderWing(Wing):
         if name not in ("auto", "coder") or not has_wing("config"):
             return None
         maker = _CoderMaker(clock, self._local, finds_models=name == "auto")
-        return FollowsConfig(maker.make, maker.complete)
+        return FollowsConfig(maker.make, maker.complete, maker.look)
 
 
 class _CoderMaker:
@@ -54,6 +54,9 @@ class _CoderMaker:
 
     async def complete(self, env: Mapping[str, str], config: Config, again: bool) -> Config:
         return await self._discovery.complete(env, config, again)
+
+    async def look(self, env: Mapping[str, str], config: Config, everywhere: bool) -> None:
+        await self._discovery.look(env, config, everywhere)
 
     @cached_property
     def _discovery(self) -> Discovery:

@@ -5,7 +5,8 @@ Files, each stronger than the one before (missing and empty ones are skipped, a 
 `ConfigError` that names file and place):
 
 1. `/etc/crush/crush.json`
-2. `$CRUSH_GLOBAL_CONFIG/crush.json`, else `$XDG_CONFIG_HOME/crush/crush.json`
+2. `$CRUSH_GLOBAL_CONFIG/crush.json`, else `$XDG_CONFIG_HOME/crush/crush.json`; then the script
+   `crushrc` beside it, which is run (see `script`)
 3. Crush's machine state `$XDG_DATA_HOME/crush/crush.json` (read, never written), then crushlite's
    own `$XDG_DATA_HOME/crushlite/crush.json` (scope 0)
 4. `crush.json` and `.crush.json` of the project: of every folder from the root of the git work tree
@@ -33,6 +34,8 @@ Only the machine's files have a say in `permissions`, apart from tools that a pr
     loading    ConfigFiles: all of the above  writing    changing one file
     profile    what is in force, and changes  warnings   what has no effect, and why
     options    the table of options           trust      which projects' files the user trusts
+    script     running the user's crushrc     crushrc    what its calls mean
+    effects    keys without an effect         hooks      tools that a hook must be asked about
     wing, part, routes: how it plugs into the daemon
 
 All but the last line is synchronous and reads files: call it in a thread.
@@ -41,9 +44,11 @@ All but the last line is synchronous and reads files: call it in a thread.
 from __future__ import annotations
 
 from .files import Roots
+from .hooks import ToolHook
 from .loading import ConfigFiles, ProjectFile, data_directory
-from .options import CONTEXT_FILES, ConfigOptions
+from .options import CONTEXT_FILES, Attribution, ConfigOptions
 from .providers import Provider, Selected
+from .script import ScriptRuns
 from .secrets import redact
 from .view import AgentChoice, Config
 from .warnings import ConfigWarning, Reason
@@ -52,6 +57,7 @@ from .writing import remove_value, set_value
 __all__ = [
     "CONTEXT_FILES",
     "AgentChoice",
+    "Attribution",
     "Config",
     "ConfigFiles",
     "ConfigOptions",
@@ -60,7 +66,9 @@ __all__ = [
     "Provider",
     "Reason",
     "Roots",
+    "ScriptRuns",
     "Selected",
+    "ToolHook",
     "data_directory",
     "redact",
     "remove_value",

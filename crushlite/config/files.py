@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 NAME = "crush.json"
+SCRIPT = "crushrc"  # Bash that configures; only the user's own is run, see `script`
 MAX_FILE = 1024 * 1024  # bytes; the longest honest file (a full model list) is a tenth of it
 # The variables that say where the machine's files are.
 VARIABLES = (
@@ -51,6 +52,10 @@ class Source:
     @property
     def is_machine(self) -> bool:
         return self.kind == "machine"
+
+    @property
+    def is_script(self) -> bool:
+        return self.path.name == SCRIPT
 
 
 class Content(NamedTuple):
@@ -90,7 +95,8 @@ class Roots:
 
     def files(self, env: Mapping[str, str]) -> list[Path]:
         """The user's files, in order of rising priority, whether they exist or not."""
-        return [folder / NAME for folder in self.folders(env)]
+        written, *others = (folder / NAME for folder in self.folders(env))
+        return [written, written.with_name(SCRIPT), *others]
 
     def folders(self, env: Mapping[str, str]) -> tuple[Path, ...]:
         """The folders of the user's files."""
@@ -127,14 +133,17 @@ def _any_file(env: Mapping[str, str], roots: Roots) -> bool:
 
 def find(workspace: Path, env: Mapping[str, str], roots: Roots, warn: Warn) -> list[Source]:
     """The files of the machine and of the project, in order of rising priority, whether they exist
-    or not. Warns of scripts that Crush would run."""
+    or not. Warns of a project's scripts, which Crush would run."""
     sources = [Source(file, "machine") for file in (roots.etc / NAME, *roots.files(env))]
-    scripts = [roots.config(env) / "crushrc"]
+    scripts = []
     for folder in _project_folders(workspace):
         sources += [Source(folder / name, "project") for name in (NAME, f".{NAME}")]
-        scripts += [folder / "crushrc", folder / ".crushrc"]
+        scripts += [folder / SCRIPT, folder / f".{SCRIPT}"]
+    own = roots.config(env) / SCRIPT
     for script in filter(os.path.lexists, scripts):
-        text = f"ignored: crushrc scripts are not supported, use {NAME}"
+        if script == own:
+            continue  # the workspace is the folder of the user's own files
+        text = f"ignored: the script of a project is never run, use {NAME} and `crushlite trust`"
         warn(Reason.FILE_SKIPPED, script, "", text)
     return sources
 
@@ -215,6 +224,11 @@ def _all(descriptor: int) -> bytes:
     while len(content) <= MAX_FILE and (piece := os.read(descriptor, MAX_FILE + 1)):
         content += piece
     return content
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether a file is the user's own, or root's, and nobody else can write to it."""
+    return status.st_uid in (os.geteuid(), 0) and not stat.S_IMODE(status.st_mode) & 0o022
 
 
 def _owned(path: Path, status: os.stat_result, kind: Kind, workspace: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -11,13 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..commands.environment import is_secret_name, is_secret_value, looks_like_token
 from ..errors import BadRequest, ConfigError
 from ..hosting.plain import own_data_dir
+from ..realpath import real_path
 from ..records import dataclass
+from ..version import __version__
+from . import effects
 from .catalogue import CATALOGUE
+from .crushrc import document_of
 from .expand import Expander, SecretGuard, variables
 from .files import NAME, Source, environment, find, read
 from .merge import Merged, check
 from .project import Layer, ProjectRules, allowed_tools, choices, how_to_trust
 from .providers import Builder
+from .script import ScriptRuns
 from .secrets import literals
 from .trust import Trust, TrustedFiles, TrustStore, resolved
 from .view import Config, Loaded
@@ -57,6 +63,7 @@ class ConfigFiles:
     roots: Roots
     data_dir: Path
     allow_commands: bool = False
+    scripts: ScriptRuns = dataclasses.field(default_factory=ScriptRuns)
 
     @classmethod
     def find(
@@ -67,12 +74,14 @@ class ConfigFiles:
         *,
         data_dir: Path | None = None,
         allow_commands: bool = False,
+        scripts: ScriptRuns | None = None,
     ) -> ConfigFiles:
         """The files of a workspace for a client with this environment. Without `data_dir` the files
         decide on it. Raises ConfigError if one of them cannot be used."""
         env = environment(env, roots)
-        wanted = data_dir or data_directory(workspace, env, roots) or own_data_dir(workspace)
-        return cls(workspace, env, roots, Path(os.path.realpath(wanted)), allow_commands)
+        runs = scripts or ScriptRuns()
+        wanted = data_dir or data_directory(workspace, env, roots, runs) or own_data_dir(workspace)
+        return cls(workspace, env, roots, Path(real_path(wanted)), allow_commands, runs)
 
     def file(self, scope: int) -> Path:
         """The file that changes write: of the user (scope 0) or of the workspace (scope 1)."""
@@ -87,6 +96,18 @@ class ConfigFiles:
         if self.data_dir.parent == self.workspace:
             return self.data_dir
         return self.data_dir / hashlib.sha256(os.fsencode(self.workspace)).hexdigest()[:16]
+
+    @property
+    def _script_env(self) -> dict[str, str]:
+        """What a crushrc sees: the environment, and where Crush keeps its files."""
+        config = self.roots.config(self.env)
+        own = {
+            "CRUSH_VERSION": __version__,
+            "CRUSH_GLOBAL_CONFIG": str(config),
+            "CRUSH_GLOBAL_DATA": str(self.roots.crush_data(self.env)),
+            "CRUSH_SKILLS_DIR": self.env.get("CRUSH_SKILLS_DIR") or str(config / "skills"),
+        }
+        return {**self.env, **own}
 
     @property
     def trust_store(self) -> TrustStore:
@@ -104,6 +125,7 @@ class ConfigFiles:
         machine, merged = _merged(layers, self.workspace, warn)
         expander = self._expander(machine, warn)
         providers = Builder(merged, expander, warn).providers()
+        effects.report(merged, warn)
         allowed = allowed_tools(layers, warn)
         loaded = Loaded(
             merged,
@@ -129,6 +151,11 @@ class ConfigFiles:
             if source.path in pending:
                 document, good = pending[source.path]
                 trust = Trust.TRUSTED if good else Trust.UNKNOWN
+            elif source.is_script:
+                calls = self.scripts.calls(source.path, self._script_env)
+                if calls is None:
+                    continue
+                document, trust = document_of(source.path, calls, warn), Trust.TRUSTED
             elif content := read(source, self.workspace, warn):
                 document, trust = content.document, trusted.state(source.path, content.digest)
             else:
@@ -232,11 +259,13 @@ class ConfigFiles:
         return not wanted
 
 
-def data_directory(workspace: Path, env: Mapping[str, str], roots: Roots) -> Path | None:
+def data_directory(
+    workspace: Path, env: Mapping[str, str], roots: Roots, scripts: ScriptRuns | None = None
+) -> Path | None:
     """Where `options.data_directory` wants the database; None if no file says. It cannot wait for
     `load`, which needs the answer to find the last file."""
     sources = find(workspace, env, roots, _drop)
-    files = ConfigFiles(workspace, env, roots, workspace)
+    files = ConfigFiles(workspace, env, roots, workspace, scripts=scripts or ScriptRuns())
     _, merged = _merged(files._layers(sources, _drop, {}), workspace, _drop)
     wanted = merged.get("options", "data_directory")
     if not wanted:

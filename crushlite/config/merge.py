@@ -23,8 +23,20 @@ MAX_ITEMS = 1000  # entries of one array or object
 MAX_TEXT = 32 * 1024  # characters of one string
 MAX_COUNT = 100_000_000  # tokens, items, levels
 _SHOWN = 60  # characters of a key in a message
+# What no server accepts is refused where it is written, not in the middle of a turn.
+_BOUNDS = {
+    "temperature": (0, 5),
+    "top_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+}
 
 _TEXTS = [str]
+_SAMPLING = {
+    "top_k": int,
+    **dict.fromkeys(("temperature", "top_p", "frequency_penalty", "presence_penalty"), float),
+    "provider_options": {},
+}
 _MODEL = {
     **dict.fromkeys(("id", "name", "default_reasoning_effort"), str),
     **dict.fromkeys(("context_window", "default_max_tokens"), int),
@@ -32,14 +44,13 @@ _MODEL = {
     **dict.fromkeys(("cost_per_1m_in", "cost_per_1m_out"), float),
     **dict.fromkeys(("cost_per_1m_in_cached", "cost_per_1m_out_cached"), float),
     "reasoning_levels": _TEXTS,
-    "options": {},
+    "options": _SAMPLING,
 }
 _SELECTED = {
     **dict.fromkeys(("model", "provider", "reasoning_effort"), str),
-    **dict.fromkeys(("max_tokens", "top_k"), int),
-    **dict.fromkeys(("temperature", "top_p", "frequency_penalty", "presence_penalty"), float),
+    **_SAMPLING,
+    "max_tokens": int,
     "think": bool,
-    "provider_options": {},
 }
 _PROVIDER = {
     **dict.fromkeys(("id", "name", "type", "base_url", "api_key", "system_prompt_prefix"), str),
@@ -57,7 +68,7 @@ _SERVER = {
     "disabled": bool,
 }
 # The types of the keys that are used or passed on. `{}` is an object with anything in it, "*" any
-# key. Keys that are not named here are kept as they are.
+# key, a tuple the texts that are possible. Keys that are not named here are kept as they are.
 SCHEMA: dict[str, Any] = {
     "options": {name: option.kind for name, option in OPTIONS.items()},
     "providers": {"*": _PROVIDER},
@@ -91,9 +102,13 @@ def _check(value: Any, schema: Any, path: tuple[str, ...], file: Path) -> None:
         return
     expected = _expected(value, schema)
     if expected:
-        raise ConfigError(f"{file}: {spell(path)} must be {expected}, not {kind_of(value)}")
+        other = "" if isinstance(schema, tuple) else f", not {kind_of(value)}"
+        raise ConfigError(f"{file}: {spell(path)} must be {expected}{other}")
     if size := _excess(value, schema) or ("is negative" if schema is int and value < 0 else ""):
         raise ConfigError(f"{file}: {spell(path) or 'the file'} {size}")
+    low, high = _BOUNDS.get(path[-1], (value, value)) if schema is float else (value, value)
+    if schema is float and not low <= value <= high:
+        raise ConfigError(f"{file}: {spell(path)} must be between {low} and {high}")
     if isinstance(value, dict):
         known = schema if isinstance(schema, dict) else {}
         for key, item in value.items():
@@ -114,6 +129,8 @@ def _expected(value: Any, schema: Any) -> str:
         return "" if isinstance(value, dict) else "an object"
     if isinstance(schema, list):
         return "" if isinstance(value, list) else "an array"
+    if isinstance(schema, tuple):
+        return "" if value in schema else f"one of {', '.join(schema)}"
     if schema in (int, float):
         kinds = (int,) if schema is int else (int, float)
         good = isinstance(value, kinds) and not isinstance(value, bool)

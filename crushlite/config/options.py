@@ -37,8 +37,12 @@ class Option:
     shown: bool = True  # clients see it as it is written
 
 
+TRAILERS = ("none", "assisted-by", "co-authored-by")  # of commits that an agent makes
+
 OPTIONS: dict[str, Option] = {
-    "attribution": Option({}),
+    "attribution": Option(
+        {"trailer_style": TRAILERS, "co_authored_by": bool, "generated_with": bool}
+    ),
     "auto_lsp": Option(bool, Rule.FALSE),
     "context_paths": Option([str], Rule.INSIDE, shown=False),
     "data_directory": Option(str, Rule.INSIDE, shown=False),
@@ -61,6 +65,20 @@ UNKNOWN = Option(None, Rule.NOTHING, shown=False)  # kept as it is, and left to 
 
 
 @dataclass(frozen=True, slots=True)
+class Attribution:
+    """What commits say of the agent: nothing, unless a file asks for it."""
+
+    trailer_style: str = "none"  # one of TRAILERS
+    generated_with: bool = False  # a line that names the program
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Attribution:
+        """From a merged section. `co_authored_by` is an older way to choose the trailer."""
+        older = "co-authored-by" if given.get("co_authored_by") else "none"
+        return cls(given.get("trailer_style") or older, bool(given.get("generated_with")))
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigOptions:
     """The options that the daemon itself reads, with their defaults."""
 
@@ -75,6 +93,7 @@ class ConfigOptions:
     data_directory: str = ""  # as written; empty if no file says
     initialize_as: str = "AGENTS.md"
     tui: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    attribution: Attribution = Attribution()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ConfigOptions:
@@ -84,6 +103,8 @@ class ConfigOptions:
             value = given.get(field.name)
             if isinstance(value, list):
                 value = tuple(dict.fromkeys(filter(None, value)))
+            if field.name == "attribution":
+                value = Attribution.of(given.get("attribution") or {})
             if value not in (None, ""):
                 values[field.name] = value
         paths = {*CONTEXT_FILES, *values.get("context_paths", ())}

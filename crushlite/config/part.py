@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..agent.base import AgentFactory
+    from ..protocol.config import ModelChoice
     from ..wing import OpenWorkspace
     from .profile import FileProfile
     from .view import Config
@@ -44,10 +45,43 @@ class ConfigPart(WorkspacePart):
         self._workspace = workspace
         self._all_parts = all_parts
         self._reading = asyncio.Lock()  # an older reading never replaces a newer one
+        self._looking: asyncio.Task[None] | None = None
         all_parts.append(self)
 
     async def close(self) -> None:
         self._all_parts.remove(self)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    def look_in_background(self) -> None:
+        """Find out what is not needed for the next prompt, such as all models of a provider, and
+        use it when it is known. Does nothing while that is under way, or if nobody has to be
+        asked."""
+        lists = any(provider.extend for provider in self.profile.config.providers.values())
+        if lists and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self.look())
+
+    async def look(self, *, everywhere: bool = False) -> None:
+        """The same, and wait for it. `everywhere`: also what the configuration does not name. Never
+        raises ConfigError."""
+        agents = self.profile.agents
+        if isinstance(agents, FollowsConfig):
+            # Not under the lock: this may take seconds, and a change of the files must not wait.
+            await agents.look(self._workspace.env, self.profile.config, everywhere)
+            await self._read_or_keep()
+
+    async def choose_model(self, wanted: ModelChoice) -> None:
+        """Choose a model for a role. If the provider is not known, or its list is not complete, it
+        is asked for first: a name that is mistyped is refused now and not by the next prompt.
+        Raises BadRequest or ConfigError."""
+        providers = self.profile.config.providers
+        provider = providers.get(wanted.model.provider)
+        if provider is None:
+            await self.look(everywhere=True)
+        elif provider.extend and not provider.lists(wanted.model.model):
+            await self.look()
+        await self.change(self.profile.choose_model, wanted)
 
     async def change(self, change: Callable[..., bool], *arguments: Any) -> None:
         """Call one of the profile's changes in a thread. If it changed a file, read the files of
@@ -58,32 +92,41 @@ class ConfigPart(WorkspacePart):
         await self.reread(changed=True)
         for other in list(self._all_parts):
             if other is not self:
-                await other._reread_or_keep()
+                await other._read_or_keep()
 
     async def reread(self, *, changed: bool = False, again: bool = False) -> None:
+        """Read the files, as `_read` does, and look for more in the background if they say
+        something new, or with `again`. Raises ConfigError."""
+        if await self._read(changed=changed, again=again) or again:
+            self.look_in_background()
+
+    async def _read(self, *, changed: bool = False, again: bool = False) -> bool:
         """Read the files, which people edit by hand too. If they say something else than before, or
         with `changed`, publish an event; agents that follow the configuration are made anew.
-        `again`: ask servers for their models again. Raises ConfigError if a file cannot be used;
-        then the configuration stays."""
+        `again`: ask servers for their models again. Returns whether the files say something else.
+        Raises ConfigError if a file cannot be used; then the configuration stays."""
         workspace, profile = self._workspace, self.profile
+        if again:
+            await asyncio.to_thread(profile.files.scripts.forget)
         async with self._reading:
             config = await asyncio.to_thread(profile.files.load)
             config = await completed(profile.agents, workspace.env, config, again=again)
             same = config.same_as(profile.config)
+            same_agent = config.asks_as(profile.config)
             if not same or config.warnings != profile.config.warnings:
                 for warning in config.warnings:
                     log.warning("%s", warning)
                 profile.config = config
-            if not same:
-                changed = True
-                # An agent that was given by hand stays: it was made once.
-                if isinstance(profile.agents, FollowsConfig) and not workspace.closing:
-                    workspace.change_agent(profile.make_agent(workspace.env))
-        if changed and not workspace.closing:
+            # An agent that was given by hand stays: it was made once.
+            follows = isinstance(profile.agents, FollowsConfig)
+            if not same_agent and follows and not workspace.closing:
+                workspace.change_agent(profile.make_agent(workspace.env))
+        if (changed or not same) and not workspace.closing:
             workspace.hub.publish("updated", ConfigChanged(workspace.id))
+        return not same_agent
 
-    async def _reread_or_keep(self) -> None:
+    async def _read_or_keep(self) -> None:
         try:
-            await self.reread()
+            await self._read()
         except ConfigError as error:
             log.warning("workspace %s keeps its configuration: %s", self._workspace.path, error)

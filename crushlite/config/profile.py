@@ -17,12 +17,20 @@ from .warnings import Reason
 from .writing import edited, put, take
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from ..agent.base import Agent, AgentFactory
-    from ..protocol.config import AgentInfo, ModelChoice, ProviderKey
+    from ..protocol.config import AgentInfo, ModelChoice, ProviderKey, SelectedModel
     from .loading import ConfigFiles
     from .view import Config
+
+# Warnings that clients show, and those of which they show the keys.
+_SAID = frozenset(
+    {Reason.UNTRUSTED, Reason.MODEL_UNKNOWN, Reason.FILE_SKIPPED, Reason.TOOLS_REFUSED}
+)
+_USELESS = frozenset({Reason.NO_EFFECT, Reason.KEY_UNKNOWN, Reason.CALL_IGNORED})
+_NAMED = 6  # keys in such a text
 
 RECENT = 5  # models that are remembered for each role
 
@@ -50,9 +58,19 @@ class FileProfile:
 
     @property
     def warning(self) -> str:
-        """What the project's files ask for and do not get, because they are not trusted."""
-        unheard = (w for w in self.config.warnings if w.reason is Reason.UNTRUSTED)
-        return "; ".join(f"{warning.file.name}: {warning.text}" for warning in unheard)
+        """What the files ask for and do not get, for the people who use the workspace, a line each:
+        `crushlite doctor` says all of it."""
+        said = [w for w in self.config.warnings if w.reason in _SAID]
+        parts = [f"{warning.file.name}: {warning.text}" for warning in said]
+        useless: dict[Path, list[str]] = {}
+        for warning in self.config.warnings:
+            if warning.reason in _USELESS:
+                useless.setdefault(warning.file, []).append(warning.key or "a call")
+        for file, keys in useless.items():
+            named = ", ".join(dict.fromkeys(keys[:_NAMED]))
+            more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+            parts.append(f"{file.name}: no effect have {named}{more}: `crushlite doctor` says why")
+        return "\n".join(parts)
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may run without asking."""
@@ -72,21 +90,35 @@ class FileProfile:
             raise BadRequest(f"model_type {role!r}: use large or small")
         if not choice.model or not choice.provider:
             raise BadRequest("model must name a provider and a model")
-        providers = self.config.providers
-        provider = providers.get(choice.provider)
-        # Without any provider the choice cannot be checked: it may be written before they are.
-        if providers and (provider is None or provider.model(choice.model) is None):
-            known = ", ".join(providers)
-            raise BadRequest(
-                f"no model {choice.model!r} of a provider {choice.provider!r}: "
-                f"configured are {known}"
-            )
+        if reason := self.why_not(choice):
+            raise BadRequest(reason)
 
         def edit(document: dict[str, Any]) -> None:
             put(document, f"models.{role}", encode(choice))
             put(document, f"recent_models.{role}", _recent(document, wanted))
 
         return self._change(wanted.scope, edit)
+
+    def why_not(self, choice: SelectedModel) -> str:
+        """Why a model cannot be chosen; empty if it can be. A provider whose list is not complete
+        may have any model. Without any provider nothing can be checked: the choice may be written
+        before they are."""
+        providers = self.config.providers
+        provider = providers.get(choice.provider)
+        if not providers or (provider and (provider.discover or provider.extend)):
+            return ""
+        if provider is None:
+            every = [f"{p.id}/{model.id}" for p in providers.values() for model in p.models]
+            hint = did_you_mean(f"{choice.provider}/{choice.model}", every)
+            known = ", ".join(providers)
+            return f"no provider {choice.provider!r} can be used, only {known}: {hint}"
+        if provider.lists(choice.model):
+            return ""
+        hint = did_you_mean(choice.model, [model.id for model in provider.models])
+        return (
+            f"{provider.id} has no model {choice.model!r}: {hint} One that is not listed can "
+            f"be added to providers.{provider.id}.models"
+        )
 
     def set_key(self, wanted: ProviderKey) -> bool:
         """Write the key of a provider. A provider that the project brought gets nothing from the
@@ -118,6 +150,20 @@ class FileProfile:
                     raise ConfigError(f"{warning}; the user's own file is scope 0")
 
         return self.files.change(scope, edit, accept)
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """The end of a message about a model that does not exist: up to three names that may have been
+    meant, or how to see all."""
+    import difflib  # only here: every start would wait for it
+
+    by_lower = {name.lower(): name for name in names}
+    given = given.lower()[:200]
+    close = difflib.get_close_matches(given, by_lower, 3, 0.6)
+    same = [name for name in by_lower if name.rpartition("/")[2] == given.rpartition("/")[2]]
+    within = [name for name in by_lower if given and given in name]
+    near = [by_lower[name] for name in dict.fromkeys((*same, *close, *within))][:3]
+    return f"did you mean {' or '.join(near)}?" if near else "`crushlite models` lists all."
 
 
 def _recent(document: dict[str, Any], wanted: ModelChoice) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..realpath import real_path
 from .catalogue import CATALOGUE
 from .expand import only_variable
 from .merge import spell
@@ -212,15 +213,16 @@ class ProjectRules:
         among them a `.gitignore` for all, must not go there."""
         if "\0" in path:
             return False
-        root = os.path.realpath(self._workspace)
-        real = os.path.realpath(os.path.join(root, path))
-        return real == root or ".git" in os.path.relpath(real, root).split(os.sep)
+        root = real_path(self._workspace)
+        real = real_path(os.path.join(root, path))
+        # Some file systems take `.GIT` for the same folder.
+        return real == root or ".git" in os.path.relpath(real, root).casefold().split(os.sep)
 
     def _is_inside(self, path: str) -> bool:
         if path.startswith("~") or "\0" in path:
             return False
-        root = os.path.realpath(self._workspace)
-        return os.path.commonpath([root, os.path.realpath(os.path.join(root, path))]) == root
+        root = real_path(self._workspace)
+        return os.path.commonpath([root, real_path(os.path.join(root, path))]) == root
 
     def _models(self, models: dict[str, Any], source: Source) -> dict[str, Any]:
         answer: dict[str, Any] = {}

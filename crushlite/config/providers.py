@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 ROLES = ("large", "small")  # of the two models
+PRICES = (
+    *("cost_per_1m_in", "cost_per_1m_out"),
+    *("cost_per_1m_in_cached", "cost_per_1m_out_cached"),
+)
+SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # The daemon sets these itself: a second one would break the framing or name another server.
 _FRAMING = frozenset({"connection", "content-length", "host", "transfer-encoding", "upgrade"})
@@ -52,19 +57,22 @@ class Provider:
     system_prompt_prefix: str = ""
     flat_rate: bool = False
     discover: bool = False  # its models are still to be asked for
+    extend: bool = False  # its server may be asked for models that are not in this list
     found: bool = False  # on this machine, named by no file: its listener must be the user's
 
     def __repr__(self) -> str:
         # Neither key nor headers nor address: logs and tracebacks hold it.
         return f"<Provider {self.id} type={self.type} models={len(self.models)}>"
 
-    def model(self, ident: str) -> Model | None:
-        """The entry of a model; a bare one if the list is still to be asked for. None if the
-        provider does not have it."""
-        for model in self.models:
-            if model.id == ident:
-                return model
-        return Model(id=ident, name=ident) if self.discover and ident else None
+    def lists(self, ident: str) -> bool:
+        """Whether a model is in the list."""
+        return any(model.id == ident for model in self.models)
+
+    def model(self, ident: str) -> Model:
+        """The entry of a model. One that is not in the list is used as it was written; its context
+        window and prices are not known then."""
+        listed = (model for model in self.models if model.id == ident)
+        return next(listed, Model(id=ident, name=ident))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -139,6 +147,18 @@ class Builder:
             system_prompt_prefix=section.get("system_prompt_prefix") or "",
             flat_rate=bool(section.get("flat_rate")),
             discover=discover,
+            extend=self._may_extend(ident, section),
+        )
+
+    def _may_extend(self, ident: str, section: dict[str, Any]) -> bool:
+        """Whether a provider of the catalogue may be asked for its own list. Not if a project
+        chose its address or its key: then a request would be the project's doing."""
+        chosen = (self._merged.source("providers", ident, key) for key in ("base_url", "api_key"))
+        return (
+            ident in self._known
+            and section.get("discover_models") is not False
+            and not self._merged.get("options", "disable_provider_auto_update")
+            and all(source is None or source.is_machine for source in chosen)
         )
 
     def _models(
@@ -221,31 +241,46 @@ def _fits_header(value: str) -> bool:
 def select(
     providers: Mapping[str, Provider], wanted: Mapping[str, SelectedModel]
 ) -> tuple[Selected | None, Selected | None]:
-    """The large and the small model, by what was chosen for each role. A choice counts if a
-    provider has it. Else the large model is the first one of the first provider that has models,
-    and the small one is the catalogue's for the same provider, or the large one again."""
-    large = _wanted(providers, wanted.get("large")) or _first(providers)
+    """The large and the small model, by what was chosen for each role. A chosen model is used as it
+    was written or not at all: None if its provider cannot be used. If no large model was chosen,
+    it is the first one of the first provider that has models. If no small one was, it is the
+    catalogue's for the same provider; it is the large one again if there is none, or if the chosen
+    one cannot be used."""
+    choice = wanted.get("large", SelectedModel())
+    large = _chosen(providers, choice) if _names_one(choice) else _first(providers, choice)
     if large is None:
         return None, None
-    return large, _wanted(providers, wanted.get("small")) or _small(large)
+    choice = wanted.get("small", SelectedModel())
+    if _names_one(choice):
+        return large, _chosen(providers, choice) or large
+    model = catalogue_small(large.provider)
+    return large, _selected(large.provider, model, choice) if model else large
 
 
-def _wanted(providers: Mapping[str, Provider], choice: SelectedModel | None) -> Selected | None:
-    provider = providers.get(choice.provider) if choice else None
-    model = provider.model(choice.model) if provider and choice else None
-    return _selected(provider, model, choice) if provider and model and choice else None
+def _names_one(choice: SelectedModel) -> bool:
+    """Whether a choice is about a certain model, and not only about settings."""
+    return bool(choice.model or choice.provider)
 
 
-def _first(providers: Mapping[str, Provider]) -> Selected | None:
+def _chosen(providers: Mapping[str, Provider], choice: SelectedModel) -> Selected | None:
+    """The model that a choice names. Without a provider, it is that of the only one that lists the
+    model, or of the only one that there is."""
+    named = [providers[choice.provider]] if choice.provider in providers else []
+    if not choice.provider:
+        everyone = list(providers.values())
+        named = [each for each in everyone if each.lists(choice.model)] or everyone
+    if len(named) != 1:
+        return None
+    if choice.model:
+        return _selected(named[0], named[0].model(choice.model), choice)
+    return _first({named[0].id: named[0]}, choice)
+
+
+def _first(providers: Mapping[str, Provider], choice: SelectedModel) -> Selected | None:
     for provider in providers.values():
         if provider.models:
-            return _selected(provider, provider.models[0], SelectedModel())
+            return _selected(provider, provider.models[0], choice)
     return None
-
-
-def _small(large: Selected) -> Selected:
-    model = catalogue_small(large.provider)
-    return _selected(large.provider, model, SelectedModel()) if model else large
 
 
 def catalogue_small(provider: Provider) -> Model | None:
@@ -255,13 +290,39 @@ def catalogue_small(provider: Provider) -> Model | None:
     return next((model for model in provider.models if model.id in ids), None)
 
 
+def with_selected(
+    providers: Mapping[str, Provider], *models: Selected | None
+) -> dict[str, Provider]:
+    """The providers, with the selected models in their lists: clients look them up there."""
+    answer = dict(providers)
+    for used in filter(None, models):
+        provider = answer[used.provider.id]
+        if not provider.lists(used.model.id):
+            listed = (*provider.models, used.model)
+            answer[provider.id] = dataclasses.replace(provider, models=listed)
+    return answer
+
+
 def _selected(provider: Provider, model: Model, choice: SelectedModel) -> Selected:
+    """A model with the user's settings for it, completed with its own: an effort of reasoning, and
+    what the `options` of its entry say about sampling. With a flat rate no answer has a price."""
     effort = model.default_reasoning_effort if model.can_reason else ""
+    sampling: dict[str, Any] = {
+        name: model.options.get(name)
+        for name in SAMPLING
+        if getattr(choice, name) is None and model.options.get(name) is not None
+    }
+    own_options = model.options.get("provider_options") or {}
     choice = dataclasses.replace(
         choice,
         model=model.id,
         provider=provider.id,
         max_tokens=choice.max_tokens or model.default_max_tokens,
         reasoning_effort=choice.reasoning_effort or effort,
+        provider_options={**own_options, **choice.provider_options},
+        **sampling,
     )
+    if provider.flat_rate:
+        free: dict[str, Any] = dict.fromkeys(PRICES, 0.0)
+        model = dataclasses.replace(model, **free)
     return Selected(provider, model, choice)

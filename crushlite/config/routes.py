@@ -35,7 +35,7 @@ async def choose_model(context: Context, request: Request) -> Response:
     part, wanted = _part(context, request), body(ModelChoice, request)
     configured = wanted.model.provider in part.profile.config.providers
     if configured or not chosen_is_own(context.workspace(request), wanted.model):
-        await part.change(part.profile.choose_model, wanted)
+        await part.choose_model(wanted)
     return EMPTY
 
 

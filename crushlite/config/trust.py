@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .files import parse, read_bytes
+from ..realpath import real_path
+from .files import is_private, parse, read_bytes
 from .writing import encoded, locked_folder, replace
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class TrustStore:
         self.record({path: {after}})
 
     def _read(self) -> dict[str, list[str]]:
-        content = read_bytes(self.file, _is_private)
+        content = read_bytes(self.file, is_private)
         if content is None:
             if os.path.lexists(self.file):
                 raise ConfigError(f"{self.file}: other users can write to it: remove it")
@@ -127,7 +127,7 @@ class TrustStore:
 def resolved(path: Path) -> Path:
     """The path of a file, without links in the way to it. The file itself may be one: its content
     is compared, wherever it is."""
-    return Path(os.path.realpath(path.parent), path.name)
+    return Path(real_path(path.parent), path.name)
 
 
 def _key(path: Path) -> str:
@@ -147,10 +147,6 @@ def _path(key: str) -> Path:
         return Path(os.fsdecode(bytes.fromhex(key.removeprefix(_BYTES))))
     except ValueError:
         raise ConfigError(f"not a path in the list of trusted files: {key[:80]!r}") from None
-
-
-def _is_private(status: os.stat_result) -> bool:
-    return status.st_uid in (os.geteuid(), 0) and not stat.S_IMODE(status.st_mode) & 0o022
 
 
 def _are_texts(value: object) -> bool:

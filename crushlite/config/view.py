@@ -16,9 +16,10 @@ from ..protocol.codec import decode, encode
 from ..protocol.config import Model, SelectedModel
 from ..records import dataclass
 from .catalogue import CATALOGUE
-from .merge import split_key
+from .hooks import tool_hooks
+from .merge import spell, split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
-from .providers import ROLES, catalogue_small, select
+from .providers import ROLES, catalogue_small, select, with_selected
 from .secrets import HIDDEN, literals, mask, redact, worth_hiding
 from .warnings import ConfigWarning, Reason
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..protocol.config import AgentInfo
+    from .hooks import ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
 
@@ -63,7 +65,6 @@ class Config:
 
     def __init__(self, loaded: Loaded, providers: Mapping[str, Provider]) -> None:
         merged = loaded.merged
-        self.providers = dict(providers)
         self.allowed_tools = loaded.allowed_tools
         self.files = loaded.files
         self.own_folders = loaded.own_folders
@@ -76,20 +77,26 @@ class Config:
             for role in ROLES
             if merged.get("models", role)
         }
-        self.large, self.small = select(self.providers, self._wanted)
-        self.warnings = (*loaded.warnings, *self._unknown_models())
+        self._given = dict(providers)
+        self.large, self.small = select(self._given, self._wanted)
+        self.providers = with_selected(self._given, self.large, self.small)
+        self.warnings = (*loaded.warnings, *self._model_warnings())
 
     def __repr__(self) -> str:
         return f"<Config providers={list(self.providers)} large={self.large} small={self.small}>"
 
     def same_as(self, other: Config) -> bool:
         """Whether the two differ in nothing but warnings and the files that were read."""
-        mine, its = (c._merged.values for c in (self, other))
-        return (mine, self.providers, self.allowed_tools) == (
-            its,
-            other.providers,
-            other.allowed_tools,
-        )
+        return self.asks_as(other) and self.providers == other.providers
+
+    def asks_as(self, other: Config) -> bool:
+        """Whether an agent made of either would be the same."""
+
+        def compared(config: Config) -> tuple[object, ...]:
+            models = (_asked(config.large), _asked(config.small))
+            return (config._merged.values, config.allowed_tools, models)
+
+        return compared(self) == compared(other)
 
     def small_of(self, provider_id: str) -> SelectedModel | None:
         """The small model that goes with a provider: the catalogue's choice, else the large one
@@ -109,16 +116,35 @@ class Config:
         sections = (self._merged.get("providers") or {}).values()
         yield from literals([*whole, *(each.get("oauth") for each in sections)], secret=True)
 
-    def _unknown_models(self) -> Iterator[ConfigWarning]:
-        """Choices that do not count, because no provider has the model."""
+    def _model_warnings(self) -> Iterator[ConfigWarning]:
+        """Choices that cannot be used, and models in use of which little is known."""
         for role, choice in self._wanted.items():
-            found = self.large if role == "large" else self.small
-            if found is None or _pair(found.choice) != _pair(choice):
-                key = f"models.{role}"
-                file = self._merged.source("models", role)
-                assert file is not None  # no file, no choice
-                text = f"{key} names no usable model"
+            key = f"models.{role}"
+            file = self._merged.source("models", role)
+            assert file is not None  # no file, no choice
+            used = self.large if role == "large" else self.small
+            if role == "small" and self.large is None:
+                continue  # nothing is asked at all
+            if used is None or not _is(used, choice):
+                text = f"{key} cannot be used: {self._why_unusable(choice)}"
                 yield ConfigWarning(Reason.MODEL_UNKNOWN, file.path, key, text)
+            elif not used.provider.lists(used.model.id) and not used.provider.discover:
+                text = (
+                    f"{key} is used as it is written, but its context window and price are not "
+                    f"known: they can be given in providers.{spell((used.provider.id,))}.models"
+                )
+                yield ConfigWarning(Reason.MODEL_UNLISTED, file.path, key, text)
+
+    def _why_unusable(self, choice: SelectedModel) -> str:
+        if not choice.provider:
+            return "it names no provider, and not exactly one has the model"
+        if choice.provider in self._given:
+            return "the models of its provider are not known yet"
+        if choice.provider in (self._merged.get("providers") or {}):
+            return "its provider is left out or disabled"
+        if choice.provider in CATALOGUE:
+            return f"its provider has no key: set {CATALOGUE[choice.provider].key}"
+        return "no provider of that name is configured"
 
     @property
     def mcp(self) -> dict[str, Any]:
@@ -131,10 +157,30 @@ class Config:
         """The language servers, as `mcp`."""
         return dict(self._merged.get("lsp") or {})
 
+    @property
+    def tool_hooks(self) -> tuple[ToolHook, ...]:
+        """The hooks that must be asked before tools. They are of the machine's files only."""
+        return tool_hooks(self._merged)
+
     def origin(self, key: str) -> Path | None:
         """The last file that holds a dotted key; None if none does."""
         source = self._merged.source(*split_key(key))
         return source.path if source else None
+
+    def model_origin(self, provider_id: str, model_id: str) -> str:
+        """Where an entry of a provider's list is from, in words."""
+        listed = self._merged.get("providers", provider_id, "models") or []
+        for index, entry in reversed(list(enumerate(listed))):
+            source = self._merged.source("providers", provider_id, "models", str(index))
+            if entry.get("id") == model_id and source is not None:
+                return str(source.path)
+        known = CATALOGUE.get(provider_id)
+        if known and model_id in (known.large.id, known.small.id):
+            return "built in"
+        provider = self._given.get(provider_id)
+        if provider is None or not provider.lists(model_id):
+            return "as it is written"
+        return "a server on this machine" if provider.found else "the provider's list"
 
     def entries(self) -> Iterator[tuple[tuple[str, ...], Any, Path]]:
         """Every single value with its path of keys and its file. As it is written there: not
@@ -156,35 +202,43 @@ class Config:
         return without_secrets(env, secrets=self._secrets, allowed=frozenset(allowed))
 
     def discovered(self, found: Mapping[str, Iterable[Model]]) -> Config:
-        """The same configuration with the models that providers listed when asked."""
-        providers = dict(self.providers)
+        """The same configuration with the models that providers listed when asked. What is known of
+        a model already stays."""
+        providers = dict(self._given)
         for ident, models in found.items():
             known = providers.get(ident)
-            if known is not None and known.discover and (listed := tuple(models)):
-                # Not every server lists all that it serves: a chosen model counts as listed.
-                ids = {model.id for model in listed}
-                chosen = (c.model for c in self._wanted.values() if c.provider == ident)
-                more = (Model(id=name, name=name) for name in dict.fromkeys(chosen))
-                models = (*listed, *(model for model in more if model.id not in ids))
-                providers[ident] = dataclasses.replace(known, models=models, discover=False)
+            if known is not None and (known.discover or known.extend) and (listed := tuple(models)):
+                more = (model for model in listed if not known.lists(model.id))
+                providers[ident] = dataclasses.replace(
+                    known, models=(*known.models, *more), discover=False, extend=False
+                )
         return Config(self._loaded, providers)
 
-    def wants_local(self, provider_id: str) -> bool:
-        """Whether a model server that happens to run on this machine may be used: only if no
-        provider can be, and the files disable neither this one nor all defaults."""
+    def allows_local(self, provider_id: str) -> bool:
+        """Whether a model server that happens to run on this machine may be used: if the files
+        disable neither this one nor all defaults, and have no provider of that name."""
         section = self._merged.get("providers", provider_id) or {}
         refused = section.get("disable") or self._merged.get("options", "disable_default_providers")
-        return not self.providers and not refused
+        return not refused and provider_id not in self._given
+
+    def wants_local(self, provider_id: str) -> bool:
+        """Whether such a server must be looked for before anything can be asked: no provider can be
+        used, or this one was chosen."""
+        chosen = any(choice.provider == provider_id for choice in self._wanted.values())
+        return self.allows_local(provider_id) and (chosen or not self._given)
 
     def joined(self, provider: Provider) -> Config:
         """The same configuration with a provider that no file names."""
-        return Config(self._loaded, {**self.providers, provider.id: provider})
+        return Config(self._loaded, {**self._given, provider.id: provider})
 
     def choice(self) -> AgentChoice:
         """The coder if there is a model for it, else the offline agent."""
         if self.large is not None:
             name = f"{self.large.provider.id}/{self.large.model.id}"
             return AgentChoice("coder", f"model {name}, {self._why(self.large)}")
+        for warning in self.warnings:
+            if warning.reason is Reason.MODEL_UNKNOWN and warning.key == "models.large":
+                return AgentChoice("offline", f"{warning}; no other model is used instead")
         if waiting := [p.id for p in self.providers.values() if p.discover]:
             names = ", ".join(waiting)
             return AgentChoice("offline", f"the models of {names} are not known yet")
@@ -197,7 +251,7 @@ class Config:
 
     def _why(self, large: Selected) -> str:
         wanted = self._wanted.get("large")
-        if wanted and _pair(wanted) == _pair(large.choice):
+        if wanted and (wanted.model or wanted.provider):
             return f"chosen in {self.origin('models.large')}"
         source = self._merged.source("providers", large.provider.id)
         if source:
@@ -256,8 +310,14 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, value
 
 
-def _pair(choice: SelectedModel) -> tuple[str, str]:
-    return choice.provider, choice.model
+def _is(used: Selected, choice: SelectedModel) -> bool:
+    """Whether a model in use is the one that was chosen; a choice may leave a part open."""
+    return choice.provider in ("", used.provider.id) and choice.model in ("", used.model.id)
+
+
+def _asked(used: Selected | None) -> object:
+    """All of a selection that an agent is made of. The other models of its provider are not."""
+    return used and (dataclasses.replace(used.provider, models=()), used.model, used.choice)
 
 
 def _wire_provider(provider: Provider) -> dict[str, Any]:

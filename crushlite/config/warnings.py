@@ -12,6 +12,7 @@ from ..records import dataclass
 
 class Reason(enum.Enum):
     FILE_SKIPPED = enum.auto()  # a whole file is not read
+    CALL_IGNORED = enum.auto()  # a call in a crushrc is not understood
     UNTRUSTED = enum.auto()  # keys are ignored until the user trusts the project's file
     NOT_FOR_PROJECTS = enum.auto()  # a key is ignored, because a project's file holds it
     TOOLS_NOT_ADDED = enum.auto()  # a project's file only removes allowed tools
@@ -19,7 +20,11 @@ class Reason(enum.Enum):
     PROVIDER_MOVED = enum.auto()  # a project's file gives a provider another address
     PROVIDER_LEFT_OUT = enum.auto()  # a provider cannot be used
     HEADER_LEFT_OUT = enum.auto()  # a header cannot be set
-    MODEL_UNKNOWN = enum.auto()  # a model was chosen that no usable provider has
+    NO_EFFECT = enum.auto()  # a key of a feature that does not exist yet
+    TOOLS_REFUSED = enum.auto()  # a hook that must be asked before tools cannot be run
+    KEY_UNKNOWN = enum.auto()  # a key that nobody knows
+    MODEL_UNKNOWN = enum.auto()  # a model was chosen whose provider cannot be used
+    MODEL_UNLISTED = enum.auto()  # a chosen model is used, but its window and price are unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from .files import Roots
 from .loading import ConfigFiles
 from .part import ConfigPart, completed
 from .profile import FileProfile
+from .script import ScriptRuns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,9 @@ class ConfigWing(Wing):
     async def open(self, workspace: OpenWorkspace) -> ConfigPart | None:
         if not isinstance(workspace.profile, FileProfile):
             return None  # another wing has set this workspace up
-        return ConfigPart(workspace, workspace.profile, self._open)
+        part = ConfigPart(workspace, workspace.profile, self._open)
+        part.look_in_background()
+        return part
 
     def routes(self) -> Sequence[Entry]:
         config = W + "/config"
@@ -77,6 +80,7 @@ class ConfigSetup:
         self._roots = roots
         self._agents = agents
         self._allow_commands = allow_commands
+        self._scripts = ScriptRuns()
 
     async def profile(self, opening: Opening) -> FileProfile:
         """Raises ConfigError if a file cannot be used."""
@@ -96,5 +100,6 @@ class ConfigSetup:
             self._roots,
             data_dir=opening.data_dir,
             allow_commands=self._allow_commands,
+            scripts=self._scripts,
         )
         return files, files.load()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
 from ..errors import BadRequest, ChannelMismatch, SessionBusy, WorkspaceNotFound
+from ..realpath import real_path
 from ..records import dataclass
 from ..wing import Opening
 from .endings import Endings
@@ -277,12 +278,12 @@ class Backend:
     # Clients -------------------------------------------------------------------------------------
 
     def attach(
-        self, workspace_id: str, client: str, *, resume: bool, last_id: str | None
+        self, workspace_id: str, client: str, *, resume: bool, deltas: bool, last_id: str | None
     ) -> Subscriber:
         """Open an event stream: subscribed first, so that nothing after the attach is missed."""
         workspace, perform = self.get(workspace_id), self.lifetimes.perform
         subscriber = workspace.hub.subscribe(
-            resume=resume, last_id=last_id, pending=workspace.pending
+            resume=resume, deltas=deltas, last_id=last_id, pending=workspace.pending
         )
         try:
             perform(self.claims.attach(workspace_id, client))
@@ -359,7 +360,7 @@ def _absolute(request: CreateWorkspace) -> Path:
 
 def _resolved(path: Path) -> Path:
     """Symlinks resolved as far as the path exists: two ways to one directory are one workspace."""
-    return Path(os.path.realpath(path))
+    return Path(real_path(path))
 
 
 def _log_ignored(hosted: Hosted, path: Path, request: CreateWorkspace) -> None:

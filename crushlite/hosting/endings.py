@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import NotSaved, SessionNotFound, StoreBusy
 from ..records import dataclass
-from ..store import TROUBLE
+from ..store import STORE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +126,7 @@ class Endings:
                 await self.retry()
         else:
             await self._try(ending)
-            if isinstance(ending.error, TROUBLE):
+            if isinstance(ending.error, STORE_ERRORS):
                 self._keep(ending)
         if ending.error is not None:
             ending.late = True
@@ -149,7 +149,7 @@ class Endings:
     async def _write_session(self, key: tuple[str, str]) -> None:
         for ending in list(self._waiting[key]):
             await self._try(ending)
-            if isinstance(ending.error, TROUBLE):
+            if isinstance(ending.error, STORE_ERRORS):
                 self._reason = str(ending.error)
                 for behind in self._waiting[key]:
                     behind.error = ending.error
@@ -163,7 +163,7 @@ class Endings:
     async def _try(self, ending: Ending) -> None:
         error: Exception | None = None
         try:
-            ending.session = await self._store.submit(ending.work, promise=True)
+            ending.session = await self._store.submit(ending.work, durably=True)
         except SessionNotFound:
             log.info("%s ended after their session was deleted", ending.run_ids)
         except Exception as failure:  # noqa: BLE001 - raised by `commit`, or logged

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..commands.environment import without_secrets
 from ..errors import StoreUnusable
 from ..protocol.codec import encode
+from ..realpath import real_path
 from ..version import NAME
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def own_data_dir(workspace: Path) -> Path:
     """The data directory inside a project. It may have come with a clone, as a link to anywhere:
     raises StoreUnusable if it leads out of the project."""
     folder = workspace / OWN_DATA_DIR
-    real = Path(os.path.realpath(folder))
-    if not real.is_relative_to(os.path.realpath(workspace)):
+    real = Path(real_path(folder))
+    if not real.is_relative_to(real_path(workspace)):
         raise StoreUnusable(
             f"{folder} leads out of the project, to {real}: remove the link, or choose that data "
             "directory with --data-dir"
@@ -48,7 +48,7 @@ class PlainProfile:
 
     def __init__(self, opening: Opening, agents: AgentFactory) -> None:
         wanted = opening.data_dir or own_data_dir(opening.path)
-        self.data_dir = Path(os.path.realpath(wanted))
+        self.data_dir = Path(real_path(wanted))
         self._path = opening.path
         self._agents = agents
 

@@ -13,7 +13,7 @@ from ..protocol.codec import dumps, encode
 from ..protocol.ids import check_id
 from ..records import dataclass
 from ..runs import WhenBusy
-from ..store import TROUBLE
+from ..store import STORE_ERRORS
 
 if TYPE_CHECKING:
     from ..protocol.messages import Attachment, Prompt
@@ -22,7 +22,11 @@ log = logging.getLogger(__name__)
 
 _EFFORT = re.compile(r"[a-z]{1,20}")
 
-EXPECTED = (LimitReached, ProviderFailed, *TROUBLE)  # how turns fail without a mistake in the agent
+EXPECTED = (
+    LimitReached,
+    ProviderFailed,
+    *STORE_ERRORS,
+)  # how turns fail without a mistake in the agent
 
 
 @dataclass(frozen=True, slots=True)

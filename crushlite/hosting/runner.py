@@ -35,7 +35,7 @@ from ..errors import (
 )
 from ..protocol.runs import AgentEvent, CanceledRun, CancelReceipt, QueuedPrompt
 from ..runs import Outcome, Record, Runs, Start, Stop, WhenBusy
-from ..store import TROUBLE, runs as run_rows, sessions as session_rows
+from ..store import STORE_ERRORS, runs as run_rows, sessions as session_rows
 from .agents import AgentSlot
 from .blocking import run_blocking
 from .endings import Ending
@@ -108,7 +108,7 @@ class Runner:
         if live.detach:
             self._services.lifetime.run_began(run.run_id)
         store = self._services.store
-        inserted = store.promise(run_rows.insert_run, live.row(store.store.boot_id))
+        inserted = store.write_durably(run_rows.insert_run, live.row(store.store.boot_id))
         inserted.add_done_callback(lambda done: self._inserted(live, done))
         return live
 
@@ -116,9 +116,10 @@ class Runner:
         """Accept a prompt and return when it is promised: committed, or found to be a repeat."""
         try:
             live = self.accept(prompt)
-        except (SessionBusy, NotSaved):
-            # A repeat of a prompt that has ended is no new prompt, however busy the session is and
-            # whatever the store still has to write.
+        except (SessionBusy, NotSaved, RunIdReused):
+            # A repeat of a prompt that has ended is no new prompt, however busy the session is,
+            # whatever the store still has to write, and though another prompt that is not promised
+            # yet, and will be refused, has come with its id.
             known = await self._repeated(prompt)
             if known is None:
                 raise
@@ -182,7 +183,7 @@ class Runner:
         self._known[run.run_id] = live
         self._perform(self._runs.durable(run))
         await asyncio.shield(live.ended)
-        if isinstance(live.cause, TROUBLE):
+        if isinstance(live.cause, STORE_ERRORS):
             raise live.cause
         if live.failure is not None:
             raise ProviderFailed(live.failure.detail)
@@ -372,7 +373,7 @@ class Runner:
         messages = [self._user_message(rider) for rider in riders]
         save = self._services.transcript.saving(messages)
         try:
-            await self._services.store.promise(lambda conn, scope: save(conn))
+            await self._services.store.write_durably(lambda conn, scope: save(conn))
         except Exception as error:
             live.cause = error
             raise
@@ -389,7 +390,7 @@ class Runner:
         try:
             if group[0].kind != SUMMARIZE:
                 session = await self._commit(group, messages)
-        except TROUBLE:
+        except STORE_ERRORS:
             effects = self._runs.unsaved(record.run)
         else:
             effects = self._recorded(group)
@@ -417,8 +418,9 @@ class Runner:
         return messages
 
     async def _commit(self, group: list[LiveRun], messages: list[LiveMessage]) -> Session | None:
-        """Write an ending; None if its session is gone or it is refused for good. Raises TROUBLE if
-        the store cannot write: then it is kept, and written when that is possible again."""
+        """Write an ending; None if its session is gone or it is refused for good. Raises one of
+        STORE_ERRORS if it could not be written: then it is kept, and written when that is possible
+        again."""
         transcript = self._services.transcript
         work = self._ending_work(group, messages)
         run = group[0].run
@@ -434,7 +436,7 @@ class Runner:
         try:
             session = await self._endings.commit(ending)
         except Exception as error:
-            of_store = isinstance(error, TROUBLE)
+            of_store = isinstance(error, STORE_ERRORS)
             log.error("run %s is not saved: %s", run.run_id, error, exc_info=not of_store)
             for live in group:
                 live.not_saved(error)

@@ -73,6 +73,6 @@ async def _store(services: Services, turn: LiveTurn, *, summary_id: str) -> None
             return session_rows.set_summary(conn, scope, session_id, summary_id, tokens, now)
         return session_rows.get_session(conn, scope, session_id)
 
-    session = await services.store.promise(work)
+    session = await services.store.write_durably(work)
     services.transcript.saved(turn.messages)
     services.hub.publish("updated", session)

@@ -27,7 +27,7 @@ from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
 from ..protocol.sessions import Todo
 from ..runs import Outcome
-from ..store import TROUBLE, files as file_rows, sessions as session_rows
+from ..store import STORE_ERRORS, files as file_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from ..wing import Author
 from .dialogs import Allowed
@@ -336,9 +336,11 @@ class LiveTurn:
             return []  # between a call and its result nothing may stand: no provider takes that
         if self._out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
+        # What is said after them answers them, and stands behind them: also if they could not be
+        # stored, as they were shown, and an agent may go on in spite of the error.
+        before, self._new_step = self._new_step, True
         folded = await self._fold()
-        # What is said from here on answers them, and stands behind them.
-        self._new_step = self._new_step or bool(folded)
+        self._new_step = before or bool(folded)
         return folded
 
     # For the agent: commands ---------------------------------------------------------------------
@@ -537,7 +539,7 @@ class LiveTurn:
         False if the store could not write."""
         try:
             session = await saved
-        except TROUBLE as error:
+        except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
         self._services.hub.publish("updated", session)

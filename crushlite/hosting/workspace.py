@@ -196,7 +196,7 @@ class Workspace:
                 await self.runs.drop(member)
                 await self.shells.end(member)
                 await self.background.kill_session(member)
-            gone = await self.store.promise(session_rows.delete_session, session_id)
+            gone = await self.store.write_durably(session_rows.delete_session, session_id)
         finally:
             for member in family:  # if it is gone, the store refuses its prompts from now on
                 self.runs.titles.forget(member)

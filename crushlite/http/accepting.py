@@ -8,6 +8,11 @@ has no time left to close what would free a descriptor.
 Here, at that limit, a connection for which nothing is carried out is closed for each new one. If
 there is none, a spare descriptor that is kept open for this case is closed for a moment, so that
 the new connection can be accepted and answered with 503. If even that fails, accepting pauses.
+
+In a flood over TCP (many have shown no token, or they come faster than they are accepted), building
+a connection for each newcomer would let the queue of the kernel grow to seconds, with the
+owner's requests in it. So a newcomer then gets a connection only if the first bytes that it sends
+hold the token.
 """
 
 from __future__ import annotations
@@ -17,16 +22,22 @@ import errno
 import logging
 import math
 import os
+import socket
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from ..clock import Clock, Timer
 
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
-_BATCH = 16  # per tick of the loop: a closed connection frees its descriptor between the ticks
+_BATCH = 16  # connected per tick of the loop: a closed one frees its descriptor between the ticks
+_FLOOD = 128  # accepted one after the other without finding the queue empty
+_FLOOD_SECONDS = 1.0  # for which that counts as a flood
+_FLOOD_BATCH = 256  # per tick, of newcomers that are looked at first
+_HELD = 256  # newcomers that have not sent anything yet
+_HELD_SECONDS = 5.0  # for which they may be held, or somewhat longer
+_FIRST_BYTES = 8192  # that are searched for the token
 _PAUSE = 0.5  # seconds
 _LOG_PAUSE = 10.0  # seconds between two log lines
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
@@ -37,7 +48,7 @@ log = logging.getLogger(__name__)
 class _Server(Protocol):
     """What an acceptor needs of the server."""
 
-    def make_room(self) -> bool:
+    def close_one(self) -> bool:
         """Close a connection for which nothing is carried out; False if there is none. Its
         descriptor is free by the next tick of the loop."""
 
@@ -46,7 +57,9 @@ class _Server(Protocol):
 
 
 class Acceptor:
-    """Accepts on one bound socket until `close`, which closes the socket."""
+    """Accepts on one bound socket until `close`, which closes the socket. With `has_token`, while
+    `is_flooded` says so or the queue does not get empty, newcomers must show by their first bytes,
+    which it is called with, who they are."""
 
     def __init__(
         self,
@@ -54,8 +67,18 @@ class Acceptor:
         factory: Callable[[], asyncio.Protocol],
         server: _Server,
         clock: Clock,
+        *,
+        is_flooded: Callable[[], bool],
+        has_token: Callable[[bytes], bool] | None,
     ) -> None:
         self._sock = sock
+        self._is_flooded = is_flooded
+        self._has_token = has_token
+        self._held: dict[socket.socket, float] = {}  # with the time when each came, oldest first
+        self._held_timer: Timer | None = None
+        self._connected = 0
+        self._streak = 0  # accepted since the queue was empty
+        self._flood_ends = -math.inf
         self._factory = factory
         self._server = server
         self._clock = clock
@@ -71,6 +94,10 @@ class Acceptor:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+        for sock in tuple(self._held):
+            self._drop(sock)
         self._loop.remove_reader(self._sock)
         self._sock.close()
         self._close_spare()
@@ -85,20 +112,76 @@ class Acceptor:
         self._timer = self._clock.call_later(_PAUSE, self._start)
 
     def _ready(self) -> None:
-        for _ in range(_BATCH):
+        flooded = self._is_flooded() or self._clock.time() < self._flood_ends
+        has_token = self._has_token if flooded else None
+        before = self._connected
+        for _ in range(_FLOOD_BATCH):
+            if self._connected - before == _BATCH:
+                break
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._streak = 0
                 return
             except OSError as error:
                 self._log(error)
                 out_of_files = error.errno in _OUT_OF_FILES
-                if not out_of_files or not (self._server.make_room() or self._use_spare()):
+                if not out_of_files or not (self._server.close_one() or self._use_spare()):
                     self._pause()
                 return
-            self._connect(sock)
+            self._streak += 1
+            if has_token:
+                sock.setblocking(False)
+                self._look(sock, has_token)
+            else:
+                self._connect(sock)
+        if self._streak >= _FLOOD:
+            self._flood_ends = self._clock.time() + _FLOOD_SECONDS
+
+    def _look(self, sock: socket.socket, has_token: Callable[[bytes], bool]) -> None:
+        """Connect a newcomer whose first bytes hold the token, hold one that has sent nothing yet,
+        and close any other."""
+        try:
+            first = sock.recv(_FIRST_BYTES, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            self._hold(sock, has_token)
+            return
+        except OSError:  # it has left
+            first = b""
+        if not has_token(first):
+            self._drop(sock)
+            return
+        self._release(sock)
+        self._connect(sock)
+
+    def _hold(self, sock: socket.socket, has_token: Callable[[bytes], bool]) -> None:
+        if sock in self._held:
+            return
+        if len(self._held) >= _HELD:
+            self._drop(next(iter(self._held)))
+        self._held[sock] = self._clock.time()
+        self._loop.add_reader(sock, self._look, sock, has_token)
+        if self._held_timer is None:
+            self._held_timer = self._clock.call_later(_HELD_SECONDS, self._drop_old)
+
+    def _drop_old(self) -> None:
+        self._held_timer = None
+        before = self._clock.time() - _HELD_SECONDS
+        for sock in [sock for sock, came in self._held.items() if came <= before]:
+            self._drop(sock)
+        if self._held:
+            self._held_timer = self._clock.call_later(_HELD_SECONDS, self._drop_old)
+
+    def _release(self, sock: socket.socket) -> None:
+        if self._held.pop(sock, None) is not None:
+            self._loop.remove_reader(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._release(sock)
+        sock.close()
 
     def _connect(self, sock: socket.socket) -> None:
+        self._connected += 1
         connecting = self._loop.connect_accepted_socket(self._factory, sock)
         task = self._loop.create_task(connecting)
         self._arriving.add(task)

@@ -16,7 +16,7 @@ Invariants:
 - After a head or body was refused nothing that follows is parsed.
 - The bytes that a body counts for are given back: by `_release_body`, or by the owner when the
   request's task, which holds the body, has ended.
-- A connection for which nothing is carried out has a rank in `places`, and may be closed for
+- A connection for which nothing is carried out has a rank in `capacity`, and may be closed for
   another one at any time; while one is BUSY or a STREAM it has none.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
@@ -32,13 +32,13 @@ import enum
 from typing import TYPE_CHECKING, Protocol
 
 from .budget import BodyShare
+from .capacity import Rank
 from .deadline import Deadline
 from .framing import CONTINUE, frame_response, frame_stream
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
 from .outbox import Outbox, slices
 from .parsing import find_head, too_large
 from .peercred import peer_uid
-from .places import Rank
 from .sink import StreamSink
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
     from ..clock import Clock
     from .budget import BodyBudget
+    from .capacity import Capacity
     from .limits import Limits
     from .messages import Kind, RequestHead
     from .parsing import HeadParser, ParsedHead
-    from .places import Places
     from .router import Admission, Router
 
 
@@ -73,7 +73,7 @@ class Owner(Protocol):
     expected_uid: int
     draining: bool
     answers: Counter[int]  # how many were begun, by status
-    places: Mapping[Kind, Places]
+    capacity: Mapping[Kind, Capacity]
     bodies: BodyBudget  # being received or carried out, without the small ones
     urgent_bodies: BodyBudget  # the same for urgent routes
 
@@ -104,6 +104,7 @@ class Connection(asyncio.Protocol):
         "_body",
         "_body_began",
         "_buffer",
+        "_capacity",
         "_deadline",
         "_discarded",
         "_eof",
@@ -113,7 +114,6 @@ class Connection(asyncio.Protocol):
         "_owner",
         "_parsed",
         "_peer",
-        "_places",
         "_port",
         "_reading_paused",
         "_scanned",
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._kind = kind
         self._port = port
         self._peer = Peer(kind, None, port)
-        self._places = owner.places[kind]
+        self._capacity = owner.capacity[kind]
         self._trusted = kind != "tcp"  # there, when a request has shown a token
         self._transport: asyncio.Transport | None = None  # None before and after the connection
         self._outbox: Outbox  # made with the connection
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         self._admission: Admission | None = None
         self._body: BodyShare | None = None  # None for a small body
         self._body_began = 0.0
-        self._surplus = False  # accepted when only reserved places were left
+        self._surplus = False  # accepted when only the reserved ones were left
 
         # The stream being answered with; both or none.
         self._stream: Stream | None = None
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         self._owner.joined(self)
-        count = self._places.join(self)
+        count = self._capacity.join(self)
         if count > limits.connections + limits.surplus:
             self.abort()
             return
@@ -193,9 +193,7 @@ class Connection(asyncio.Protocol):
             uid = peer_uid(sock) if sock is not None else None
             if uid != self._owner.expected_uid:
                 return False
-        name = transport.get_extra_info("peername")
-        address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
-        self._peer = Peer(self._kind, uid, self._port, address)
+        self._peer = Peer(self._kind, uid, self._port)
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -230,7 +228,7 @@ class Connection(asyncio.Protocol):
         self._outbox.cancel()
         self._deadline.cancel()
         self._end_stream()
-        self._places.leave(self)
+        self._capacity.leave(self)
         self._owner.left(self)
 
     def pause_writing(self) -> None:
@@ -278,13 +276,13 @@ class Connection(asyncio.Protocol):
         length = find_head(buffer, self._scanned, owner.limits)
         if not length:
             if not self._scanned:
-                self._places.moved(self)
+                self._capacity.moved(self)
                 # From the first byte, or from the end of the request before a pipelined one.
                 self._deadline.set(owner.limits.head_timeout)
             self._scanned = len(buffer)
             return False
         self._scanned = 0
-        self._places.rank(self, None)
+        self._capacity.rank(self, None)
         raw = bytes(memoryview(buffer)[:length])
         del buffer[:length]
         parsed = self._parsed = owner.parser.parse(raw, self._peer)
@@ -292,7 +290,7 @@ class Connection(asyncio.Protocol):
             admission = owner.router.admit(parsed.head)
             route = admission.route
             self._trusted = self._trusted or not route.public
-            if self._surplus and not route.urgent and not self._places.has_room():
+            if self._surplus and not route.urgent and not self._capacity.has_room():
                 raise overloaded("too many connections")
             if parsed.length > route.body_limit:
                 raise too_large(route.body_limit)
@@ -371,7 +369,7 @@ class Connection(asyncio.Protocol):
 
     def _complete(self, parsed: ParsedHead, admission: Admission, body: bytes) -> None:
         self.state = State.BUSY
-        self._places.rank(self, None)
+        self._capacity.rank(self, None)
         self._deadline.clear()
         if self._buffer:
             self._pause_reading()
@@ -535,7 +533,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         self.state = State.LINGER
-        self._places.rank(self, Rank.STRANGER)
+        self._capacity.rank(self, Rank.WITHOUT_TOKEN)
         self._buffer.clear()
         if self._eof:
             self.close_gracefully()
@@ -556,12 +554,12 @@ class Connection(asyncio.Protocol):
 
     def _wait_as(self, rank: Rank) -> None:
         """Nothing is carried out for this connection: it may be closed for another one."""
-        self._places.rank(self, rank if self._trusted else Rank.STRANGER)
+        self._capacity.rank(self, rank if self._trusted else Rank.WITHOUT_TOKEN)
 
-    def give_way(self) -> bool:
+    def close_for_another(self) -> bool:
         """Close for another connection. True if that frees the descriptor at once: not if the peer
-        has not taken its last answer. A request that has begun to arrive is answered 503, except a
-        stranger's: in a flood, those answers would cost more than all the rest."""
+        has not taken its last answer. A request that has begun to arrive is answered 503, except
+        one of somebody without a token: in a flood, those answers would cost more than the rest."""
         begun = self.state is State.BODY or (self.state is State.HEAD and self._scanned)
         if begun and self._trusted:
             response = overloaded("too many connections").response()

@@ -12,7 +12,7 @@ _KIB = 1024
 _MIB = 1024 * _KIB
 
 _OTHER_FILES = 256  # descriptors that are not for connections: databases, pipes, tools' files
-_KINDS = 2  # of listeners: unix and TCP, each with places of its own
+_KINDS = 2  # of listeners: unix and TCP, each counted by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,13 @@ class Limits:
 
     # Connections of each kind of listener: the last `reserved` serve only urgent routes (cancel,
     # answers, health), so runs can be cancelled on a full server. `surplus` more are answered 503
-    # and closed, those beyond are cut. Those that wait for a request are closed first to make room.
-    # So do those that have shown no token when there are too many of them, however many places are
-    # free: what all of them send or end at once must not take the event loop long.
+    # and closed, those beyond are cut. Those that wait for a request are closed first. Only so many
+    # may have shown no token, however few others there are: what all of them send or end at once
+    # must not take the event loop long.
     connections: int = 1024
     reserved: int = 16
     surplus: int = 64
-    strangers: int = 256
+    without_token: int = 256
 
     @classmethod
     def for_open_files(cls, files: int) -> Limits:
@@ -79,5 +79,7 @@ class Limits:
         surplus = min(usual.surplus, room // 8)
         connections = max(1, min(usual.connections, room - surplus))
         reserved = min(usual.reserved, connections // 4)
-        strangers = min(usual.strangers, max(1, connections // 2))
-        return cls(connections=connections, reserved=reserved, surplus=surplus, strangers=strangers)
+        without_token = min(usual.without_token, max(1, connections // 2))
+        return cls(
+            connections=connections, reserved=reserved, surplus=surplus, without_token=without_token
+        )

@@ -67,7 +67,6 @@ class Peer:
     kind: Kind
     uid: int | None = None  # of the connected process; unix sockets only
     port: int | None = None  # the LISTENER's own port: what a Host header must name
-    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -20,13 +21,13 @@ from ..clock import resolve_once, wait_at_most
 from ..records import dataclass
 from .accepting import Acceptor
 from .budget import BodyBudget
+from .capacity import Capacity, Rank
 from .connection import Connection
 from .framing import date_line, frame_response
 from .limits import Limits
 from .messages import HTTPError, Kind, Request, RequestHead, Response, Stream, overloaded
 from .parsing import HeadParser
 from .peercred import peer_uid
-from .places import Places, Rank
 
 if TYPE_CHECKING:
     from ..clock import Clock
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from .router import Admission, Handler, Router
 
 _CANCEL_GRACE = 1.0
+
+log = logging.getLogger(__name__)
 
 Translate = Callable[[Exception], "HTTPError | None"]
 
@@ -51,7 +54,8 @@ class Statistics:
 
 class HTTPServer:
     """Serves the routes of a router. `translate` gives the answer for exceptions of handlers; one
-    that it does not know (None) is logged and answered with 500."""
+    that it does not know (None) is logged and answered with 500. `has_token` says whether the first
+    bytes of a TCP connection to a port show who it is; only they count in a flood."""
 
     def __init__(
         self,
@@ -60,20 +64,19 @@ class HTTPServer:
         clock: Clock,
         limits: Limits | None = None,
         translate: Translate | None = None,
-        logger: logging.Logger | None = None,
-        expected_uid: int | None = None,
+        has_token: Callable[[int, bytes], bool] | None = None,
     ) -> None:
         self.router = router
         self.clock = clock
         self.limits = limits or Limits()
         self.parser = HeadParser(self.limits)
-        self.expected_uid = os.geteuid() if expected_uid is None else expected_uid
+        self.expected_uid = os.geteuid()
         self.draining = False
         self.answers: Counter[int] = Counter()  # by status, written by the connections
         self._translate = translate
-        self._logger = logger or logging.getLogger(__name__)
+        self._has_token = has_token
         kinds: tuple[Kind, ...] = ("tcp", "memory", "unix")
-        self.places: Mapping[Kind, Places] = {kind: Places(self.limits) for kind in kinds}
+        self.capacity: Mapping[Kind, Capacity] = {kind: Capacity(self.limits) for kind in kinds}
         self.bodies = BodyBudget(self.limits.bodies)
         self.urgent_bodies = BodyBudget(self.limits.urgent_bodies)
         self._acceptors: list[Acceptor] = []
@@ -92,8 +95,18 @@ class HTTPServer:
         unlinks its path."""
         kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
         port = None if kind == "unix" else sock.getsockname()[1]
-        factory = self.protocol_factory(kind, port)
-        self._acceptors.append(Acceptor(sock, factory, self, self.clock))
+        known, has_token = self._has_token, None
+        if port is not None and known is not None:
+            has_token = functools.partial(known, port)
+        acceptor = Acceptor(
+            sock,
+            self.protocol_factory(kind, port),
+            self,
+            self.clock,
+            is_flooded=self.capacity[kind].is_flooded,
+            has_token=has_token,
+        )
+        self._acceptors.append(acceptor)
 
     def protocol_factory(self, kind: Kind, port: int | None = None) -> Callable[[], Connection]:
         """A factory of connections for a listener of this kind, which a guard may depend on. Tests
@@ -142,18 +155,18 @@ class HTTPServer:
     @property
     def statistics(self) -> Statistics:
         streams = sum(connection.streaming for connection in self._connections)
-        connections = sum(map(len, self.places.values()))
+        connections = sum(map(len, self.capacity.values()))
         return Statistics(
             connections, streams, len(self._tasks), self._requests, dict(self.answers)
         )
 
     # For acceptors.
 
-    def make_room(self) -> bool:
+    def close_one(self) -> bool:
         return any(
-            places.make_room(rank)
-            for rank in (Rank.STRANGER, Rank.IDLE)
-            for places in self.places.values()
+            capacity.close_one(rank)
+            for rank in (Rank.WITHOUT_TOKEN, Rank.IDLE)
+            for capacity in self.capacity.values()
         )
 
     def refuse(self, sock: socket.socket) -> None:
@@ -212,7 +225,7 @@ class HTTPServer:
         self._tasks.discard(task)
         self._notify()
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._logger.error("a request's task failed", exc_info=error)
+            log.error("a request's task failed", exc_info=error)
 
     def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
         if isinstance(error, HTTPError):
@@ -221,13 +234,13 @@ class HTTPServer:
             try:
                 known = self._translate(error)
             except Exception:  # the peer gets its answer even then
-                self._logger.exception("could not translate %s", type(error).__name__)
+                log.exception("could not translate %s", type(error).__name__)
             else:
                 if known is not None:
                     return known
         id_ = os.urandom(6).hex()
         what = f"{head.method} {'/'.join(head.segments[:2])}" if head else "stream"
-        self._logger.error("internal error %s in %s", id_, what, exc_info=error)
+        log.error("internal error %s in %s", id_, what, exc_info=error)
         return HTTPError(500, "internal", f"internal server error (id {id_})")
 
     def date(self) -> bytes:

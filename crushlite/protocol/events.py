@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import BadRequest
 from ..records import dataclass
 from .codec import JSON, decode, encode
-from .messages import Message, ToolOutput
+from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
 from .questions import QuestionBatch, QuestionNotification
 from .runs import AgentEvent, RunComplete
@@ -31,6 +31,7 @@ class Resync:
 KINDS: dict[str, type] = {
     "session": Session,
     "message": Message,
+    "message_delta": MessageDelta,
     "tool_output": ToolOutput,
     "file": File,
     "permission_request": PermissionRequest,

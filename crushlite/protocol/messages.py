@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import field
+from dataclasses import field, replace
 from typing import ClassVar
 
 from ..errors import BadRequest
@@ -148,6 +148,61 @@ class ToolOutput:
     session_id: str
     tool_call_id: str
     output: str = ""
+
+
+@dataclass(slots=True)
+class MessageDelta:
+    """What was appended to a part of a message: on streams that asked for deltas, instead of the
+    whole message. `part` counts from 0, `offset` in characters (Unicode code points)."""
+
+    message_id: str
+    part: int
+    offset: int
+    text: str
+
+    @classmethod
+    def between(cls, before: Message, after: Message) -> MessageDelta | None:
+        """The difference of two states of a message, if text or reasoning that both have got longer
+        in the second; None if more than that may differ."""
+        found = None
+        if len(before.parts) != len(after.parts):
+            return None
+        for index, (old, new) in enumerate(zip(before.parts, after.parts, strict=True)):
+            if isinstance(old, TextPart) and isinstance(new, TextPart):
+                start, text = len(old.text), new.text
+            elif isinstance(old, ReasoningPart) and isinstance(new, ReasoningPart):
+                if old.signature != new.signature:
+                    return None
+                start, text = len(old.thinking), new.thinking
+            else:
+                continue
+            if len(text) == start:
+                continue
+            if found is not None or len(text) < start:
+                return None
+            found = cls(after.id, index, start, text[start:])
+        return found
+
+    def until(self, later: Message) -> MessageDelta:
+        """What was appended to the same part from where this begins to a later state."""
+        part = later.parts[self.part]
+        text = part.text if isinstance(part, TextPart) else ""
+        text = part.thinking if isinstance(part, ReasoningPart) else text
+        return replace(self, text=text[self.offset :])
+
+    def applied(self, before: Message) -> Message | None:
+        """The message with this appended; None if it does not continue that state."""
+        old = before.parts[self.part] if 0 <= self.part < len(before.parts) else None
+        new: Part
+        if isinstance(old, TextPart) and len(old.text) == self.offset:
+            new = TextPart(old.text + self.text)
+        elif isinstance(old, ReasoningPart) and len(old.thinking) == self.offset:
+            new = replace(old, thinking=old.thinking + self.text)
+        else:
+            return None
+        parts = [*before.parts]
+        parts[self.part] = new
+        return replace(before, parts=parts)
 
 
 @dataclass(slots=True)

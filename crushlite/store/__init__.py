@@ -25,10 +25,10 @@ from .executor import Executor, InlineExecutor, ThreadExecutor
 from .runs import RunRow
 from .scoped import ScopedStore
 from .stores import Store, Stores
-from .writer import TROUBLE
+from .writer import STORE_ERRORS
 
 __all__ = [
-    "TROUBLE",
+    "STORE_ERRORS",
     "Connection",
     "ConnectionFactory",
     "Executor",

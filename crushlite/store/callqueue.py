@@ -38,7 +38,7 @@ class StoreCall:
     """Work for a connection, and what came of it."""
 
     work: Callable[..., Any]
-    promise: bool
+    durably: bool
     future: asyncio.Future[Any]
     value: Any = None
     error: BaseException | None = None
@@ -110,8 +110,8 @@ class CallQueue:
         self._waiting: list[StoreCall] = []
         self._draining = False  # `_drain` is submitted or running, and will see what is added
 
-    def submit(self, work: Callable[[sqlite3.Connection], T], promise: bool) -> asyncio.Future[T]:
-        call = StoreCall(work, promise, self._loop.create_future())
+    def submit(self, work: Callable[[sqlite3.Connection], T], durably: bool) -> asyncio.Future[T]:
+        call = StoreCall(work, durably, self._loop.create_future())
         if self._closed:
             call.error = StoreFailed("the store is closed")
         elif not self._enqueue(call):

@@ -31,10 +31,14 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_directory(path: Path) -> None:
-    """Create the directory if it is missing. One that exists keeps its mode and its content."""
+    """Create the directory if it is missing. One that exists keeps its mode and its content. Raises
+    StoreUnusable if there would be too many folders above it."""
     if path.is_dir():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except RecursionError:  # a project may have chosen its name, of a thousand folders
+        raise StoreUnusable(f"{path} is too deep for a data directory: choose another") from None
     path.mkdir(mode=0o700, exist_ok=True)
     (path / ".gitignore").write_text("*\n", encoding="ascii")
     sync_directory(path)

@@ -111,7 +111,7 @@ def message_from_row(row: tuple[Any, ...]) -> Message:
         message = decode(
             Message, {"id": mid, "role": role, "session_id": sid, "parts": json.loads(parts)}
         )
-    except (BadRequest, ValueError) as error:
+    except (BadRequest, ValueError, RecursionError) as error:
         raise CorruptDatabase(f"message {mid} is damaged and cannot be read: {error}") from None
     message.model, message.provider = model, provider
     message.created_at, message.updated_at = created_at, updated_at

@@ -167,7 +167,7 @@ def _last_time(conn: sqlite3.Connection, scope: str, sid: str) -> int:
 def _binaries(attachments: str | None) -> list[Part]:
     try:
         files = [decode(Attachment, item) for item in json.loads(attachments or "[]")]
-    except (BadRequest, ValueError, TypeError):
+    except (BadRequest, ValueError, TypeError, RecursionError):
         return []  # rather the prompt alone than a store that cannot be opened
     return [
         BinaryPart(file.file_path or file.file_name, file.mime_type, file.content) for file in files

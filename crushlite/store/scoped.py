@@ -49,7 +49,7 @@ class ScopedStore:
         scope = self.scope
         return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs))
 
-    def promise(
+    def write_durably(
         self,
         query: Callable[Concatenate[Connection, str, P], T],
         *args: P.args,
@@ -57,4 +57,4 @@ class ScopedStore:
     ) -> asyncio.Future[T]:
         """A write whose commit also survives a power cut."""
         scope = self.scope
-        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs), promise=True)
+        return self.store.submit(lambda conn: query(conn, scope, *args, **kwargs), durably=True)

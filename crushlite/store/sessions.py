@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, CorruptDatabase, SessionNotFound
 from ..protocol.codec import decode, dumps, encode
@@ -27,6 +27,9 @@ _KINDS = (str, str, str, int, int, int, str, float | int, str, int, int)
 _NEXT_TOUCH = "(SELECT coalesce(max(touched), 0) + 1 FROM sessions WHERE scope = :scope)"
 _TOUCH = f"updated_at = max(updated_at, :now), touched = {_NEXT_TOUCH}"
 _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no token count
+# Characters of the texts of one session, and of a list: no request is as long, but a file from
+# elsewhere may hold any text, and the JSON of sessions is written in the event loop.
+_SESSION_CHARS, _LIST_CHARS = 16 << 20, 32 << 20
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
 _DESCENDANTS = """
@@ -90,13 +93,19 @@ def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
 
 
 def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
-    """Top-level sessions, the one changed last first."""
+    """Top-level sessions, the one changed last first. Raises CorruptDatabase if too long."""
     rows = conn.execute(
         f"SELECT {_COLUMNS} FROM sessions WHERE scope = ? AND parent_session_id IS NULL "
         "ORDER BY touched DESC",
         (scope,),
     )
-    return [_session(row) for row in rows]
+    sessions, chars = [], 0
+    for row in rows:
+        sessions.append(_session(row))
+        chars += _chars(row)
+        if chars > _LIST_CHARS:
+            raise CorruptDatabase("the sessions are longer together than any that were made here")
+    return sessions
 
 
 def rename_session(
@@ -223,17 +232,24 @@ def _update(
 
 def _session(row: tuple[object, ...]) -> Session:
     check_row("session", row, _KINDS)
+    if _chars(row) > _SESSION_CHARS:
+        raise CorruptDatabase(f"session {str(row[0])[:80]!r} is longer than any that was made here")
     session = Session(*row)  # type: ignore[arg-type]  # _COLUMNS is in the order of the fields
     if row[8] == "[]":  # as most are: parsing it would take half of the time
         session.todos = []
         return session
     try:
         session.todos = [decode(Todo, item) for item in json.loads(str(row[8]))]
-    except (BadRequest, ValueError, TypeError) as error:
+    except (BadRequest, ValueError, TypeError, RecursionError) as error:
         raise CorruptDatabase(
             f"session {session.id} is damaged and cannot be read: {error}"
         ) from None
     return session
+
+
+def _chars(row: tuple[Any, ...]) -> int:
+    """Characters of ids, title and todos."""
+    return len(row[0]) + len(row[1]) + len(row[2]) + len(row[6]) + len(row[8])
 
 
 def _todos(todos: list[Todo]) -> str:

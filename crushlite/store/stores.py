@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import sqlite3
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..errors import (
     StoreFailed,
     StoreUnusable,
 )
+from ..realpath import real_path
 from ..records import dataclass
 from .callqueue import run_in
 from .checkpoints import Checkpoints
@@ -71,7 +71,7 @@ _NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, Overf
 
 def _real_path(path: Path) -> Path:
     # In the event loop on purpose: an await here would let the opens of one path pass each other.
-    return Path(os.path.realpath(path))
+    return Path(real_path(path))
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Store:
         try:
             # A PRAGMA writes its page even if the value is the same, and is no change of a row.
             await self.submit(
-                lambda conn: conn.execute(f"PRAGMA user_version = {VERSION}").close(), promise=True
+                lambda conn: conn.execute(f"PRAGMA user_version = {VERSION}").close(), durably=True
             )
         except CrushliteError:
             return False
@@ -127,14 +127,14 @@ class Store:
         return True
 
     def submit(
-        self, work: Callable[[sqlite3.Connection], T], *, promise: bool = False
+        self, work: Callable[[sqlite3.Connection], T], *, durably: bool = False
     ) -> asyncio.Future[T]:
         """Queue a write, in the order of the calls; the future is done after its COMMIT.
 
-        With `promise` the commit also survives a power cut. `work` may run twice (the first time
+        With `durably` the commit also survives a power cut. `work` may run twice (the first time
         undone): it must touch nothing but the connection, and return plain data.
         """
-        return self._writer.submit(work, promise)
+        return self._writer.submit(work, durably)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Run a query on a read-only connection; it sees every write whose future is done."""

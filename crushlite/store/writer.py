@@ -46,7 +46,7 @@ _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of t
 _SAMPLE = 400  # rows per index that the statistics are made from
 
 # What a write fails with for a reason of the store's own.
-TROUBLE = (StoreFull, StoreOverloaded, StoreBusy, StoreFailed, CorruptDatabase)
+STORE_ERRORS = (StoreFull, StoreOverloaded, StoreBusy, StoreFailed, CorruptDatabase)
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Writer(CallQueue):
 
     def _note_trouble(self, batch: list[StoreCall]) -> None:
         for call in reversed(batch):  # the last that says anything decides
-            if isinstance(call.error, TROUBLE):
+            if isinstance(call.error, STORE_ERRORS):
                 self.trouble = str(call.error)
                 return
             if call.error is None and call.wrote:  # a commit of no rows proves nothing
@@ -123,7 +123,7 @@ class Writer(CallQueue):
     def _commit(self, batch: list[StoreCall]) -> None:
         try:
             self._prepare()
-            self._begin(_SAFE if any(call.promise for call in batch) else _FAST)
+            self._begin(_SAFE if any(call.durably for call in batch) else _FAST)
         except (sqlite3.Error, OSError, CrushliteError) as error:
             # Not call by call: nothing ran, and each would wait for a lock as long again.
             for call in batch:

@@ -329,11 +329,13 @@ class Participant:
         self.base = f"/v1/workspaces/{created['id']}"
         self.events = daemon.reader()
 
-    async def attach(self, *, resume: bool = False, last_id: str | None = None) -> int:
+    async def attach(
+        self, *, resume: bool = False, deltas: bool = False, last_id: str | None = None
+    ) -> int:
         """Open an event stream (a second one replaces `events`); returns the status."""
         if self.events.seen or self.events.ended.is_set() or self.events._task is not None:
             self.events = self.daemon.reader()
-        extra = "&resume=1" if resume else ""
+        extra = ("&resume=1" if resume else "") + ("&deltas=1" if deltas else "")
         headers = (("Last-Event-ID", last_id),) if last_id is not None else ()
         target = f"{self.base}/events?client_id={self.id}{extra}"
         return await self.events.open(self.daemon.connect(), target, headers)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, Conflict
+from ..realpath import real_path
 from ..records import dataclass
 from ..version import NAME
 
@@ -49,7 +50,7 @@ class OwnFolders:
     contains it only the daemon's own files are meant."""
 
     def __init__(self, root: Path | None = None, folders: Iterable[Path] = ()) -> None:
-        found = dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders)
+        found = dict.fromkeys(Path(real_path(folder)) for folder in folders)
         self._around = [f for f in found if root is not None and root.is_relative_to(f)]
         self._folders = [folder for folder in found if folder not in self._around]
 
@@ -110,7 +111,7 @@ def locate(root: Path, raw: str, own: OwnFolders | None = None) -> Place:
     if len(raw) > PATH_CHARS:
         raise BadRequest(f"a path has at most {PATH_CHARS} characters")
     try:
-        path = Path(os.path.realpath(os.path.join(root, os.path.expanduser(raw))))
+        path = Path(real_path(os.path.join(root, os.path.expanduser(raw))))
         str(path).encode("utf-8")  # other names could be neither shown nor recorded
     except (OSError, ValueError) as error:
         raise BadRequest(f"{raw!r} cannot be resolved: {error}") from None

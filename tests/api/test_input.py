@@ -10,6 +10,7 @@ import os
 import random
 import re
 import tempfile
+import threading
 import typing
 import unittest
 import uuid
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
+from crushlite.api import context, reading as api_reading
 from crushlite.console.wing import PUBLIC_BODY
 from crushlite.protocol.changes import UndoRequest
+from crushlite.protocol.codec import LARGE
 from crushlite.protocol.config import (
     AgentInit,
     CompactMode,
@@ -566,6 +569,24 @@ class Sizes(InputTestCase):
         found = await self.raw(self.head(target, len(body), "Connection: close") + body)
         self.assertEqual(found, [400])
         self.assertEqual(await self.raw(self.head(target, len(body) + 1)), [413])
+
+    async def test_while_a_large_body_is_read_others_are_answered(self) -> None:
+        reading, answered, waited = threading.Event(), threading.Event(), list[bool]()
+
+        def slow(cls: type, body: bytes) -> Any:
+            reading.set()
+            waited.append(answered.wait(SECONDS / 4))
+            return context.read(cls, body)
+
+        body = b'{"session_id":"none","prompt":"' + b"x" * LARGE + b'"}'
+        head = self.head(self.anna.base + "/agent", len(body), "Connection: close")
+        with mock.patch.object(api_reading, "read", slow):
+            asked = asyncio.create_task(self.raw(head + body))
+            await asyncio.to_thread(reading.wait, SECONDS)
+            self.assertEqual((await self.call("GET", "/v1/health")).status, 200)
+            answered.set()
+            self.assertEqual(await asked, [404])
+        self.assertEqual(waited, [True], "the answer came after the body was read")
 
     async def test_a_body_is_json_whatever_its_type_says(self) -> None:
         await self.anna.retire()

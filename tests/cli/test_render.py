@@ -96,7 +96,7 @@ class RenderTests(unittest.TestCase):
         self.assertEqual(call_line("x", {}), "x")
 
     def test_the_input_of_a_call_may_be_anything(self) -> None:
-        for given in ("", "{", "[]", "3"):
+        for given in ("", "{", "[]", "3", "[" * 100_000):
             self.assertEqual(arguments(ToolCallPart("c", "x", given)), {})
 
     def test_a_result_in_a_few_words(self) -> None:

@@ -418,7 +418,7 @@ class StreamTests(ClientTestCase):
         self.answers[EVENTS] = Feed(b"id: e-0\n\n: hello\n\n" + done(1) + strange + done(3))
         async with workspace.events() as stream:
             self.assertEqual(
-                self.targets, [f"GET /v1/workspaces/w1/events?client_id={ME}&resume=1"]
+                self.targets, [f"GET /v1/workspaces/w1/events?client_id={ME}&resume=1&deltas=1"]
             )
             first, second, third = [await self.within(stream.__anext__()) for _ in range(3)]
         complete = runs.RunComplete("s1", run_id="r1")
@@ -791,9 +791,9 @@ class RecreationTests(ClientTestCase):
         self.assertEqual(
             self.targets,
             [
-                f"GET {old}/events?client_id={ME}&resume=1",
+                f"GET {old}/events?client_id={ME}&resume=1&deltas=1",
                 "POST /v1/workspaces",
-                f"GET {new}/events?client_id={ME}&resume=1",
+                f"GET {new}/events?client_id={ME}&resume=1&deltas=1",
                 f"POST {new}/agent/init?client_id={ME}",
                 f"POST {new}/current-session?client_id={ME}",
             ],

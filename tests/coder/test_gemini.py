@@ -346,16 +346,3 @@ class Sent(SentCase):
         await self.within(task)
         signed = [r["contents"][0]["parts"][0]["thoughtSignature"] for r in self.model.requests]
         self.assertEqual(signed, ["old", UNSIGNED])
-
-    async def test_models_that_do_not_answer_are_not_listed(self) -> None:
-        listed = {
-            "models": [
-                {"name": "models/a", "supportedGenerationMethods": ["generateContent"]},
-                {"name": "models/embed", "supportedGenerationMethods": ["embedContent"]},
-                {"name": "b"},
-                5,
-            ]
-        }
-        self.assertEqual(self.client(GeminiProvider)._model_ids(listed), ["a", "b"])
-        with self.assertRaises(ProviderError):
-            self.client(GeminiProvider)._model_ids({"data": []})

@@ -140,7 +140,7 @@ class ServerTests(Case):
         for api in APIS:
             async with FakeModel(models=["a", "b"]) as model:
                 listed = await self.within(self.client(api, model.base_url).list_models())
-                self.assertEqual(listed, ["a", "b"])
+                self.assertEqual([model.id for model in listed], ["a", "b"])
 
 
 class TurnTests(CoderBench):

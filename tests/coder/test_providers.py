@@ -1164,12 +1164,13 @@ class Models(Case):
         task = asyncio.create_task(provider.list_models())
         await self.settle()
         memory.transports[-1].feed(http(status, body))
-        return await self.within(task)
+        return [model.id for model in await self.within(task)]
 
     async def test_the_models_of_a_server(self) -> None:
         async with FakeModel(models=["a", "b"]) as model:
             self.assertEqual(
-                await self.within(self.openai(model.base_url).list_models()), ["a", "b"]
+                [m.id for m in await self.within(self.openai(model.base_url).list_models())],
+                ["a", "b"],
             )
 
     async def test_lists_of_other_shapes(self) -> None:

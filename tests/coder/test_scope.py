@@ -36,7 +36,8 @@ ORDINARY = {
     "wc -l < /dev/null": ["wc"],
     "tail -n 3 x >/dev/null 2>&1": ["tail"],
     "date +%F": ["date"],
-    "diff a b || true": ["diff", "true"],
+    "cmp a b || true": ["cmp", "true"],
+    "du -sh . && md5sum a": ["du", "md5sum"],
     "rg -n x src": ["rg"],
     "jq .a x.json": ["jq"],
     "tree -L 2": ["tree"],
@@ -471,6 +472,38 @@ mkdir ../x
 touch link/x
 cat link
 grep -flink x
+grep -R x
+grep -nR x src
+grep -iRl x .
+egrep -R x
+fgrep --dereference-recursive x
+grep --deref x
+rg -L x
+rg -nL x
+rg --follow x
+ls -LR
+ls -laL src
+ls --dereference -R
+du -aL
+du --dereference
+du --files0-from=x
+wc --files0-from=x
+wc --files0=x
+md5sum -c x
+sha256sum --check x
+cksum --ch x
+file -f x
+file --files-from=x
+tree -l
+tree -al
+diff a b
+diff -r a b
+jq -n 'import "config" as $c {search: "/x"}; $c'
+jq 'include "x"; y' z
+jq '"x" | modulemeta'
+jq -f x y
+jq -nf x
+jq --from-file x y
 cat .git/config
 touch .git/hooks/x
 touch .GIT/hooks/x

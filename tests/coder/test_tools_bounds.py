@@ -14,6 +14,7 @@ from crushlite.coder.tools.differences import differences
 from crushlite.worktree import walk
 from crushlite.worktree.paths import OwnFolders
 from crushlite.worktree.walk import Ignored
+from tests.support.basics import chain_of_links
 from tests.support.tools import SECRET, ToolTestCase
 
 
@@ -49,6 +50,23 @@ class NeverWaitTests(ToolTestCase):
         self.assert_failed(await self.use("view", file_path="sock"), "not a regular file")
         self.assertTrue((await self.use("view", file_path="loop")).is_error)
         self.assert_failed(await self.use("view", file_path="zero"), "not a regular file")
+
+    async def test_more_links_than_can_be_resolved_lead_nowhere(self) -> None:
+        chain_of_links(self.root / "x")
+        self.allow()
+        self.assert_failed(await self.use("view", file_path="x"), "not a regular file")
+        for name, arguments in (
+            ("write", {"file_path": "x/new", "content": "a"}),
+            ("edit", {"file_path": "x", "old_string": "a", "new_string": "b"}),
+            ("ls", {"path": "x"}),
+            ("grep", {"path": "x", "pattern": "a"}),
+            ("glob", {"path": "x", "pattern": "*"}),
+        ):
+            self.assert_failed(await self.use(name, **arguments))
+        self.deny()
+        for command in ("cat x", "ls x", "touch x/y"):
+            self.assert_denied(await self.use("bash", command=command, description="x"))
+        self.assertEqual(context_files(self.root, ["x"]), [])
 
 
 class RuleTests(ToolTestCase):

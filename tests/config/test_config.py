@@ -175,15 +175,6 @@ class FileTests(ConfigCase):
         with mock.patch.object(files, "_owners", owners):
             self.assertEqual(self.load().files, (self.places["data"],))
 
-    def test_crushrc_is_named_in_a_warning(self) -> None:
-        scripts = [self.places["global"].parent / "crushrc"]
-        scripts += [self.workspace / "crushrc", self.workspace / ".crushrc"]
-        for script in scripts:
-            self.write(script, "export X=1\n")
-        config = self.load()
-        for script in scripts:
-            self.assert_warned(config, str(script), "not supported")
-
     def test_what_is_no_regular_file_is_refused_without_waiting_for_it(self) -> None:
         os.mkfifo(self.places["project"])
         self.assertIn("not a regular file", self.refused())
@@ -316,8 +307,14 @@ class WarningTests(ConfigCase):
         (self.workspace / "crushrc").write_text("")
         sent = {"extra_headers": {"Host": "x"}, "api_key": "$LAB_KEY"}
         own = {"base_url": "http://own.example", "models": [MODEL]} | sent
-        large = {"provider": "gone", "model": "m"}
-        self.write("global", {"providers": {"lab": LAB, "bad": {}}, "models": {"large": large}})
+        gone = {"provider": "gone", "model": "m"}
+        models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
+        hooks = {"pre_tool_use": [{"command": "x"}]}
+        useless = {"lsp": {"go": {"command": "gopls"}}, "optoins": {}, "hooks": hooks}
+        providers = {"lab": LAB, "bad": {}}
+        self.write("global", {"providers": providers, "models": models, **useless})
+        script = self.places["global"].with_name("crushrc")
+        self.write(script, "optoin debug true").chmod(0o600)
         moved = {"base_url": "http://evil.example"}
         self.write(
             "project",
@@ -328,12 +325,17 @@ class WarningTests(ConfigCase):
             },
         )
         outside, project = self.places["global"], self.places["project"]
-        self.load()  # trusts what was written so far
-        self.write("hidden", {"models": {"small": large}})
-        files = ConfigFiles(self.workspace, {"LAB_KEY": "k1"}, self.roots, self.data_dir)
+        self.load({"PATH": os.environ["PATH"]})  # trusts what was written so far
+        self.write("hidden", {"models": {"small": gone}})
+        env = {"LAB_KEY": "k1", "PATH": os.environ["PATH"]}
+        files = ConfigFiles(self.workspace, env, self.roots, self.data_dir)
         found = [(w.reason, w.file, w.key) for w in files.load().warnings]
         wanted = [
             (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
+            (Reason.CALL_IGNORED, script, ""),
+            (Reason.NO_EFFECT, outside, "lsp.go"),
+            (Reason.TOOLS_REFUSED, outside, "hooks.pre_tool_use"),
+            (Reason.KEY_UNKNOWN, outside, "optoins"),
             (Reason.UNTRUSTED, self.places["hidden"], ""),
             (Reason.NOT_FOR_PROJECTS, project, "env"),
             (Reason.TOOLS_NOT_ADDED, project, "permissions.allowed_tools"),
@@ -341,7 +343,8 @@ class WarningTests(ConfigCase):
             (Reason.PROVIDER_MOVED, project, "providers.lab"),
             (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
-            (Reason.MODEL_UNKNOWN, outside, "models.large"),
+            (Reason.MODEL_UNLISTED, outside, "models.large"),
+            (Reason.MODEL_UNKNOWN, outside, "models.small"),
         ]
         self.assertCountEqual(found, wanted)
         self.assertEqual({reason for reason, _, _ in wanted}, set(Reason))
@@ -748,13 +751,84 @@ class SelectionTests(ConfigCase):
         config = self.load({"GROQ_API_KEY": "k"})
         self.assertEqual(self.models(config)[1], f"groq/{known.small.id}")
 
-    def test_an_unknown_choice_falls_back_with_a_warning(self) -> None:
-        for large in ({"provider": "gone", "model": "m1"}, {"provider": "lab", "model": "gone"}):
-            self.two(models={"large": large, "small": {"provider": "gone", "model": "x"}})
-            config = self.load()
-            self.assertEqual(self.models(config), ("alpha/z1", "alpha/z1"))
-            self.assert_warned(config, "models.large names no usable model")
-            self.assert_warned(config, "models.small names no usable model")
+    def test_a_chosen_model_is_never_replaced_by_another_one(self) -> None:
+        self.two(models={"large": {"provider": "gone", "model": "m1"}})
+        config = self.load({"GROQ_API_KEY": "k"})
+        self.assertIsNone(config.large)
+        self.assert_warned(config, "models.large cannot be used: no provider of that name")
+        self.assertEqual(config.choice().agent, "offline")
+        self.assertIn("no other model is used instead", config.choice().reason)
+        self.two(models={"large": {"provider": "openai", "model": "gpt-5"}})
+        config = self.load({"GROQ_API_KEY": "k"})
+        self.assertIsNone(config.large)
+        self.assert_warned(config, "its provider has no key: set OPENAI_API_KEY")
+
+    def test_a_model_that_no_list_has_is_used_as_it_is_written(self) -> None:
+        self.two(models={"large": {"provider": "lab", "model": "brand-new", "temperature": 0.5}})
+        config = self.load({"GROQ_API_KEY": "k"})
+        self.assertEqual(self.models(config), ("lab/brand-new", "lab/brand-new"))
+        assert config.large is not None
+        self.assertEqual(config.large.model, Model(id="brand-new", name="brand-new"))
+        self.assertEqual(config.large.choice.temperature, 0.5)
+        self.assert_warned(config, "models.large", "window and price are not known")
+        listed = [model["id"] for model in config.wire("/d")["providers"]["lab"]["models"]]
+        self.assertEqual(listed, ["m1", "brand-new"])
+        self.two(models={"large": {"provider": "groq", "model": "newer"}})
+        config = self.load({"GROQ_API_KEY": "k"})
+        self.assertEqual(self.models(config)[0], "groq/newer")
+
+    def test_a_small_model_that_cannot_be_used_is_the_large_one(self) -> None:
+        large = {"provider": "groq", "model": CATALOGUE["groq"].large.id}
+        self.two(models={"large": large, "small": {"provider": "gone", "model": "x"}})
+        config = self.load({"GROQ_API_KEY": "k"})
+        self.assertEqual(self.models(config), (f"groq/{large['model']}",) * 2)
+        self.assert_warned(config, "models.small cannot be used")
+
+    def test_a_choice_may_leave_the_provider_or_the_model_open(self) -> None:
+        self.two(models={"large": {"model": "m1"}})
+        self.assertEqual(self.models(self.load())[0], "lab/m1")
+        self.two(models={"large": {"provider": "lab"}})
+        self.assertEqual(self.models(self.load())[0], "lab/m1")
+        self.two(models={"large": {"temperature": 0.5}})
+        config = self.load()
+        assert config.large is not None
+        self.assertEqual(self.models(config)[0], "alpha/z1")
+        self.assertEqual(config.large.choice.temperature, 0.5)
+        self.two(models={"large": {"model": "who-has-it"}})
+        config = self.load()
+        self.assertIsNone(config.large)
+        self.assert_warned(config, "it names no provider, and not exactly one has the model")
+
+    def test_only_the_user_s_own_address_and_key_are_asked_for_a_list(self) -> None:
+        env = {"OPENAI_API_KEY": "sk-own-0001"}
+
+        def asked() -> bool:
+            return self.load(env).providers["openai"].extend
+
+        self.assertTrue(asked())
+        self.write("global", {"providers": {"openai": {"base_url": "http://gate.example/v1"}}})
+        self.assertTrue(asked())
+        for theirs in ({"api_key": "theirs"}, {"base_url": "http://a.example", "api_key": "b"}):
+            self.write("project", {"providers": {"openai": theirs}})
+            self.assertFalse(asked(), theirs)
+        self.two()
+        self.assertFalse(self.load(env).providers["lab"].extend)
+
+    def test_the_entry_of_a_model_brings_settings_that_the_choice_lacks(self) -> None:
+        options = {"temperature": 0.1, "top_k": 5, "provider_options": {"a": 1, "b": 1}}
+        lab = LAB | {"models": [MODEL | {"options": options}]}
+        choice = {"top_k": 9, "provider_options": {"b": 2}, "presence_penalty": -1}
+        self.write("global", {"providers": {"lab": lab}, "models": {"large": choice}})
+        config = self.load()
+        assert config.large is not None
+        chosen = config.large.choice
+        self.assertEqual((chosen.temperature, chosen.top_k, chosen.presence_penalty), (0.1, 9, -1))
+        self.assertEqual(chosen.provider_options, {"a": 1, "b": 2})
+
+    def test_settings_that_no_server_accepts_are_refused_where_they_are_written(self) -> None:
+        for key, value in {"top_p": 1.5, "frequency_penalty": -3, "temperature": -1}.items():
+            self.two(models={"large": {key: value}})
+            self.assertIn(f"models.large.{key} must be between", self.refused())
 
     def test_the_model_s_own_defaults_complete_the_choice(self) -> None:
         model = MODEL | {"can_reason": True, "default_reasoning_effort": "low"}
@@ -1074,7 +1148,7 @@ class ProjectVariableTests(ConfigCase):
         for name in ("LAB_URL", "TEAM"):
             config, values = self.expand(f"${name}")
             self.assertEqual(values, {self.ENV[name]})
-            self.assertEqual(config.warnings, ())
+            self.assertNotIn(Reason.VARIABLE_WITHHELD, {w.reason for w in config.warnings})
 
     def test_what_may_be_a_secret_counts_as_unset(self) -> None:
         for name in self.SECRET:

@@ -20,7 +20,7 @@ from crushlite.protocol.codec import dumps
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say
 from tests.config.test_config import LAB, MODEL, ConfigCase, JSONObject
-from tests.support.basics import BoundedTestCase
+from tests.support.basics import BoundedTestCase, chain_of_links
 
 PROJECT = ("project", "hidden", "data")
 EVIL: JSONObject = {
@@ -135,8 +135,14 @@ class UntrustedTests(TrustCase):
         self.trust()
         self.assertEqual(list(self.load().providers), ["own"])
 
+    def test_a_path_of_more_links_than_can_be_resolved_is_no_failure(self) -> None:
+        chain_of_links(self.workspace / "x")
+        self.write("project", {"options": {"context_paths": ["x/y"], "data_directory": "x"}})
+        options = self.load().options
+        self.assertEqual((options.context_paths[-1], options.data_directory), ("x/y", "x"))
+
     def test_the_data_directory_is_neither_the_project_nor_git_s(self) -> None:
-        for path in (".", "sub/..", ".git", ".git/x", "sub/.git/hooks"):
+        for path in (".", "sub/..", ".git", ".git/x", "sub/.git/hooks", ".GIT/x"):
             self.write("project", {"options": {"data_directory": path}})
             self.assertEqual(self.load().options.data_directory, "", path)
             self.assert_warned(self.load(), "options.data_directory is ignored")

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.base import Scope
+from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
+from crushlite.coder.wing import CoderWing
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.protocol.questions import Choice, Question
 from crushlite.testing import LocalDaemon
@@ -165,7 +167,8 @@ class TwoWindows(BrowserCase):
         )
         await anna.click("#permission [data-action=deny]")
         self.assertFalse(await asked)
-        new = "".join(f"line {n}\n" for n in range(1500)) + "y" * 5000 + "the end"
+        unseen = "rm\u200d \u202ex\x1b[8m\u3164\r\n"
+        new = "".join(f"line {n}\n" for n in range(1500)) + unseen + "y" * 5000 + "the end"
         params = {"file_path": "a", "new_content": new, "dry_run": False, "diff": "@@"}
         asked = run.begin(
             lambda turn: turn.permission("own", "write", params=params, description="Now: a")
@@ -175,7 +178,9 @@ class TwoWindows(BrowserCase):
             "return [...document.querySelectorAll('#permission .line.added .what')]"
             ".map(each => each.textContent)"
         )
-        self.assertEqual(added, [*new.split("\n")[:-1], "y" * 5000 + "the endno line end"])
+        marked = "rmU+200D U+202ExESC[8mU+3164CR"
+        last = "y" * 5000 + "the endno line end"
+        self.assertEqual(added, [*new.split("\n")[:-2], marked, last])
         await anna.shows("There is more below", "#permission .below")
         text = await anna.script(shown, "#permission .asked")
         for words in ("Now: a", "dry_runfalse", "diff@@"):
@@ -353,6 +358,38 @@ class TwoWindows(BrowserCase):
         await anna.shows("1 other here", "#presence")
         await anna.shows("permissions off", "#yolo")
         await anna.shows("Scripted", "#model")
+
+
+class Models(BrowserCase):
+    async def test_a_model_is_chosen_in_one_window_and_shown_in_both(self) -> None:
+        models = [
+            {"id": "big", "name": "Big", "context_window": 64000},
+            {"id": "wee", "name": "<b>Wee</b>"},
+        ]
+        lab = {"name": "Lab", "base_url": "http://127.0.0.1:9/v1", "models": models}
+        daemon = LocalDaemon(find_agent("auto", SystemClock(), [CoderWing(local=())]), tcp=True)
+        file = daemon.root / "home/.config/crush/crush.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"providers": {"lab": lab}}))
+        self.daemon = await self.enterAsyncContext(daemon)
+        anna, bert = await self.enter(2)
+        shown = "document.querySelector('#model').selectedOptions[0]?.textContent"
+        for window in (anna, bert):
+            await window.wait(f"{shown} === 'Big · 64k'")
+        await anna.type("#model", "<b>Wee")
+        for window in (anna, bert):
+            await window.wait(f"{shown} === '<b>Wee</b>'")
+        info = (await self.daemon.call("GET", f"{await self.workspace()}/agent")).json
+        self.assertEqual(info["model"]["id"], "wee")
+        # One that cannot be chosen: the page says so, and shows what is in use.
+        await anna.script(
+            "const pick = document.querySelector('#model');"
+            "pick.add(new Option('Gone', JSON.stringify(['lab', 'gone'])));"
+            "pick.value = JSON.stringify(['lab', 'gone']);"
+            "pick.dispatchEvent(new Event('change'));"
+        )
+        await anna.shows("lab has no model 'gone'", "#trouble")
+        await anna.wait(f"{shown} === '<b>Wee</b>'")
 
 
 class Resilience(BrowserCase):

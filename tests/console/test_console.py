@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 from urllib.parse import unquote, urlsplit
 
+from crushlite.api.auth import WRONG_KEYS
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.console.wing import CODE_SECONDS, CODES, Codes
 from crushlite.daemon import PORTS
@@ -271,6 +272,18 @@ class Exchanges(ConsoleCase):
         code = (await self.invite()).code
         for wrong in ("", "x", code[:-1], code + "x", code.swapcase(), "\\ud83d\\ude00"):
             self.assertEqual((await self.exchange(wrong)).status, 403, wrong)
+        self.assertEqual((await self.exchange(code)).status, 200)
+
+    async def test_after_many_wrong_codes_a_peer_must_wait_and_the_right_one_still_passes(
+        self,
+    ) -> None:
+        await self.serve()
+        code = (await self.invite()).code
+        wrong = [(await self.exchange("x")).status for _ in range(WRONG_KEYS + 10)]
+        self.assertEqual(wrong[:WRONG_KEYS], [403] * WRONG_KEYS)
+        self.assertEqual(wrong[-1], 429)
+        entered = await self.ask(*ENTER, body=b'{"code":"x"}')
+        self.assertEqual(entered.status, 429)
         self.assertEqual((await self.exchange(code)).status, 200)
 
     async def test_a_code_expires(self) -> None:

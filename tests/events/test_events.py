@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite import events
+from crushlite.backlog import Event
 from crushlite.clock import FakeClock
 from crushlite.errors import IllegalCall
-from crushlite.events import Bounds, Event, Hub, Subscriber
+from crushlite.events import Bounds, Hub, Subscriber
 from crushlite.protocol.codec import dumps
 from crushlite.protocol.messages import FinishPart, Message, TextPart, ToolOutput
 from crushlite.protocol.permissions import PermissionRequest
@@ -1191,6 +1192,8 @@ class KeepAliveTest(Case):
 class Client:
     """A reader that keeps its state across connections, and checks every event that it gets."""
 
+    deltas = False
+
     def __init__(self, world: World, *, resume: bool) -> None:
         self.world = world
         self.resume = resume
@@ -1205,7 +1208,9 @@ class Client:
         self.parsed = 0
         if not self.resume or self.last_id is None:
             self.snapshot(self.world.hub.current)  # what a client reads over REST when it starts
-        self.subscriber = self.world.hub.subscribe(resume=self.resume, last_id=self.last_id)
+        self.subscriber = self.world.hub.subscribe(
+            resume=self.resume, deltas=self.deltas, last_id=self.last_id
+        )
         self.sink = FakeSink(high=self.world.random.choice((1, 300, 3000)))
         self.sink.subscriber = self.subscriber
 
@@ -1268,7 +1273,8 @@ class World:
     bounds = Bounds(entries=24, bytes=6000)
     largest = 4000
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kind: type[Client] = Client) -> None:
+        self.deltas = 0  # that were received
         self.random = random.Random(seed)
         self.clock = FakeClock()
         self.hub = Hub(clock=self.clock, bounds=self.bounds, epoch="e")
@@ -1276,7 +1282,9 @@ class World:
         self.history: list[tuple[int, str]] = []
         self.texts: list[tuple[int, str, str]] = []
         self.live: dict[str, str] = {}
-        self.clients = [Client(self, resume=number != 0) for number in range(4)]
+        self.clients = [
+            (Client if number == 0 else kind)(self, resume=number != 0) for number in range(4)
+        ]
 
     def texts_at(self, seq: int) -> dict[str, str]:
         return {ident: text for number, ident, text in self.texts if number <= seq}

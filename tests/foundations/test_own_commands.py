@@ -3,8 +3,10 @@ whatever directory they are used."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,14 @@ from unittest import mock
 
 from crushlite import itself, launch
 from crushlite.cli import serve
+from crushlite.errors import CorruptDatabase
 from crushlite.listen import Address
+from crushlite.protocol.sessions import Session
+from crushlite.store.connection import connect
+from crushlite.store.directory import Note
+from crushlite.store.inspection import inspect
+from crushlite.store.migrations import MIGRATIONS
+from crushlite.store.sessions import insert_session
 from tests.support.basics import LIMIT
 from tests.support.places import ROOT
 
@@ -68,10 +77,40 @@ class PastedTests(unittest.TestCase):
         daemon: Any = SimpleNamespace(addresses=[Address(path="/no.sock")], tokens={})
         lines = serve._first_steps(daemon)
         pythons = [line for line in lines if "python3" in line]
-        self.assertEqual(len(pythons), 2)
+        self.assertEqual(len(pythons), 3)
         for line in pythons:
             self.assertNotIn("python3 -c", line)
         self.paste("\n".join([*pythons, """echo '{"id": 7}' | getid"""]))
+
+    def test_the_name_of_a_folder_says_nothing_in_the_first_steps_but_where_it_is(self) -> None:
+        daemon: Any = SimpleNamespace(addresses=[Address(path="/no.sock")], tokens={})
+        self.project /= 'a","yolo":true,"b":"$(touch trap)\n\'c'
+        self.project.mkdir()
+        # Stands in for curl: its words are `-sS --unix-socket PATH URL -d BODY`.
+        curl = """curl() { printf '%s' "$6" >&3; printf '{"id": "w"}'; }"""
+        shown = self.paste("\n".join(["exec 3>&1", curl, *serve._first_steps(daemon)[:5]]))
+        sent = json.loads(shown)
+        self.assertEqual(sorted(sent), ["client_id", "path"])
+        self.assertEqual(sent["path"], os.path.realpath(self.project))
+        self.assertEqual(os.listdir(self.project), [])
+
+    def test_the_advice_for_a_database_that_came_with_a_project_runs_nothing_of_it(self) -> None:
+        data = self.project / "it's; touch trap"
+        data.mkdir()
+        conn = sqlite3.connect(data / "crushlite.db")
+        for migration in MIGRATIONS:
+            migration.apply(conn)
+        conn.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        insert_session(conn, "", Session(id="s"))
+        conn.execute("CREATE TABLE others (x)")
+        conn.commit()
+        conn.close()
+        with self.assertRaises(CorruptDatabase) as refused:
+            inspect(data / "crushlite.db", connect, Note())
+        advice = r"To take over what can be read: (.*?); to go on, "
+        [line] = re.findall(advice, refused.exception.message)
+        self.assertIn("sessions: 1 saved", self.paste(line))
+        self.assertFalse((self.project / "trap").exists())
 
     def test_no_text_of_the_package_tells_to_run_a_module_of_the_current_directory(self) -> None:
         unsafe = re.compile(r"python3? (?!-P |-I )-[mc] |executable,? [\"']?-m\b")

@@ -29,6 +29,7 @@ from crushlite.hosting.plain import PlainSetup
 from crushlite.protocol.messages import Prompt
 from crushlite.protocol.workspaces import CreateWorkspace
 from crushlite.testing import FakeClock, LocalDaemon, ScriptedAgent
+from tests.support.basics import chain_of_links
 from tests.support.workspaces import (
     PATIENCE,
     SETTINGS,
@@ -354,6 +355,19 @@ class PathTests(BackendTestCase):
         data.symlink_to("inside")
         self.assertEqual((await self.create()).data_dir, str(self.project / "inside"))
 
+    async def test_a_data_directory_behind_more_links_than_can_be_resolved_is_refused(self) -> None:
+        data = self.project / ".crushlite"
+        chain_of_links(data)
+        with self.assertRaises(StoreUnusable) as refused:
+            await self.create()
+        self.assertIn(str(data), refused.exception.message)
+
+    async def test_a_data_directory_below_a_thousand_folders_is_refused(self) -> None:
+        with self.assertRaises(StoreUnusable) as refused:
+            await self.create(data_dir=str(self.root / "/".join(["d"] * 1900)))
+        self.assertIn("too deep", refused.exception.message)
+        self.assertFalse((self.root / "d").exists())
+
     async def test_the_owner_of_a_locked_directory_is_named_and_others_are_untouched(self) -> None:
         mine = await self.create(self.root / "mine")
         async with another_owner(self.project / ".crushlite") as pid:
@@ -440,7 +454,9 @@ class EndTests(BackendTestCase):
         with self.assertRaises(WorkspaceNotFound):
             self.backend.get(created.id)
         with self.assertRaises(WorkspaceNotFound):
-            self.backend.attach(created.id, str(uuid.uuid4()), resume=False, last_id=None)
+            self.backend.attach(
+                created.id, str(uuid.uuid4()), resume=False, deltas=False, last_id=None
+            )
         self.backend.release(created.id, client)
         self.agent.let_go.set()
         await self.assert_nothing_left()

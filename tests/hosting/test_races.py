@@ -347,6 +347,25 @@ class CancelEverywhereTests(PromptTestCase):
 
 
 class RepeatTests(PromptTestCase):
+    async def test_another_prompt_with_the_id_of_an_ended_run_refuses_no_repeat_of_that_one(
+        self,
+    ) -> None:
+        async with gated() as (daemon, gate):
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hello", run_id="r")
+            (await daemon.entered(1)).release()
+            await anna.events.wait_for("run_complete", run_id="r")
+            await self.outcome(anna, "r")
+            gate.shut()
+            other = asyncio.create_task(anna.try_prompt(session, "something else", run_id="r"))
+            await gate.reached()
+            again = await anna.try_prompt(session, "hello", run_id="r")
+            self.assertEqual((again.status, again.json.get("state")), (202, "ended"))
+            gate.open()
+            answer = await other
+            self.assertEqual((answer.status, answer.json["code"]), (409, "run_id_reused"))
+
     async def test_a_repeat_during_the_first_commit_waits_for_it_and_is_the_same_run(self) -> None:
         async with gated() as (daemon, gate):
             anna = await daemon.join()

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crushlite.http.accepting import Acceptor
+from crushlite.http.capacity import Rank
 from crushlite.http.limits import Limits
 from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
-from crushlite.http.places import Rank
 from crushlite.http.router import Route
 from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import LIMIT
@@ -156,7 +156,7 @@ class Descriptors(SocketTestCase):
         class Greedy:
             """Keeps the spare descriptor, as another thread that opens a file might."""
 
-            def make_room(self) -> bool:
+            def close_one(self) -> bool:
                 return False
 
             def refuse(self, sock: socket.socket) -> None:
@@ -169,7 +169,11 @@ class Descriptors(SocketTestCase):
             made.append(asyncio.Protocol())
             return made[-1]
 
-        acceptor = Acceptor(self.bound(), factory, Greedy(), self.clock)
+        acceptor = Acceptor(
+            *(self.bound(), factory, Greedy(), self.clock),
+            is_flooded=lambda: False,
+            has_token=None,
+        )
         self.addCleanup(acceptor.close)
         for _ in range(3):
             self.connected()
@@ -183,6 +187,33 @@ class Descriptors(SocketTestCase):
         await self.clock.advance(0.6)
         await self.within(self.until(lambda: len(made) == 2))
         self.assertEqual(self.clock.pending, 0)
+
+    async def test_in_a_flood_newcomers_that_send_nothing_are_held_for_seconds_and_no_longer(
+        self,
+    ) -> None:
+        server = self.serve(Route("GET", "/ok", Recorder()))
+        acceptor = Acceptor(
+            *(self.bound(), server.protocol_factory("unix"), server, self.clock),
+            is_flooded=lambda: True,
+            has_token=lambda first: b"/ok" in first,
+        )
+        self.addCleanup(acceptor.close)
+        crowd = [self.connected() for _ in range(3)]
+        await self.within(self.until(lambda: self.clock.pending == 1))
+        await self.clock.advance(4)
+        crowd.append(self.connected(get("/ok", "Connection: close")))
+        self.assertEqual(replies(await self.received(crowd.pop()))[0].status, 200)
+        with contextlib.suppress(ConnectionError):
+            self.assertEqual(await self.received(self.connected(get("/other"))), b"")
+        late = self.connected()
+        self.assertTrue(all(map(self.is_open, crowd)))
+        await self.clock.advance(1.5)
+        for sock in crowd:
+            self.assertEqual(await self.received(sock), b"")
+        late.sendall(get("/ok", "Connection: close"))
+        self.assertEqual(replies(await self.received(late))[0].status, 200)
+        await self.clock.advance(5)
+        self.assertEqual((self.clock.pending, server.statistics.connections), (0, 0))
 
     async def test_a_daemon_with_few_descriptors_serves_on_in_a_crowd(self) -> None:
         limit = "import resource as r, runpy; r.setrlimit(r.RLIMIT_NOFILE, (64, 64))"
@@ -267,7 +298,9 @@ class Places(HTTPTestCase):
         self.assertEqual(server.statistics.connections, Limits().connections)
         for path in ("/now", "/ok"):
             self.assertEqual(await self.ask(self.connect(server), path), 200)
-        self.assertEqual(server.places["memory"].waiting(Rank.IDLE), server.statistics.connections)
+        self.assertEqual(
+            server.capacity["memory"].waiting(Rank.IDLE), server.statistics.connections
+        )
 
     async def test_what_is_carried_out_is_not_closed_and_what_is_unfinished_gives_way(self) -> None:
         house = [self.connect(self.server) for _ in range(4)]
@@ -320,7 +353,9 @@ class Places(HTTPTestCase):
         transport.lose()
         self.connect(self.server).feed_eof()
         await self.settle()
-        waiting = [places.waiting(rank) for places in self.server.places.values() for rank in Rank]
+        waiting = [
+            places.waiting(rank) for places in self.server.capacity.values() for rank in Rank
+        ]
         self.assertEqual((sum(waiting), self.server.statistics.connections), (0, 0))
 
 
@@ -400,7 +435,7 @@ class Floods(HTTPTestCase):
             await self.settle()
 
     async def test_only_so_many_may_be_without_a_token_and_the_oldest_gives_way(self) -> None:
-        server = self.serve(Route("GET", "/ok", Recorder()), limits=Limits(strangers=3))
+        server = self.serve(Route("GET", "/ok", Recorder()), limits=Limits(without_token=3))
         crowd = []
         for _ in range(20):
             transport = MemoryTransport(server.protocol_factory("tcp", 80)())

@@ -602,7 +602,7 @@ class AnswerTests(BoundedTestCase):
         events = [json.loads(event.data) for event in SSEParser().feed(bytes(self.anna.events.raw))]
         for event in events:
             self.assertEqual(VALIDATOR.complaints(schema, event), [], event)
-        only_on_others = {"tool_output", "resync"}
+        only_on_others = {"message_delta", "tool_output", "resync"}
         kinds = {event["type"] for event in events}
         self.assertEqual(kinds, {*KINDS} - only_on_others)
 

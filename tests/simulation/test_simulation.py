@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, PER_TEST = 200, 20
+FOUND = (20827, 24111)  # seeds that have found a fault beyond those
 NOTICED_SOON = (
     "cancel_misses_what_is_not_committed",
     "prompt_is_answered_before_its_commit",
@@ -42,6 +43,12 @@ def test_no_drawn_scenario_violates_an_invariant(first: int, folder: Path) -> No
     for seed in range(first, first + PER_TEST):
         result = simulate(seed, folder)
         assert result.ok, result.report()
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_no_fault_that_was_found_is_back(seed: int, folder: Path) -> None:
+    result = simulate(seed, folder)
+    assert result.ok, result.report()
 
 
 def test_a_seed_replays_identically_in_one_process(folder: Path) -> None:

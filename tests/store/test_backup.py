@@ -257,7 +257,7 @@ class SpaceTests(BackupCase):
         sizes = session_sizes(store.path, "")
         self.assertGreater(sizes["large"], 3_000_000)
         self.assertLess(sizes["keep"], 1000)
-        await store.submit(lambda conn: delete_session(conn, "", "large"), promise=True)
+        await store.submit(lambda conn: delete_session(conn, "", "large"), durably=True)
         before, after = await store.compact()
         self.assertGreater(before, 3_000_000)
         self.assertLess(after, 400_000)
@@ -275,7 +275,7 @@ class SpaceTests(BackupCase):
         self.add("t")
         answers = await asyncio.gather(
             store.compact(),
-            store.submit(self.work, promise=True),
+            store.submit(self.work, durably=True),
             *(store.read(lambda conn: list_sessions(conn, "")) for _ in range(20)),
         )
         self.assertEqual(len(answers), 22)

@@ -77,7 +77,7 @@ async def main(directory):
             number += 1
             session = Session(id=f"s{number}", title="x" * 5_000)
             try:
-                await store.submit(lambda conn: insert_session(conn, "", session), promise=True)
+                await store.submit(lambda conn: insert_session(conn, "", session), durably=True)
                 promised.add(session.id)
             except (StoreFailed, StoreFull):
                 refused += 1
@@ -206,11 +206,11 @@ class BrokenDiskTests(StoreCase):
             self.faults.opened.clear()
             self.faults.fail(statement, code)
             with self.assertRaises(StoreFailed) as caught:
-                await store.submit(add("lost"), promise=True)
+                await store.submit(add("lost"), durably=True)
             error = caught.exception
             self.assertEqual((error.status, error.code), (503, "store_failed"))
             self.trace.clear()
-            self.assertEqual(await store.submit(add("after"), promise=True), "after")
+            self.assertEqual(await store.submit(add("after"), durably=True), "after")
             self.assertEqual(self.faults.opened, [False])
             # The new connection is set up like the first one.
             for pragma in ("foreign_keys = ON", "synchronous = FULL", "wal_autocheckpoint = 0"):
@@ -297,9 +297,9 @@ class LockedTests(StoreCase):
         async with self.opened(self.faulty) as store:
             await store.submit(add("before"))
             process = await asyncio.to_thread(self.lock)
-            for promise in (True, False):
+            for durably in (True, False):
                 with self.assertRaises(StoreBusy) as caught:
-                    await store.submit(add("lost"), promise=promise)
+                    await store.submit(add("lost"), durably=durably)
             self.assertEqual((caught.exception.status, caught.exception.code), (503, "store_busy"))
             self.assertFalse(await store.probe())
             self.assertIn("locked", store.trouble or "")
@@ -359,10 +359,10 @@ class MissingFileTests(StoreCase):
             store.path.rename(away)
             for _ in range(2):
                 with self.assertRaisesRegex(StoreFailed, "removed or replaced"):
-                    await store.submit(add("lost"), promise=True)
+                    await store.submit(add("lost"), durably=True)
             self.assertIsNotNone(store.trouble)
             away.rename(store.path)
-            self.assertEqual(await store.submit(add("b"), promise=True), "b")
+            self.assertEqual(await store.submit(add("b"), durably=True), "b")
             self.assertEqual(await store.read(ids), ["a", "b"])
 
     async def test_what_is_committed_to_a_deleted_log_is_in_the_database_before_it_is_told(
@@ -375,7 +375,7 @@ class MissingFileTests(StoreCase):
                 store.path.with_name(store.path.name + tail).unlink()
             with self.assertLogs("crushlite.store", logging.WARNING) as logs:
                 for sid in ("b", "c"):
-                    await store.submit(add(sid), promise=True)
+                    await store.submit(add(sid), durably=True)
             self.assertEqual(len(logs.records), 1)
             # As if the process were killed now: nothing but the file is left.
             copy.mkdir()
@@ -407,7 +407,7 @@ class DamageWhileOpenTests(StoreCase):
                 before = self.digests()
                 for _ in range(3):
                     with self.assertRaisesRegex(CorruptDatabase, "damaged") as caught:
-                        await store.submit(add("more"), promise=True)
+                        await store.submit(add("more"), durably=True)
                 self.assertIn("salvage", caught.exception.message)
                 self.assertIsNotNone(store.trouble)
                 self.assertEqual(await store.read(version_of), VERSION)

@@ -19,12 +19,18 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import InlineExecutor, RunRow, Stores, connect
 from crushlite.store.backup import backup
 from crushlite.store.directory import is_owned, last_note
-from crushlite.store.messages import insert_message
+from crushlite.store.messages import get_message, insert_message
 from crushlite.store.migrations import MIGRATIONS
 from crushlite.store.recovery import recover
 from crushlite.store.runs import RunEnding, end_run, insert_run, start_run
 from crushlite.store.salvage import salvage
-from crushlite.store.sessions import child_ids, delete_session, insert_session
+from crushlite.store.sessions import (
+    child_ids,
+    delete_session,
+    get_session,
+    insert_session,
+    list_sessions,
+)
 from tests.store.test_damage import DamageCase, damage
 from tests.support.store import StoreCase
 
@@ -236,6 +242,49 @@ class DescentTests(StoreCase):
                 self.assertEqual(gone, ["a", "b"])
 
 
+class NestedTests(StoreCase):
+    async def test_what_is_nested_deeper_than_can_be_read_is_damage_and_no_failure(self) -> None:
+        deep = "[" * 100_000
+        async with self.opened(executor=InlineExecutor) as store:
+            for name in ("a", "b"):
+                await store.submit(partial(insert_session, scope="", session=Session(id=name)))
+            message = Message("m", "assistant", "b", [FinishPart("stop")])
+            await store.submit(partial(insert_message, scope="", message=message))
+            row = RunRow(run_id="run", session_id="b", digest="d", prompt="p", boot_id="another")
+            await store.submit(partial(insert_run, scope="", row=row))
+            for change in (
+                "UPDATE sessions SET todos = ? WHERE id = 'a'",
+                "UPDATE runs SET attachments = ?",
+            ):
+                await store.submit(partial(execute, sql=change, values=(deep,)))
+        async with self.opened() as store:  # recovery reads the attachments
+            for read in (partial(get_session, sid="a"), list_sessions):
+                with self.assertRaises(CorruptDatabase):
+                    await store.read(partial(read, scope=""))
+            change = "UPDATE messages SET parts = ?"
+            await store.submit(partial(execute, sql=change, values=(deep,)))
+            with self.assertRaises(CorruptDatabase):
+                await store.read(partial(get_message, scope="", mid="m"))
+
+
+class LongTests(StoreCase):
+    async def test_sessions_that_no_request_could_make_so_long_are_refused(self) -> None:
+        async with self.opened() as store:
+            for number in range(40):
+                session = Session(id=f"s{number}")
+                await store.submit(partial(insert_session, scope="", session=session))
+            change = "UPDATE sessions SET title = hex(zeroblob(500000))"
+            await store.submit(partial(execute, sql=change, values=()))
+            found = await store.read(partial(get_session, scope="", sid="s0"))
+            self.assertEqual(len(found.title), 1_000_000)
+            with self.assertRaises(CorruptDatabase):
+                await store.read(partial(list_sessions, scope=""))
+            change = "UPDATE sessions SET title = hex(zeroblob(9000000)) WHERE id = 's0'"
+            await store.submit(partial(execute, sql=change, values=()))
+            with self.assertRaises(CorruptDatabase):
+                await store.read(partial(get_session, scope="", sid="s0"))
+
+
 class CostTests(unittest.TestCase):
     """Recovery of a file with many open runs: a project may bring one, a long session makes one."""
 
@@ -279,6 +328,10 @@ class ConnectionTests(StoreCase):
             conn = connect(store.path, True)
             self.assertEqual(settings(conn), (0, 1))
             conn.close()
+
+
+def execute(conn: sqlite3.Connection, sql: str, values: tuple[str, ...]) -> None:
+    conn.execute(sql, values).close()
 
 
 def settings(conn: sqlite3.Connection) -> tuple[int, int]:

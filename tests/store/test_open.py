@@ -55,7 +55,7 @@ async def main(directory, count):
         for n in range(count):
             sid = f"{name}-{n}"
             await store.submit(
-                partial(insert_session, scope="", session=Session(id=sid)), promise=True
+                partial(insert_session, scope="", session=Session(id=sid)), durably=True
             )
             print(sid, flush=True)
 

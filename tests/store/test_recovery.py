@@ -420,7 +420,7 @@ class KilledTests(BoundedTestCase):
         directory = Path(self.enterContext(tempfile.TemporaryDirectory())) / "data"
         stores = Stores(clock=FakeClock(), boot_id="boot1")
         store = await stores.open(directory)
-        await store.submit(self.promise, promise=True)
+        await store.submit(self.promise, durably=True)
         await stores.release(store)
         deaths = 0
         while open_and_die(directory, deaths + 1):
@@ -465,7 +465,7 @@ class OpenTests(unittest.IsolatedAsyncioTestCase):
         async with asyncio.timeout(30):
             stores = Stores(clock=FakeClock(), boot_id="boot1")
             store = await stores.open(directory)
-            await store.submit(promise, promise=True)
+            await store.submit(promise, durably=True)
             await stores.release(store)
             for boot_id in ("boot1", "boot2", "boot3"):
                 stores = Stores(clock=FakeClock(), boot_id=boot_id)

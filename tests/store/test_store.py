@@ -58,7 +58,7 @@ class GroupCommitTests(StoreCase):
         async with self.opened() as store:
             futures = []
             for n in range(200):
-                future = store.submit(partial(note, ran, n), promise=n % 3 == 0)
+                future = store.submit(partial(note, ran, n), durably=n % 3 == 0)
                 future.add_done_callback(partial(note, done, n))
                 futures.append(future)
             await asyncio.gather(*futures)
@@ -90,11 +90,11 @@ class GroupCommitTests(StoreCase):
     async def test_a_batch_with_a_promise_is_flushed_to_disk_and_one_without_is_not(self) -> None:
         async with self.opened() as store:
             for sid, promise, level in (("a", 1, "FULL"), ("b", 0, "NORMAL"), ("c", 1, "FULL")):
-                await store.submit(add(sid), promise=bool(promise))
+                await store.submit(add(sid), durably=bool(promise))
                 pragma = self.trace.index(f"PRAGMA synchronous = {level}")
                 self.assertLess(pragma, self.trace.index("BEGIN IMMEDIATE"))
                 self.trace.clear()
-            await self.batch(store, add("x"), add("y"), promise=True)
+            await self.batch(store, add("x"), add("y"), durably=True)
             self.assertEqual(self.count("PRAGMA synchronous = FULL"), 1)
 
     async def test_any_exception_reaches_its_waiter_even_one_a_future_cannot_hold(self) -> None:
@@ -189,7 +189,7 @@ class LostTransactionTests(StoreCase):
             gate = Gate()
             held = store.submit(gate)
             await gate.reached()
-            futures = [store.submit(add(sid), promise=True) for sid in ("a", "b")]
+            futures = [store.submit(add(sid), durably=True) for sid in ("a", "b")]
             self.trace.clear()
             self.faults.fail("COMMIT", times=2)  # the gate's own, then the batch's
             gate.open.set()
@@ -318,7 +318,7 @@ class EdgeTests(StoreCase):
     async def test_the_store_runs_inline_without_a_thread(self) -> None:
         threads = threading.active_count()
         async with self.opened(executor=InlineExecutor) as store:
-            future = store.submit(add("a"), promise=True)
+            future = store.submit(add("a"), durably=True)
             self.assertEqual(threading.active_count(), threads)
             # The work is done at once; only the waiter hears of it a tick later.
             self.assertFalse(future.done())

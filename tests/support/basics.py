@@ -1,4 +1,4 @@
-"""What every kind of test here needs: an end, whatever happens."""
+"""What every kind of test here needs: an end, whatever happens; and a link that leads nowhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import functools
 import inspect
 import logging
+import os
+import sys
 import unittest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
 LIMIT = 120.0  # seconds: far above what anything takes, so that only a hang reaches it
 
@@ -38,3 +41,12 @@ class BoundedTestCase(unittest.IsolatedAsyncioTestCase):
     def setUp(self) -> None:
         # Failures are provoked on purpose; what must be logged is asserted with assertLogs.
         logging.getLogger("crushlite").addHandler(logging.NullHandler())
+
+
+def chain_of_links(path: Path) -> None:
+    """Make a link to a link, and so on, more of them than Python can resolve."""
+    chain = path.with_name("chain")
+    chain.mkdir()
+    for number in range(2 * sys.getrecursionlimit()):
+        os.symlink(str(number + 1), chain / str(number))
+    os.symlink("chain/0", path)

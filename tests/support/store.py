@@ -129,13 +129,13 @@ class StoreCase(BoundedTestCase):
             await stores.release(store)
 
     async def batch(
-        self, store: Store, *works: Callable[[sqlite3.Connection], object], promise: bool = False
+        self, store: Store, *works: Callable[[sqlite3.Connection], object], durably: bool = False
     ) -> list[Any]:
         """Run works that certainly wait together: the thread is held until all are queued."""
         gate = Gate()
         held = store.submit(gate)
         await gate.reached()
-        futures = [store.submit(work, promise=promise) for work in works]
+        futures = [store.submit(work, durably=durably) for work in works]
         self.trace.clear()
         gate.open.set()
         results = await asyncio.gather(*futures, return_exceptions=True)

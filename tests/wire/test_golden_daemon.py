@@ -17,7 +17,7 @@ from crushlite.agent.offline import OfflineAgent
 from crushlite.protocol.codec import encode
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, Say, Think
+from crushlite.testing.model import End, Say, Think, Wait
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, use
 from tests.support.golden import Goldens, exact
@@ -526,6 +526,21 @@ class CoderShapes(Checks, ConfiguredTestCase):
         self.check_stream(ben.events, ids=True)
         self.check_stream(self.anna.events)
         self.assertEqual(self.anna.events.all("tool_output"), [], "the base stream has none")
+
+    @sends("event_message_delta", "message_delta")
+    async def test_a_stream_with_deltas_has_one_kind_more(self) -> None:
+        ben = await self.daemon.create(env=self.env)
+        await ben.attach(resume=True, deltas=True)
+        self.plan = [[Say("on"), Say(" and on"), Wait(600)]]
+        await self.prompt(ben, self.session, "go")
+        delta = await ben.events.wait_for("message_delta")
+        whole = next(e for e in ben.events.all("message") if e["id"] == delta["message_id"])
+        self.assertEqual((delta["part"], whole["role"]), (0, "assistant"))
+        await ben.cancel(self.session, wait=10)
+        await self.settle(ben, self.anna)
+        self.check_stream(ben.events, ids=True)
+        self.check_stream(self.anna.events)
+        self.assertEqual(self.anna.events.all("message_delta"), [], "the base stream has none")
 
 
 # Streams, files and documents, which have tests of their own; and one that is always 404.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..proxies import NO_PROXIES
 from .base import ProviderError
-from .decoding import model_ids
+from .listing import listed_models
 from .transport import MODELS_SECONDS, Transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
 
     from ...clock import Clock
+    from ...protocol.config import Model
     from ..proxies import Proxies
     from .base import ModelRequest, Piece
     from .decoding import Decoder
@@ -81,10 +82,10 @@ class ProviderClient:
                 continue
             return
 
-    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[str]:
-        """The ids of the models that the server offers, in its order. Raises ProviderError, also if
+    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[Model]:
+        """The models that the server offers, in its order. Raises ProviderError, also if
         the answer is not complete within `timeout` seconds."""
-        return await self._transport.get(self._models_path(), self._model_ids, timeout=timeout)
+        return await self._transport.get(self._models_path(), listed_models, timeout=timeout)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -114,9 +115,6 @@ class ProviderClient:
 
     def _models_path(self) -> str:
         return "/models"
-
-    def _model_ids(self, answer: Any) -> list[str]:
-        return model_ids(answer)
 
     def _make(self, request: ModelRequest, sent: list[dict[str, Any]]) -> dict[str, Any]:
         sent.append(self._body(request))

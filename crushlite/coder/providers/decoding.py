@@ -128,14 +128,3 @@ def cut_off() -> ProviderError:
     """The error for a stream that ended before the answer was complete."""
     text = "the provider's stream ended before the answer was complete"
     return ProviderError(text, retryable=True)
-
-
-def model_ids(answer: Any) -> list[str]:
-    """The ids in a list of models, in its order. Raises ProviderError if it is no list."""
-    found = answer
-    if isinstance(answer, dict):
-        found = answer.get("data", answer.get("models"))
-    if not isinstance(found, list):
-        raise refusal(answer)
-    ids = [m.get("id") or m.get("name") if isinstance(m, dict) else m for m in found]
-    return [id_ for id_ in ids if isinstance(id_, str) and id_]

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from ..jsontext import loads
 from .client import ProviderClient, merged, without_reasoning
-from .failures import refusal
 from .gemini_answer import API, GeminiDecoder
 from .returned import placed, record_of
 
@@ -55,13 +54,6 @@ class GeminiProvider(ProviderClient):
     def _models_path(self) -> str:
         return "/models?pageSize=1000"
 
-    def _model_ids(self, answer: Any) -> list[str]:
-        listed = answer.get("models") if isinstance(answer, dict) else None
-        if not isinstance(listed, list):
-            raise refusal(answer)
-        names = [model.get("name") for model in listed if isinstance(model, dict) and _chats(model)]
-        return [name.removeprefix("models/") for name in names if isinstance(name, str) and name]
-
     def _decoder(self) -> GeminiDecoder:
         return GeminiDecoder()
 
@@ -92,12 +84,6 @@ class GeminiProvider(ProviderClient):
         words = str(error).lower().replace("_", " ")
         # Signatures are tied to the model, which may have been changed.
         return without_reasoning(request) if "thought signature" in words else None
-
-
-def _chats(model: dict[str, Any]) -> bool:
-    """Whether an entry of the list of models answers prompts, unlike those for embeddings."""
-    methods = model.get("supportedGenerationMethods")
-    return not isinstance(methods, list) or "generateContent" in methods
 
 
 def _thinking(request: ModelRequest) -> dict[str, Any]:

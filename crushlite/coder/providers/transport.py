@@ -207,17 +207,32 @@ class Transport:
     async def get(self, path: str, read: Callable[[Any], T], *, timeout: float) -> T:
         """Get a JSON document within `timeout` seconds and return what `read` makes of it. Raises
         ProviderError, also for one that `read` raises."""
+        return await self._document("GET", path, b"", read, timeout)
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], read: Callable[[Any], T], *, timeout: float
+    ) -> T:
+        """Send a small JSON document and return what `read` makes of the answer, as `get` does."""
+        return await self._document("POST", path, _encoded(body, is_light=True), read, timeout)
+
+    async def _document(
+        self, method: str, path: str, body: bytes, read: Callable[[Any], T], timeout: float
+    ) -> T:
+        target = self.endpoint.target(path)
         async with self._translated():
             try:
                 async with (
                     time_limit(self._clock, timeout),
-                    self._client.stream("GET", self.endpoint.target(path)) as response,
+                    self._client.stream(method, target, body=body) as response,
                 ):
                     await self._check(response)
                     body = await response.read(LINE_LIMIT)
             except TimeoutError:
                 raise ClientError(f"no answer within {timeout:g} s") from None
-            return read(decode_json(body.decode("utf-8-sig", "replace")))
+            text = body.decode("utf-8-sig", "replace")
+            if is_heavy(text):
+                return await asyncio.to_thread(lambda: read(decode_json(text)))
+            return read(decode_json(text))
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -163,7 +163,7 @@ def _below(cwd: Path, names: list[str]) -> Path | None:
     folder = cwd / names[0]
     try:
         plain = os.path.realpath(folder, strict=True) == str(folder) and folder.is_dir()
-    except OSError:  # it does not exist
+    except (OSError, RecursionError):  # it does not exist, or has too many links
         return None
     return folder if plain else None
 

@@ -4,12 +4,12 @@ The core remembers a grant by session, tool, action and directory, and by the pa
 here. A later call is covered if each of its own parts was granted.
 
 - A command has a part for each of its simple commands: program and subcommand (`git commit`). That
-  is so only for the programs of the tables below, which run no other program and write nowhere
-  else, whatever words follow; options that could are left out. And only if the text is so plain
-  that it can be taken apart with certainty: words, quotes without `$` and `\`, and `&&`, `||`, `;`,
-  `|` or line ends between commands. For everything else the part is the whole text: shells,
-  interpreters, unknown programs, variables, substitutions, globs, redirections, assignments, `cd`,
-  functions, paths outside of the workspace.
+  is so only for the programs of the tables below, which run no other program, write nowhere else
+  and follow no link out of the workspace that no word names, whatever words follow; options that
+  could are left out. And only if the text is so plain that it can be taken apart with certainty:
+  words, quotes without `$` and `\`, and `&&`, `||`, `;`, `|` or line ends between commands. For
+  everything else the part is the whole text: shells, interpreters, unknown programs, variables,
+  substitutions, globs, redirections, assignments, `cd`, functions, paths outside of the workspace.
 - A change to a file: all ordinary files of the workspace.
 - A page: all of its server.
 - Nothing at all: files outside of the workspace, and those of guarded.py, also where the text of a
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...agent.base import Scope
+from ...realpath import real_path
 from .guarded import guarded_in, guarded_in_text
 
 if TYPE_CHECKING:
@@ -46,19 +47,27 @@ _NOTHING = r"(?!)"
 # Programs without subcommands, and which of their words are not covered. Long options can be
 # abbreviated, so the beginning of a name counts.
 _HARMLESS = """
-    ls cat head tail wc echo true false pwd whoami id uname uptime nproc df du stat basename dirname
+    cat head tail echo true false pwd whoami id uname uptime nproc df stat basename dirname
     realpath readlink touch mkdir sleep seq cut tr nl fold fmt rev tac paste join comm expand
-    unexpand od hexdump diff cmp md5sum sha1sum sha256sum sha512sum b2sum cksum grep egrep fgrep
-    which jq column
+    unexpand od hexdump cmp which column
 """
+_SUMS = "md5sum sha1sum sha256sum sha512sum b2sum cksum"
+_GREPS = "grep egrep fgrep"
 _PROGRAMS: dict[str, str] = dict.fromkeys(_HARMLESS.split(), _NOTHING) | {
+    # Links and lists of files can lead out of the workspace; `diff` follows the links in folders.
+    **dict.fromkeys(_SUMS.split(), r"-[^-]*c.*|--c.*"),
+    **dict.fromkeys(_GREPS.split(), r"-[^-]*R.*|--d.*"),
+    "ls": r"-[^-]*L.*|--d.*",
+    "du": r"-[^-]*L.*|--[df].*",
+    "wc": r"--f.*",
     "base64": r"-[^-]*o.*|--o.*",
     "printf": r"-.*",  # -v sets a variable of the shell
     "date": r"-[^-]*[sf].*|--[sf].*|[^+-].*",  # sets the clock
-    "file": r"-[^-]*[Cm].*|--[cm].*",
-    "rg": r"--pre.*|--hostname-bin.*",
+    "file": r"-[^-]*[Cfm].*|--[cfm].*",
+    "jq": r".*\b(?:import|include|modulemeta)\b.*|-[^-]*f.*|--from.*",  # any file, by its name
+    "rg": r"--pre.*|--hostname-bin.*|-[^-]*L.*|--follow",
     "sort": r"-[^-]*[oT].*|--[octf].*",
-    "tree": r"-[^-]*[oR].*|--[of].*",
+    "tree": r"-[^-]*[loR].*|--[of].*",
     "uniq": r"[^-].*",  # a second file is written
 }
 _QUIET = r"-q+|-v+|--quiet|--verbose|--version"
@@ -123,7 +132,7 @@ def command_scope(
     command: str,
     cwd: Place,
     root: Path,
-    resolve: Callable[[str], str] = os.path.realpath,
+    resolve: Callable[[str], str] = real_path,
 ) -> Scope:
     """The scope of a command that runs in `cwd`. `root` is the workspace, resolved. Looks words up
     in the file system: call it in a thread."""

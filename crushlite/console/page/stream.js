@@ -22,6 +22,7 @@ export class EventStream {
     this.emit = (message) => emit({ ...message, path }); // a page may show another one by now
     this.workspace = null;
     this.lastId = null;
+    this.growing = new Map(); // messages that are not finished, by id: deltas are appended to them
     this.stopped = false;
     this.wake = () => {};
     this.abort = new AbortController();
@@ -98,7 +99,8 @@ export class EventStream {
       this.workspace = await request(this.token, "POST", "/v1/workspaces", wanted);
       this.lastId = null;
     }
-    const target = `${at("workspaces", this.workspace.id, "events")}?client_id=${this.client}&resume=1`;
+    const target = `${at("workspaces", this.workspace.id, "events")}?client_id=${this.client}&resume=1&deltas=1`;
+    this.growing.clear();
     const resuming = this.lastId !== null;
     this.abort = new AbortController();
     const headers = { ...bearer(this.token), ...(resuming ? { "Last-Event-ID": this.lastId } : {}) };
@@ -142,13 +144,33 @@ export class EventStream {
 
   take(event) {
     if (event === null) return;
-    if (event.type === "resync") this.emit({ type: "live", workspace: this.workspace, refetch: true });
-    else
-      this.emit({
-        type: "event",
-        kind: event.type,
-        action: event.payload.type,
-        payload: event.payload.payload,
-      });
+    if (event.type === "resync") {
+      this.emit({ type: "live", workspace: this.workspace, refetch: true });
+      return;
+    }
+    let kind = event.type;
+    let { type: action, payload } = event.payload;
+    if (kind === "message_delta") {
+      payload = this.appended(payload);
+      if (payload === null) return;
+      kind = "message";
+    }
+    if (kind === "message") {
+      const ended = action === "deleted" || payload.parts.some((part) => part.type === "finish");
+      if (ended) this.growing.delete(payload.id);
+      else this.growing.set(payload.id, payload);
+    }
+    this.emit({ type: "event", kind, action, payload });
+  }
+
+  // The message that results from a delta; null if it belongs to none that is known.
+  appended(delta) {
+    const message = this.growing.get(delta.message_id);
+    const part = message?.parts[delta.part];
+    if (!part) return null;
+    const field = part.type === "reasoning" ? "thinking" : "text";
+    const data = { ...part.data, [field]: (part.data[field] || "") + delta.text };
+    const parts = message.parts.map((each, index) => (index === delta.part ? { ...part, data } : each));
+    return { ...message, parts };
   }
 }

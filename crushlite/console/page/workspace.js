@@ -7,6 +7,7 @@
 import { ApiError, at } from "./api.js";
 import { Composer } from "./composer.js";
 import { PermissionDialog, QuestionDialog, confirmed } from "./dialogs.js";
+import { ModelPicker } from "./models.js";
 import { Sessions, titleOf } from "./sessions.js";
 import { Transcript } from "./transcript.js";
 import { byId, el, setText } from "./text.js";
@@ -38,6 +39,7 @@ export class WorkspaceView {
       send: (session, prompt) => this.prompt(session, prompt),
       complain: (text) => this.trouble(text),
     });
+    this.models = new ModelPicker(byId("model"), (model) => this.attempt(() => this.chooseModel(model)));
     const elsewhere = (request) => this.linkTo(request.session_id);
     this.permissionDialog = new PermissionDialog(
       byId("permission"),
@@ -142,10 +144,12 @@ export class WorkspaceView {
   }
 
   async fetchAgent() {
-    const { model } = await this.api("GET", this.path("agent"));
-    this.window = model?.context_window || 0;
-    byId("model").hidden = !model?.name && !model?.id;
-    setText(byId("model"), model?.name || model?.id || "");
+    const [agent, providers] = await Promise.all([
+      this.api("GET", this.path("agent")),
+      this.api("GET", this.path("providers")),
+    ]);
+    this.window = agent.model?.context_window || 0;
+    this.models.draw(agent, providers || []);
   }
 
   // Fetch the open permissions and questions; again if an event about them came meanwhile.
@@ -317,6 +321,16 @@ export class WorkspaceView {
   // Focus the prompt; not on a narrow screen, where a keyboard would cover half of the page.
   focus() {
     if (matchMedia("(min-width: 720px)").matches) byId("prompt").focus();
+  }
+
+  // Use another model for later prompts. The event of the change draws it for all; a refusal leaves
+  // the one in use.
+  async chooseModel(model) {
+    try {
+      await this.api("POST", this.path("config", "model"), { scope: 0, model_type: "large", model });
+    } finally {
+      await this.fetchAgent();
+    }
   }
 
   async create(title = "New session") {

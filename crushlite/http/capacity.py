@@ -1,10 +1,9 @@
-"""How many connections there may be, and which of them give way when places run out.
+"""How many connections there may be, and which are closed when there are too many.
 
-Each kind of listener has places of its own: whatever other users of the machine do on TCP, the
-owner's unix socket keeps all of its places. When those of one kind are taken, a newcomer gets the
-place of a connection for which nothing is being carried out, in the order of `Rank`; among equals
-the one that has waited longest gives way. A stream, or a request that is being carried out, is
-never closed.
+Each kind of listener is counted by itself: whatever other users of the machine do on TCP, the
+owner's unix socket keeps all that it may have. When one kind has too many, a connection for which
+nothing is being carried out is closed for the new one, in the order of `Rank`; among equals the one
+that has waited longest. A stream, or a request that is being carried out, is never closed.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Rank(enum.IntEnum):
-    """What a connection that may give way waits for; the lowest gives way first."""
+    """What a connection that may be closed waits for; the lowest is closed first."""
 
-    STRANGER = 0  # on TCP, and no request has shown a token; or refused, and only lingering
+    WITHOUT_TOKEN = 0  # on TCP, and no request has shown a token; or refused, and only lingering
     IDLE = 1  # a head, or the rest of one
     BODY = 2  # the rest of a body
 
@@ -28,17 +27,17 @@ class Rank(enum.IntEnum):
 class Member(Protocol):
     """What is known here of a connection."""
 
-    def give_way(self) -> bool:
-        """Close for another connection. True if that frees the descriptor at once."""
+    def close_for_another(self) -> bool:
+        """Close. True if that frees the descriptor at once."""
 
 
-class Places:
+class Capacity:
     """The connections of one kind of listener."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._waiting: list[OrderedDict[Member, None]] = [OrderedDict() for _ in Rank]
-        self._ranks: dict[Member, Rank | None] = {}  # of all members; None: does not give way
+        self._ranks: dict[Member, Rank | None] = {}  # of all members; None: may not be closed
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -47,12 +46,16 @@ class Places:
         """How many connections of this rank there are."""
         return len(self._waiting[rank])
 
+    def is_flooded(self) -> bool:
+        """Whether there are half as many without a token as there may be: honest ones never are."""
+        return 2 * self.waiting(Rank.WITHOUT_TOKEN) >= self._limits.without_token
+
     def join(self, member: Member) -> int:
-        """Add a connection, for which another one gives way if there are too many; returns how
+        """Add a connection, for which another one is closed if there are too many; returns how
         many there are now."""
         self._ranks[member] = None
         if len(self._ranks) > self._limits.connections:
-            self.make_room(Rank.BODY)
+            self.close_one(Rank.BODY)
         return len(self._ranks)
 
     def leave(self, member: Member) -> None:
@@ -61,8 +64,8 @@ class Places:
             del self._waiting[rank][member]
 
     def rank(self, member: Member, rank: Rank | None) -> None:
-        """Say what a member waits for. One whose rank stays the same keeps its turn. For one
-        stranger too many the oldest gives way."""
+        """Say what a member waits for. One whose rank stays the same keeps its turn. If there are
+        too many without a token, the oldest of them is closed."""
         before = self._ranks.get(member)
         if member not in self._ranks or before is rank:
             return
@@ -71,30 +74,30 @@ class Places:
         if rank is not None:
             self._waiting[rank][member] = None
         self._ranks[member] = rank
-        if rank is Rank.STRANGER and self.waiting(rank) > self._limits.strangers:
-            self.make_room(rank)
+        if rank is Rank.WITHOUT_TOKEN and self.waiting(rank) > self._limits.without_token:
+            self.close_one(rank)
 
     def moved(self, member: Member) -> None:
-        """A head has begun to arrive: the wait of a member that is no stranger begins anew."""
+        """A head has begun to arrive: the wait of a member that has shown a token begins anew."""
         if self._ranks.get(member) is Rank.IDLE:
             self._waiting[Rank.IDLE].move_to_end(member)
 
     def has_room(self) -> bool:
-        """Whether more than the reserved places are free, after closing those who wait for
-        a head."""
+        """Whether there are few enough for ordinary requests, after closing those who wait for a
+        head: the rest up to the limit is reserved for urgent ones."""
         usual = self._limits.connections - self._limits.reserved
-        while len(self._ranks) > usual and self.make_room(Rank.IDLE):
+        while len(self._ranks) > usual and self.close_one(Rank.IDLE):
             pass
         return len(self._ranks) <= usual
 
-    def make_room(self, highest: Rank) -> bool:
-        """Let a connection of at most this rank give way. False if none could: its descriptor is
-        free by the next tick of the loop."""
+    def close_one(self, highest: Rank) -> bool:
+        """Close a connection of at most this rank. False if there was none: its descriptor is free
+        by the next tick of the loop."""
         for rank in range(highest + 1):
             while self._waiting[rank]:
                 member, _ = self._waiting[rank].popitem(last=False)
                 self._ranks[member] = None
-                if member.give_way():
+                if member.close_for_another():
                     self._ranks.pop(member, None)
                     return True
         return False

@@ -1,0 +1,131 @@
+"""Events as they wait: encoded once, and queues that hold at most one growth per message."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from .protocol.codec import dumps
+from .protocol.events import to_json
+from .protocol.messages import Message, MessageDelta
+from .records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def frame_of(action: str, payload: object) -> bytes:
+    return b"data: " + dumps(to_json(action, payload)) + b"\n\n"
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """One published event. Consumers in this process read `payload`, so the publisher must not
+    change it any more. `seq` is 0 for an open request that is shown again."""
+
+    seq: int
+    action: str
+    kind: str
+    payload: object
+    frame: bytes  # what every stream gets; empty for tool output, which only streams with ids get
+    id_line: bytes  # what streams with ids get before the frame; tool output is in here
+    key: str | None  # the message that this is growth of
+    supersedes: str | None  # the message whose queued growth this removes
+    size: int
+    delta: MessageDelta | None = None  # if this is growth: since the event before of that message
+    delta_frame: bytes = b""  # the same encoded, once a linear stream was written to
+
+    @property
+    def id_frame(self) -> bytes:
+        """Not stored: then the ring would hold every event twice."""
+        return self.id_line + self.frame
+
+    @property
+    def linear_frame(self) -> bytes:
+        if self.delta is None:
+            return self.id_frame
+        self.delta_frame = self.delta_frame or frame_of("updated", self.delta)
+        return self.id_line + self.delta_frame
+
+
+class Backlog:
+    """Events in the order of their numbers, with at most one growth per message."""
+
+    __slots__ = ("bytes", "ended", "entries", "limit")
+
+    def __init__(self, limit: int) -> None:
+        # The key of growth is its message, the key of a fact is the event itself.
+        self.entries: OrderedDict[str | Event, Event] = OrderedDict()
+        self.bytes = 0
+        self.limit = limit
+        self.ended = False
+
+    def __len__(self) -> int:
+        return len(self.entries) + self.ended
+
+    def _weight(self, event: Event) -> int:
+        return event.size if event.size <= self.limit else 0
+
+    def add(self, event: Event) -> bool:
+        """Append an event; return whether it replaced older growth."""
+        growth = event.key if event.key is not None else event.supersedes
+        old = None if growth is None else self.entries.pop(growth, None)
+        if old is not None:
+            self.bytes -= self._weight(old)
+        self.entries[event if event.key is None else event.key] = event
+        self.bytes += self._weight(event)
+        return old is not None
+
+    def open(self, events: Iterable[Event]) -> None:
+        """Begin with these: a replay, in which growth may have been skipped."""
+        for event in events:
+            self.add(event)
+
+    def pieces(self, event: Event) -> tuple[bytes, ...]:
+        """What is written of an event that was in here to a stream with ids."""
+        return event.id_line, event.frame
+
+    def pop(self, *, last: bool = False) -> Event:
+        _, event = self.entries.popitem(last=last)
+        self.bytes -= self._weight(event)
+        return event
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.bytes = 0
+
+
+class LinearBacklog(Backlog):
+    """The queue of a linear stream. Growth takes the place of older growth that was not sent yet,
+    so it must be sent from where that began, or whole."""
+
+    __slots__ = ("_begins",)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        # By message, for queued growth that is not sent as its event has it: the delta whose
+        # beginning it is sent from; None if it is sent whole.
+        self._begins: dict[str, MessageDelta | None] = {}
+
+    def open(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.add(event)
+            if event.key is not None:
+                self._begins[event.key] = None  # what it continues may not be among the events
+
+    def add(self, event: Event) -> bool:
+        if event.supersedes is not None:
+            self._begins.pop(event.supersedes, None)
+        elif event.key is not None and (old := self.entries.get(event.key)) is not None:
+            begin = self._begins.get(event.key, old.delta)
+            fits = begin and event.delta and begin.part == event.delta.part
+            self._begins[event.key] = begin if fits else None
+        return super().add(event)
+
+    def pieces(self, event: Event) -> tuple[bytes, ...]:
+        if event.key is None or event.key not in self._begins:
+            return (event.linear_frame,)
+        begin = self._begins.pop(event.key)
+        if begin is None or not isinstance(event.payload, Message):
+            return super().pieces(event)
+        return event.id_line, frame_of("updated", begin.until(event.payload))

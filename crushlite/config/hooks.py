@@ -1,0 +1,57 @@
+"""Hooks in the user's files: commands that Crush asks before a tool is run.
+
+They are not run yet. One that must be asked before a tool (`PreToolUse`) may be the user's way to
+forbid what the tool would do, so a tool that such a hook matches is refused, as if the hook had
+said no: skipping it would allow what the user wanted to have stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .merge import Merged
+
+
+@dataclass(frozen=True, slots=True)
+class ToolHook:
+    """A hook that must be asked before certain tools."""
+
+    matcher: str  # a regular expression that is searched for in a tool's name; empty: all tools
+    origin: str  # its key and its file
+
+    def matches(self, tool: str) -> bool:
+        """Whether it must be asked before this tool. In doubt it must: if the expression cannot be
+        read here, and whatever the case of its letters."""
+        try:
+            return re.search(self.matcher, tool, re.I) is not None
+        except (re.error, RecursionError):
+            return True
+
+
+def is_pre_tool(event: str) -> bool:
+    """Whether hooks of an event are asked before a tool: its name in any spelling."""
+    return event.replace("_", "").replace("-", "").lower() == "pretooluse"
+
+
+def tool_hooks(merged: Merged) -> tuple[ToolHook, ...]:
+    """The hooks that must be asked before tools. What is no hook counts as one for all tools."""
+    found: list[ToolHook] = []
+    for event, entries in (merged.get("hooks") or {}).items():
+        source = merged.source("hooks", event)
+        if is_pre_tool(event) and source is not None:
+            origin = f"hooks.{event} in {source.path}"
+            found += [ToolHook(matcher, origin) for matcher in _matchers(entries)]
+    return tuple(found)
+
+
+def _matchers(entries: Any) -> Iterator[str]:
+    for entry in entries if isinstance(entries, list) else [entries]:
+        matcher = entry.get("matcher") if isinstance(entry, dict) else None
+        # Claude Code writes * for all tools, which is no regular expression.
+        yield matcher if isinstance(matcher, str) and matcher != "*" else ""

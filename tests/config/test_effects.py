@@ -1,0 +1,124 @@
+"""Nothing that is configured is silently ignored: keys without an effect, unknown keys, hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crushlite.config import Reason
+from tests.config.test_config import LAB, MODEL, ConfigCase
+from tests.support.configured import ConfiguredTestCase, results, use
+
+
+class EffectTests(ConfigCase):
+    def told(self, document: dict[str, Any], reason: Reason) -> list[str]:
+        self.write("global", document)
+        return [w.key for w in self.load().warnings if w.reason is reason]
+
+    def test_every_key_of_a_feature_that_does_not_exist_is_named(self) -> None:
+        document = {
+            "mcp": {"a": {"type": "stdio", "command": "x"}, "b": {"url": "u", "disabled": True}},
+            "lsp": {"go": {"command": "gopls"}},
+            "env": {"A": "b"},
+            "tools": {"ls": {"max_depth": 3}},
+            "hooks": {"SessionStart": [{"command": "x"}]},
+            "options": {"skills_paths": ["a"], "disabled_skills": ["b"], "auto_lsp": True},
+            "providers": {"lab": LAB | {"oauth": {"access_token": "t"}}},
+        }
+        wanted = ["mcp.a", "lsp.go", "env", "tools.ls", "hooks.SessionStart", "options.auto_lsp"]
+        wanted += ["options.skills_paths", "options.disabled_skills", "providers.lab.oauth"]
+        self.assertCountEqual(self.told(document, Reason.NO_EFFECT), wanted)
+
+    def test_what_asks_for_nothing_is_not_named(self) -> None:
+        document = {"mcp": {}, "env": {}, "options": {"auto_lsp": False, "skills_paths": []}}
+        self.assertEqual(self.told(document, Reason.NO_EFFECT), [])
+
+    def test_keys_that_nobody_knows_are_named_wherever_they_are(self) -> None:
+        model = MODEL | {"contxt_window": 5}
+        document = {
+            "$schema": "https://charm.land/crush.json",
+            "optoins": {"debug": True},
+            "options": {"dbug": True, "tui": {"anything": 1}},
+            "providers": {"lab": LAB | {"basurl": "x", "models": [model], "extra_body": {"y": 1}}},
+            "models": {"medium": {"model": "m1"}, "large": {"model": "m1", "temprature": 1}},
+            "permissions": {"allow": ["bash"]},
+            "recent_models": {"large": [{"model": "m", "provider": "p", "z": 1}]},
+        }
+        wanted = ["optoins", "options.dbug", "providers.lab.basurl", "models.medium"]
+        wanted += ["providers.lab.models.0.contxt_window", "models.large.temprature"]
+        wanted += ["permissions.allow"]
+        self.assertCountEqual(self.told(document, Reason.KEY_UNKNOWN), wanted)
+
+    def test_a_flood_of_unknown_keys_is_named_in_part(self) -> None:
+        document = {f"key{n}": 1 for n in range(500)}
+        self.assertEqual(len(self.told(document, Reason.KEY_UNKNOWN)), 20)
+
+    def test_every_setting_of_a_full_file_has_an_effect_or_is_named(self) -> None:
+        sampling = {"temperature": 0.1, "top_p": 0.9, "top_k": 4, "frequency_penalty": 1}
+        sampling |= {"presence_penalty": 1, "max_tokens": 9, "think": True}
+        lab = LAB | {"extra_body": {"x": 1}, "provider_options": {"y": 1}, "flat_rate": True}
+        large = {"provider": "lab", "model": "m1", "provider_options": {"z": 1}, **sampling}
+        self.write("global", {"providers": {"lab": lab}, "models": {"large": large}})
+        config = self.load()
+        self.assertEqual(config.warnings, ())
+        assert config.large is not None
+        chosen = config.large.choice
+        self.assertEqual({name: getattr(chosen, name) for name in sampling}, sampling)
+        self.assertEqual(chosen.provider_options, {"z": 1})
+        provider = config.large.provider
+        self.assertEqual((provider.extra_body, provider.provider_options), ({"x": 1}, {"y": 1}))
+        self.assertEqual(config.large.model.cost_per_1m_in, 0)
+
+    def test_hooks_before_tools_match_by_expression_whatever_their_spelling(self) -> None:
+        for event in ("PreToolUse", "pre_tool_use", "PRETOOLUSE"):
+            for matcher, matched in {
+                "^bash$": ["bash"],
+                "Edit|write": ["edit", "multiedit", "write"],
+                "": ["bash", "edit", "multiedit", "view", "write"],
+                "*": ["bash", "edit", "multiedit", "view", "write"],
+                "(?P<": ["bash", "edit", "multiedit", "view", "write"],
+                "mcp_": [],
+            }.items():
+                self.write("global", {"hooks": {event: [{"matcher": matcher, "command": "x"}]}})
+                hooks = self.load().tool_hooks
+                tools = ("bash", "edit", "multiedit", "view", "write")
+                found = [tool for tool in tools if any(hook.matches(tool) for hook in hooks)]
+                with self.subTest(event, matcher=matcher):
+                    self.assertEqual(found, matched)
+
+    def test_what_is_no_hook_is_one_for_every_tool(self) -> None:
+        for wrong in ("x", {"command": "x"}, [5], [{"matcher": 5}]):
+            self.write("global", {"hooks": {"PreToolUse": wrong}})
+            self.assertTrue(any(hook.matches("view") for hook in self.load().tool_hooks), wrong)
+
+    def test_hooks_of_a_project_are_ignored_which_is_said(self) -> None:
+        self.write("project", {"hooks": {"PreToolUse": [{"command": "x"}]}})
+        config = self.load()
+        self.assertEqual(config.tool_hooks, ())
+        self.assert_warned(config, "hooks is ignored: project files have no say")
+
+
+class RefusalTests(ConfiguredTestCase):
+    async def test_a_tool_that_a_hook_must_be_asked_about_is_refused_and_others_run(self) -> None:
+        guard = {"name": "guard", "matcher": "^bash$", "command": "./guard.sh"}
+        self.configure(hooks={"PreToolUse": [guard]}, permissions={"allowed_tools": ["bash"]})
+        folder = self.folder("guarded")
+        client = await self.daemon.join(folder)
+        self.plan = [use("bash", command="touch made"), use("ls", path=".")]
+        session = await client.session()
+        await self.turn(client, session, "work")
+        refused, listed = results(await client.messages(session))
+        self.assertTrue(refused["is_error"])
+        self.assertIn("bash was not run: hooks.PreToolUse in ", refused["content"])
+        self.assertIn("remove that hook or narrow its matcher", refused["content"])
+        self.assertFalse(listed["is_error"], listed)
+        self.assertFalse((folder / "made").exists())
+        warning = client.workspace["warning"]
+        self.assertIn("hooks.PreToolUse cannot be run: the tools it matches are refused", warning)
+
+    async def test_clients_are_told_which_keys_have_no_effect(self) -> None:
+        self.configure(mcp={"tickets": {"command": "x"}}, optoins={})
+        with self.assertLogs("crushlite", "WARNING") as logged:
+            client = await self.daemon.join(self.folder("configured"))
+        wanted = "crush.json: no effect have mcp.tickets, optoins: `crushlite doctor` says why"
+        self.assertEqual(client.workspace["warning"], wanted)
+        self.assertIn("mcp.tickets has no effect: tool servers are not started", str(logged.output))
