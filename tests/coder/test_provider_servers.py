@@ -213,3 +213,4 @@ class ConfiguredTests(ConfiguredTestCase):
                 values = [8765] if kind == "anthropic" else [8765, 41, 0.25, 0.75, "high"]
                 sent = scalars(call.request)
                 self.assertEqual([value for value in values if value not in sent], [])
+                self.assertEqual("reasoning" in call.request, kind in ("openai", "openrouter"))
