@@ -3,7 +3,7 @@
     python tools/fuzz_model.py --streams 2000 --seed 1
     python tools/fuzz_model.py --seed 1 --only 137          one stream again, told in detail
 
-Each stream is an ordinary answer of one of the two APIs, changed at random: in its structure
+Each stream is an ordinary answer of one of the four APIs, changed at random: in its structure
 (values, keys, events, numbers of calls, sizes), in its bytes (cuts, rubbish, line ends, encodings)
 and in its HTTP (chunks, lengths, headers, statuses, breaks). A coder in a daemon of this process
 gets it over a connection in memory, with two watchers on the event stream. Checked for each one:
@@ -42,7 +42,9 @@ from crushlite.clock import SystemClock  # noqa: E402
 from crushlite.coder.loop import CoderAgent, CoderOptions, ServedModel  # noqa: E402
 from crushlite.coder.providers import reply, transport  # noqa: E402
 from crushlite.coder.providers.anthropic import AnthropicProvider  # noqa: E402
+from crushlite.coder.providers.gemini import GeminiProvider  # noqa: E402
 from crushlite.coder.providers.openai import OpenAIProvider  # noqa: E402
+from crushlite.coder.providers.responses import ResponsesProvider  # noqa: E402
 from crushlite.coder.providers.transport import Timeouts  # noqa: E402
 from crushlite.coder.tools.base import ToolContext  # noqa: E402
 from crushlite.coder.tools.registry import all_tools  # noqa: E402
@@ -53,6 +55,7 @@ from crushlite.testing.memory import MemoryTransport  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from crushlite.coder.providers.client import ProviderClient
     from crushlite.testing import Participant
 
 STALL = 0.1  # seconds of our own CPU time
@@ -61,6 +64,12 @@ GROWTH = 100 << 20
 BODY_BYTES = 12 << 20  # of a stream
 DISABLED = ("bash", "job_output", "job_kill", "fetch", "ls", "glob", "grep")
 Events = list[dict[str, Any]]
+APIS: dict[str, type[ProviderClient]] = {
+    "openai": OpenAIProvider,
+    "anthropic": AnthropicProvider,
+    "responses": ResponsesProvider,
+    "gemini": GeminiProvider,
+}
 
 
 # Drawing a stream -------------------------------------------------------------------------------
@@ -85,15 +94,21 @@ class Draw:
         # Of what is large: most streams are small, so that there can be many of them.
         self._scale = scale if self.random.random() < 0.06 else scale / 50
 
-    def stream(self, anthropic: bool) -> Stream:
+    def stream(self, api: str) -> Stream:
         pick = self.random.random()
         if pick < 0.06:
-            body = self._document(anthropic)
+            body = self._document(api)
         else:
-            events = self._anthropic() if anthropic else self._openai()
+            ordinary: dict[str, Callable[[], Events]] = {
+                "openai": self._openai,
+                "anthropic": self._anthropic,
+                "responses": self._responses,
+                "gemini": self._gemini,
+            }
+            events = ordinary[api]()
             for _ in range(self.random.choice((0, 1, 1, 2, 3, 5))):
                 self.random.choice(self._changes())(events)
-            body = self._sse(events, anthropic)
+            body = self._sse(events, named=api in ("anthropic", "responses"))
         for _ in range(self.random.choice((0, 0, 0, 1, 2))):
             body = self.random.choice(self._spoilers())(body)
         return self._http(body)
@@ -122,6 +137,10 @@ class Draw:
         return {
             "prompt_tokens": count,
             "completion_tokens": self.random.choice((1, count)),
+            "promptTokenCount": count,
+            "candidatesTokenCount": self.random.choice((1, count)),
+            "cachedContentTokenCount": self.random.choice((0, count)),
+            "input_tokens_details": {"cached_tokens": self.random.choice((0, count))},
             "input_tokens": count,
             "output_tokens": self.random.choice((1, count)),
             "cache_read_input_tokens": self.random.choice((0, count)),
@@ -172,13 +191,61 @@ class Draw:
         stop = {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": self._usage()}
         return [*events, stop, {"type": "message_stop"}]
 
-    def _document(self, anthropic: bool) -> bytes:
+    def _responses(self) -> Events:
+        items: list[tuple[dict[str, Any], list[tuple[str, str]]]] = []
+        for number in range(self.random.randrange(3)):
+            summary = [{"type": "summary_text", "text": self._text()}]
+            item = {"type": "reasoning", "id": f"rs_{number}", "summary": summary}
+            text = ("reasoning_summary_text", self._text())
+            items.append(({**item, "encrypted_content": "sealed"}, [text]))
+        part = {"type": "output_text", "text": self._text()}
+        message = {"type": "message", "id": "msg_1", "content": [part]}
+        items.append((message, [("output_text", self._text())] * self.random.randrange(4)))
+        for number in range(self.random.choice((0, 0, 1, 2, 5))):
+            name, arguments = self._call()
+            call = {"type": "function_call", "call_id": f"call_{number}", "name": name}
+            half = len(arguments) // 2
+            pieces = [arguments[:half], arguments[half:]] if self.random.random() < 0.8 else []
+            deltas = [("function_call_arguments", piece) for piece in pieces]
+            items.append(({**call, "arguments": arguments}, deltas))
+        events: Events = [{"type": "response.created", "response": {"status": "in_progress"}}]
+        for index, (item, deltas) in enumerate(items):
+            place = {"output_index": index}
+            events.append({"type": "response.output_item.added", **place, "item": item})
+            events += [{"type": f"response.{k}.delta", **place, "delta": d} for k, d in deltas]
+            events.append({"type": "response.output_item.done", **place, "item": item})
+        status = self.random.choice(("completed", "completed", "incomplete", "failed"))
+        end = {"status": status, "usage": self._usage(), "incomplete_details": {"reason": "odd"}}
+        return [*events, {"type": f"response.{status}", "response": end}]
+
+    def _gemini(self) -> Events:
+        def chunk(*parts: Any, **more: Any) -> dict[str, Any]:
+            candidate = {"content": {"parts": list(parts), "role": "model"}, "index": 0}
+            return {"candidates": [{**candidate, **more}], "usageMetadata": self._usage()}
+
+        thought = {"text": self._text(), "thought": True}
+        events = [chunk(thought) for _ in range(self.random.randrange(3))]
+        events += [chunk({"text": self._text()}) for _ in range(self.random.randrange(4))]
+        for _ in range(self.random.choice((0, 0, 1, 2, 5))):
+            name, arguments = self._call()
+            call = {"name": name, "args": json.loads(arguments)}
+            events.append(chunk({"functionCall": call, "thoughtSignature": "c2ln"}))
+        reason = self.random.choice(("STOP", "STOP", "MAX_TOKENS", "SAFETY", "ODD"))
+        return [*events, chunk({"text": ""}, finishReason=reason)]
+
+    def _document(self, api: str) -> bytes:
         name, arguments = self._call()
         call = {"id": "1", "function": {"name": name, "arguments": arguments}}
         block = {"type": "tool_use", "id": "1", "name": name, "input": self._odd()}
         whole: Any = {"content": [{"type": "text", "text": "hi"}, block], "stop_reason": "end_turn"}
-        if not anthropic:
+        if api == "openai":
             whole = {"choices": [{"message": {"content": "hi", "tool_calls": [call]}}]}
+        elif api == "responses":
+            item = {"type": "function_call", "name": name, "arguments": arguments}
+            whole = {"output": [item, {"type": "message", "content": [{"text": "hi"}]}]}
+        elif api == "gemini":
+            part = {"functionCall": {"name": name, "args": self._odd()}}
+            whole = [{"candidates": [{"content": {"parts": [part]}, "finishReason": "STOP"}]}]
         documents: tuple[Any, ...] = (
             whole,
             {"error": self._odd()},
@@ -272,6 +339,11 @@ class Draw:
         for n in range(count if not together else 0):
             block = {"type": "tool_use", "id": f"t{n}", "name": "todos"}
             added.append({"type": "content_block_start", "index": 1000 + n, "content_block": block})
+        for n in range(count if not together else 0):
+            item = {"type": "function_call", "name": "todos"}
+            added.append({"type": "response.output_item.added", "output_index": n, "item": item})
+        parts = [{"functionCall": {"name": "todos"}, "thoughtSignature": "s"}] * count
+        added.append({"candidates": [{"content": {"parts": parts}}]})
         at = self.random.randrange(len(events) + 1)
         events[at:at] = added
         self.notes.append(f"{count} calls")
@@ -281,7 +353,14 @@ class Draw:
         delta = self.random.choice(({"content": "x"}, {"reasoning": "y"}, {}, {"content": ""}))
         kinds = {"text": "z", "thinking": "z", "partial_json": "{}", "signature": "q"}
         block = {"type": "content_block_delta", "index": self.random.randrange(4), "delta": kinds}
-        event = self.random.choice(({"choices": [{"delta": delta}]}, block, {"type": "ping"}))
+        grown = {"type": "response.output_text.delta", "output_index": 0, "delta": "z"}
+        parts = [{"text": "z", **self.random.choice(({}, {"thoughtSignature": "s"}))}]
+        event = self.random.choice(
+            (
+                *({"choices": [{"delta": delta}]}, block, {"type": "ping"}, grown),
+                {"candidates": [{"content": {"parts": parts}}]},
+            )
+        )
         at = self.random.randrange(len(events) + 1)
         events[at:at] = [event] * count
         self.notes.append(f"{count} deltas")
@@ -295,14 +374,23 @@ class Draw:
         delta = {field_: [call] if field_ == "tool_calls" else text}
         kinds = {"text": text, "thinking": text, "partial_json": text}
         block = {"type": "content_block_delta", "index": self.random.randrange(3), "delta": kinds}
+        kind = self.random.choice(("output_text", "function_call_arguments"))
+        sealed = {"type": "reasoning", "encrypted_content": text, "summary": [{"text": text}]}
+        named = self.random.choice(("text", "thoughtSignature"))
+        huge = (
+            *({"choices": [{"delta": delta}]}, block),
+            {"type": f"response.{kind}.delta", "output_index": 0, "delta": text},
+            {"type": "response.output_item.done", "output_index": 0, "item": sealed},
+            {"candidates": [{"content": {"parts": [{named: text}]}}]},
+        )
         at = self.random.randrange(len(events) + 1)
-        events[at:at] = [{"choices": [{"delta": delta}]} if self.random.random() < 0.5 else block]
+        events[at:at] = [self.random.choice(huge)]
         self.notes.append(f"{field_} of {size} {char!r}")
 
     def _renumber(self, events: Events) -> None:
         value = self.random.choice((0, 1, 10**9, 10**30, -1, None, "0", 1.0, 0.5))
         for container, key in list(self._places(events)):
-            if key == "index" and self.random.random() < 0.7:
+            if key in ("index", "output_index") and self.random.random() < 0.7:
                 container[key] = value
 
     def _deep(self, events: Events) -> None:
@@ -314,14 +402,14 @@ class Draw:
 
     # Bytes
 
-    def _sse(self, events: Events, anthropic: bool) -> bytes:
+    def _sse(self, events: Events, *, named: bool) -> bytes:
         end = self.random.choice(("\n", "\n", "\n", "\r\n", "\r"))
         lines: list[str] = []
         size = 0
         for event in events:
-            named = anthropic and isinstance(event, dict) and isinstance(event.get("type"), str)
-            if named and event["type"].isidentifier():
-                lines.append(f"event: {event['type']}")
+            kind = event.get("type") if named and isinstance(event, dict) else None
+            if isinstance(kind, str) and kind.replace(".", "").isidentifier():
+                lines.append(f"event: {kind}")
             lines += [f"data: {json.dumps(event)}", ""]
             size += len(lines[-2])
             if size > BODY_BYTES:
@@ -482,6 +570,8 @@ class Server:
 PLAIN = Stream(
     b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
     b'data: {"choices":[{"delta":{"content":"done"},"finish_reason":"stop"}]}\n\n'
+    b'data: {"candidates":[{"content":{"parts":[{"text":"done"}]},"finishReason":"STOP"}]}\n\n'
+    b'data: {"type":"response.completed","response":{}}\n\n'
     b'data: {"type":"message_start","message":{}}\n\n'
     b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'
     b'data: {"type":"message_stop"}\n\n',
@@ -501,7 +591,7 @@ class Fuzz:
         self.slowest = (0.0, 0)  # seconds and number of a turn
         self._scale = scale
         self._server = Server()
-        self._clients: dict[bool, Participant] = {}
+        self._clients: dict[str, Participant] = {}
 
     async def run(self, numbers: range, *, tell: bool = False) -> None:
         for name in ("crushlite", "asyncio"):
@@ -515,13 +605,13 @@ class Fuzz:
 
     async def _streams(self, numbers: range, *, tell: bool) -> None:
         async with LocalDaemon(self._agent) as daemon:
-            for anthropic in (False, True):
-                folder = daemon.root / ("anthropic" if anthropic else "openai")
+            for api in APIS:
+                folder = daemon.root / api
                 folder.mkdir()
                 (folder / "a.txt").write_text("a\nb\n")
                 client = await daemon.create(folder, yolo=True)
                 await self._watchers(daemon, client)
-                self._clients[anthropic] = client
+                self._clients[api] = client
             ticker = asyncio.create_task(self.watch.tick())
             if tell:
                 threading.Thread(target=self.watch.sample, daemon=True).start()
@@ -538,8 +628,9 @@ class Fuzz:
     def _agent(self, path: Path, env: Mapping[str, str], config: Any) -> CoderAgent:
         clock = HastyClock()
         limits = Timeouts(connect=5.0, first_byte=0.1, idle=0.1)
-        kind = AnthropicProvider if path.name == "anthropic" else OpenAIProvider
-        provider = kind("http://model/v1", "key-of-the-user", clock=clock, timeouts=limits)
+        provider = APIS[path.name](
+            "http://model/v1", "key-of-the-user", clock=clock, timeouts=limits
+        )
         provider._transport.endpoint.connect = self._server.connect  # type: ignore[method-assign]
         model = Model(id="m", context_window=10**9, cost_per_1m_in=3.0, cost_per_1m_out=15.0)
         served = ServedModel(provider, model, SelectedModel("m", "p"))
@@ -579,12 +670,12 @@ class Fuzz:
 
     async def _turn(self, number: int, *, tell: bool) -> None:
         draw = Draw(f"{self.seed}:{number}", self._scale)
-        anthropic = draw.random.random() < 0.5
-        streams = [draw.stream(anthropic) for _ in range(draw.random.choice((1, 1, 2, 4)))]
+        api = draw.random.choice(list(APIS))
+        streams = [draw.stream(api) for _ in range(draw.random.choice((1, 1, 2, 4)))]
         self.watch.begin()  # drawing is no step of the daemon
         before = len(self.watch.found)
         self._server.streams = list(streams)
-        client = self._clients[anthropic]
+        client = self._clients[api]
         outcome, began = "none", time.monotonic()
         try:
             async with asyncio.timeout(PATIENCE):

@@ -105,6 +105,8 @@ class Turn(Protocol):
     prompt: str
     attachments: Sequence[Attachment]
     max_steps: int | None  # the prompt's limit, if it has one
+    reasoning_effort: str  # how much a model shall reason in this turn; empty: as it is configured
+    reasoning: bool | None  # whether it shall reason at all; None: as it is configured
     path: Path  # the workspace's directory
     env: Mapping[str, str]  # of the client that created the workspace, else the daemon's
 

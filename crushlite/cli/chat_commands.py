@@ -31,6 +31,7 @@ HELP = (
     ("/later TEXT", "a prompt with a turn of its own, after what runs"),
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [small] [N|NAME]", "the models, or choose one for later prompts"),
+    ("/effort [LEVEL]", "how much the model reasons here: none, low ..., on, default"),
     ("/summarize", "replace the conversation so far by a summary"),
     ("/show [N]", "all of a tool call, reasoning or command output"),
     ("/skip", "leave a question without an answer"),
@@ -59,6 +60,7 @@ class Commands:
             "/later": self._later,
             "/now": self._now,
             "/model": self._model,
+            "/effort": self._effort,
             "/summarize": self._summarize,
             "/show": self._show,
             "/skip": self._skip,
@@ -221,6 +223,17 @@ class Commands:
         if not command:
             raise UsageError("which command?")
         await self._chat.shell(command)
+
+    async def _effort(self, rest: str) -> None:
+        efforts, session_id = self._chat.efforts, self._chat.session.id
+        if rest:
+            efforts[session_id] = "" if rest == "default" else rest
+        info = await self._chat.workspace.agent()
+        configured = info.model_cfg.reasoning_effort or ("on" if info.model_cfg.think else "none")
+        levels = ", ".join(info.model.reasoning_levels)
+        now = efforts.get(session_id) or f"as configured, {configured}"
+        known = f"; the model has the levels {levels}" if levels else ""
+        self._chat.note(one_line(f"reasoning in this session: {now}{known}"))
 
     async def _model(self, rest: str) -> None:
         workspace = self._chat.workspace

@@ -64,6 +64,8 @@ class Chat:
         self.screen = screen
         self.editor = editor
         self.session = Session()  # without an id until the first prompt creates it
+        # By session, "" for the one to come: an effort, or "on".
+        self.efforts: dict[str, str] = {}
         self.view = ChatView(screen)
         self.busy = False
         self.queued = 0
@@ -386,8 +388,14 @@ class Chat:
             try:
                 await self.reach()
                 session_id = await self.ensure_session(text)
+                effort = self.efforts.get(session_id, "")
                 return await self.workspace.prompt(
-                    session_id, text, run_id=run_id, when_busy=when_busy
+                    session_id,
+                    text,
+                    run_id=run_id,
+                    when_busy=when_busy,
+                    reasoning_effort="" if effort == "on" else effort,
+                    think=True if effort == "on" else None,
                 )
             except ConnectionFailed:
                 if not attempts:
@@ -421,6 +429,7 @@ class Chat:
         """The id of the session. If there is none, create one that begins with this text."""
         if not self.session.id:
             await self.adopt(await self.workspace.create_session(title_of(text)))
+            self.efforts[self.session.id] = self.efforts.pop("", "")
         return self.session.id
 
     # Sessions -----------------------------------------------------------------------------------

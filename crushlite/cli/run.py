@@ -96,6 +96,12 @@ def add_parser(commands: Any) -> None:
             help=f"use PROVIDER/MODEL, or MODEL, as the {role} model: for this directory, from "
             "now on",
         )
+    add(
+        "--effort",
+        metavar="LEVEL",
+        default="",
+        help="how much the model reasons: none, low, medium, high ... (default: as configured)",
+    )
     add("--detach", action="store_true", help="print the id of the run and leave; it goes on")
     add(
         "--yolo",
@@ -221,6 +227,7 @@ class _Asked:
             attachments=self._attachments,
             detach=True,
             auto_approve=self._options.auto_approve,
+            reasoning_effort=self._options.effort,
         )
         if self._options.json:
             show_json(accepted)
@@ -260,6 +267,7 @@ class _Asked:
             session_id,
             attachments=self._attachments,
             auto_approve=self._options.auto_approve,
+            reasoning_effort=self._options.effort,
         )
         async with start as run:
             self._run = run

@@ -90,12 +90,16 @@ class WorkspaceRequests:
         max_cost: float | None = None,
         max_steps: int | None = None,
         auto_approve: bool = False,
+        reasoning_effort: str = "",
+        think: bool | None = None,
     ) -> Accepted:
         """Send a prompt; returns when the daemon has stored and accepted it. Sent again with the
         same `run_id` it does not run twice."""
         request = Prompt(
             *(session_id, text, run_id or "", list(attachments), when_busy),
             *(detach, max_cost, max_steps, auto_approve),
+            reasoning_effort=reasoning_effort,
+            think=think,
         )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
 

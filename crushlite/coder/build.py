@@ -103,6 +103,7 @@ def _served(selected: Selected, clock: Clock, proxies: Proxies) -> ServedModel:
     from .loop import ServedModel
     from .providers.build import provider_of
 
-    provider = provider_of(selected.provider, clock, proxies)
+    options = selected.choice.provider_options
+    provider = provider_of(selected.provider, clock, proxies, options)
     prefix = selected.provider.system_prompt_prefix
     return ServedModel(provider, selected.model, selected.choice, prefix)

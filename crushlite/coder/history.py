@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
 from .jsontext import loads
-from .providers.base import ChatMessage, Image, ToolCall
+from .providers.base import PDF, ChatMessage, Image, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +65,8 @@ def _user(message: Message, *, images: bool) -> ChatMessage:
             chat.text += f'\n\n<file path="{part.path}">\n{_decoded(part.data)}\n</file>'
         elif isinstance(part, BinaryPart) and images and _is_image(part):
             chat.images.append(Image(part.mime_type, part.data))
+        elif isinstance(part, BinaryPart) and images and part.mime_type == PDF:
+            chat.images.append(Image(PDF, part.data, part.path))
         elif isinstance(part, BinaryPart):
             chat.text += f"\n\n(attached file {part.path} of type {part.mime_type} is not shown)"
     return chat

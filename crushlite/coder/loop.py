@@ -31,7 +31,7 @@ from .context import TOTAL_CHARS, block, bounded, context_files, files_above, us
 from .gitfacts import git_facts
 from .history import estimated_tokens
 from .jsontext import LIGHT_CHARS
-from .overflow import cut, is_overflow, new_tokens
+from .overflow import cut, new_tokens
 from .prompts import SUMMARY, TITLE, system_prompt
 from .providers.base import (
     CallPiece,
@@ -193,7 +193,7 @@ class CoderAgent:
             return await self._ask(turn, request, state)
         except ProviderError as error:
             answered = any(message.role == "assistant" for message in history)
-            if not (self._options.auto_summarize and answered and is_overflow(error)):
+            if not (self._options.auto_summarize and answered and error.overflow):
                 raise
         await turn.erase()
         session, history = await self._shorten(turn, state, history)
@@ -280,7 +280,9 @@ class CoderAgent:
             prefix=large.system_prefix,
             commits=self._options.commits,
         )
-        return _model_request(large, system, messages, tools)
+        request = _model_request(large, system, messages, tools)
+        request.reason(turn.reasoning_effort, turn.reasoning)
+        return request
 
     async def _ask(
         self, turn: Turn, request: ModelRequest, state: _TurnState | None = None
@@ -475,7 +477,8 @@ class CoderAgent:
             prompt * model.cost_per_1m_in
             + completion * model.cost_per_1m_out
             + answer.cache_read * model.cost_per_1m_out_cached
-            + answer.cache_write * model.cost_per_1m_in_cached
+            # Writing costs no less than the tokens themselves where its price is not known.
+            + answer.cache_write * (model.cost_per_1m_in_cached or model.cost_per_1m_in)
         ) / 1_000_000
         size = prompt + answer.cache_read + answer.cache_write
         return Usage(size, completion, max(cost, 0.0))  # catalogues write -1 for an unknown price
@@ -511,7 +514,7 @@ class CoderAgent:
             try:
                 answer = await self._ask(turn, request)
             except ProviderError as error:
-                if not chars or not is_overflow(error):
+                if not chars or not error.overflow:
                     raise
                 await turn.erase()
             else:
@@ -565,6 +568,9 @@ def _model_request(
         max_tokens=selected.max_tokens or served.model.default_max_tokens,
         temperature=selected.temperature,
         top_p=selected.top_p,
+        top_k=selected.top_k,
+        frequency_penalty=selected.frequency_penalty,
+        presence_penalty=selected.presence_penalty,
         reasoning_effort=selected.reasoning_effort,
         think=selected.think,
     )

@@ -1,37 +1,18 @@
-"""Conversations that are too long for the model: how providers say it, and what is sent then."""
+"""Conversations that are too long for the model: how they are measured, and what is sent then."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..protocol.messages import Message
-    from .providers.base import ChatMessage, ProviderError
+    from .providers.base import ChatMessage
 
 IMAGE_TOKENS = 1500  # about what one takes
 CUT_CHARS = 2000  # what is left of a long text, in a conversation that is cut to be summarized
-
-# Each provider has words of its own. None of them is in the refusals of rate limits.
-_WORDS = re.compile(
-    r"context[ _-]?(?:length|window|size|limit)|maximum (?:context|prompt|input|model) "
-    r"|(?:prompt|input|request|messages?)[\w ]{0,30} (?:is|are) too (?:long|large)"
-    r"|too many (?:input )?tokens|reduce the length|request_too_large"
-    r"|exceeds? the (?:maximum|max|available|allowed|limit)[\w ]{0,40}(?:tokens|context)"
-    r"|(?:token count|tokens)[\w ()]{0,40} exceeds",
-    re.IGNORECASE,
-)
-_STATUSES = (0, 400, 413, 422, 500)  # 0: it came inside a stream
-
-
-def is_overflow(error: ProviderError) -> bool:
-    """Whether a provider refused a request because the conversation is too long."""
-    if error.upstream_status == 413:
-        return True
-    return error.upstream_status in _STATUSES and _WORDS.search(str(error)) is not None
 
 
 def new_tokens(history: Sequence[Message], summary_id: str) -> int:

@@ -12,11 +12,12 @@ import dataclasses
 from ..protocol.config import Model
 from ..records import dataclass
 
-# Two ways to talk: Anthropic's messages, and chat completions for all others. A type that needs
-# a third one (google, azure, bedrock, google-vertex, hyper) is not supported.
+# Four ways to talk: Anthropic's messages, OpenAI's responses, Google's API for Gemini, and chat
+# completions for all others. A type that needs another one (azure, bedrock, google-vertex, hyper)
+# is not supported.
 SUPPORTED_TYPES = frozenset(
     {
-        *("anthropic", "openai", "openai-compat", "openrouter", "vercel"),
+        *("anthropic", "openai", "openai-compat", "openrouter", "vercel", "gemini", "google"),
         *("ollama", "lmstudio", "llamacpp", "omlx", "litellm"),
     }
 )
@@ -106,8 +107,8 @@ CATALOGUE: dict[str, Known] = {
         Known(
             "gemini",
             "Google Gemini",
-            "openai-compat",
-            "https://generativelanguage.googleapis.com/v1beta/openai",
+            "gemini",
+            "https://generativelanguage.googleapis.com/v1beta",
             "GEMINI_API_KEY",
             _model("gemini-2.5-pro", "Gemini 2.5 Pro", 1_048_576, 50_000, (1.25, 10, 0, 0.31)),
             _model("gemini-2.5-flash", "Gemini 2.5 Flash", 1_048_576, 50_000, (0.3, 2.5, 0, 0.07)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import uuid
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ..protocol.messages import Attachment, Prompt
 
 log = logging.getLogger(__name__)
+
+_EFFORT = re.compile(r"[a-z]{1,20}")
 
 EXPECTED = (
     LimitReached,
@@ -37,6 +40,8 @@ class TurnRequest:
     max_cost: float | None = None
     max_steps: int | None = None
     auto_approve: bool = False  # every permission of this run is granted without asking
+    reasoning_effort: str = ""  # for this turn, instead of the configured one
+    think: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         raise BadRequest("max_steps must be at least 1")
     if prompt.max_cost is not None and prompt.max_cost < 0:
         raise BadRequest("max_cost must not be negative")
+    if prompt.reasoning_effort and not _EFFORT.fullmatch(prompt.reasoning_effort):
+        raise BadRequest("reasoning_effort must be a word such as none, low, medium or high")
     for file in prompt.attachments:
         file.check()
     request = TurnRequest(
@@ -84,6 +91,8 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         max_cost=prompt.max_cost,
         max_steps=prompt.max_steps,
         auto_approve=prompt.auto_approve,
+        reasoning_effort=prompt.reasoning_effort,
+        think=prompt.think,
     )
     return request, _when_busy(prompt)
 

@@ -79,6 +79,8 @@ class LiveTurn:
         self.path = services.path
         self.env = services.env
         self.max_steps = request.max_steps
+        self.reasoning_effort = request.reasoning_effort
+        self.reasoning = request.think
         self.denied = 0
         self.spent = Usage()  # what the last model call used
         self._services = services

@@ -245,3 +245,5 @@ class Prompt:
     max_cost: float | None = omitted(None)
     max_steps: int | None = omitted(None)
     auto_approve: bool = omitted(False)
+    reasoning_effort: str = omitted()
+    think: bool | None = omitted(None)

@@ -150,6 +150,12 @@ class RunTests(ScriptedCase):
         await self.ended(child, 2, "")
         self.assertIn("--cwd nowhere: there is no such directory", child.errors)
 
+    async def test_a_run_may_say_how_much_the_model_reasons(self) -> None:
+        child, scripted = await self.begun("hello", "--effort", "high")
+        self.assertEqual(scripted.turn.reasoning_effort, "high")
+        scripted.release()
+        await self.ended(child, 0, "one \n")
+
     async def test_yolo_grants_what_this_run_asks_for_and_nothing_to_others(self) -> None:
         child, scripted = await self.begun("hello", "--yolo")
         allowed = await scripted.do(lambda turn: turn.permission("bash", "execute"))

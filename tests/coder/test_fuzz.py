@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.support.basics import BoundedTestCase
-from tools.fuzz_model import Draw, Fuzz
+from tools.fuzz_model import APIS, Draw, Fuzz
 
 STREAMS = 120
 
@@ -23,5 +23,6 @@ class FuzzTests(BoundedTestCase):
 
     def test_the_same_seed_draws_the_same_stream(self) -> None:
         for number in range(20):
-            first, second = (Draw(f"7:{number}", 0.05).stream(bool(number % 2)) for _ in range(2))
+            api = list(APIS)[number % 4]
+            first, second = (Draw(f"7:{number}", 0.05).stream(api) for _ in range(2))
             self.assertEqual((first.data, first.end), (second.data, second.end))

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.coder.loop import REASONED_TITLE_TOKENS, TITLE_TOKENS, CoderOptions
-from crushlite.coder.overflow import CUT_CHARS, cut, is_overflow, new_tokens, shorter
+from crushlite.coder.overflow import CUT_CHARS, cut, new_tokens, shorter
 from crushlite.coder.prompts import SUMMARY
 from crushlite.coder.providers.base import (
     CallPiece,
@@ -18,6 +18,7 @@ from crushlite.coder.providers.base import (
     Text,
     Tokens,
 )
+from crushlite.coder.providers.failures import refusal
 from crushlite.coder.tools.base import ToolOutcome
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import BinaryPart
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     Answer = list[Piece | BaseException]
 
-TOO_LONG = ProviderError("the provider answered 400: prompt is too long: 9 > 8", status=400)
+TOO_LONG = refusal("prompt is too long: 9 > 8", status=400)
 
 # As the documentation of providers, and users who report them, quote them.
 OVERFLOWS = (
@@ -74,10 +75,10 @@ class WordsTests(BoundedTestCase):
     def test_providers_say_in_many_ways_that_a_conversation_is_too_long(self) -> None:
         for status, words in OVERFLOWS:
             with self.subTest(words):
-                self.assertTrue(is_overflow(ProviderError(words, status=status)))
+                self.assertTrue(refusal(words, status=status).overflow)
         for status, words in OTHERS:
             with self.subTest(words):
-                self.assertFalse(is_overflow(ProviderError(words, status=status)))
+                self.assertFalse(refusal(words, status=status).overflow)
 
     def test_a_conversation_is_cut_at_its_end_first(self) -> None:
         long = "x" * 50_000

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.clock import SystemClock
-from crushlite.coder.loop import CoderAgent, CoderOptions
+from crushlite.coder.loop import CoderAgent, CoderOptions, ServedModel
 from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import ChatMessage, ModelRequest, ToolCall
+from crushlite.coder.providers.gemini import GeminiProvider
 from crushlite.coder.providers.openai import OpenAIProvider
+from crushlite.coder.providers.responses import ResponsesProvider
 from crushlite.coder.tools.base import ToolContext
 from crushlite.coder.tools.registry import all_tools
-from crushlite.protocol.config import Model
+from crushlite.protocol.config import Model, SelectedModel
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say, Use
+from crushlite.testing.model import Counts, End, Fail, FakeModel, Say, Think, Use
 from tests.support.basics import BoundedTestCase
-from tests.support.model import served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from crushlite.coder.providers.client import ProviderClient
     from crushlite.testing import Participant
 
 MARK = {"type": "ephemeral"}
@@ -32,6 +37,7 @@ MODEL = Model(
     cost_per_1m_out=10.0,
     cost_per_1m_in_cached=2000.0,
     cost_per_1m_out_cached=100.0,
+    supports_attachments=True,
 )
 
 
@@ -54,12 +60,18 @@ def marks(value: Any, path: str = "") -> list[str]:
 
 
 class CachingTestCase(BoundedTestCase):
-    async def start(self, kind: type[AnthropicProvider | OpenAIProvider], script: Any) -> None:
+    async def start(
+        self, provider: type[ProviderClient], script: Any, model: str = "m", **more: Any
+    ) -> None:
         self.model = await self.enterAsyncContext(FakeModel(script=script))
+        used = dataclasses.replace(MODEL, id=model)
+        chosen = SelectedModel(model=model, provider="fake", reasoning_effort="low")
 
         def make(path: Path, env: Mapping[str, str], config: Any) -> CoderAgent:
             large, small = (
-                served(kind(self.model.base_url, "key", clock=SystemClock()), MODEL)
+                ServedModel(
+                    provider(self.model.base_url, "key", clock=SystemClock(), **more), used, chosen
+                )
                 for _ in range(2)
             )
             return CoderAgent(
@@ -77,8 +89,14 @@ class CachingTestCase(BoundedTestCase):
         self.anna: Participant = await self.daemon.join(yolo=True)
         self.session = await self.anna.session()
 
-    async def ask(self, text: str) -> None:
-        run = (await self.anna.prompt(self.session, text)).json["run_id"]
+    async def restart(self) -> None:
+        """Stop the daemon and start another one on the same files."""
+        await self.daemon.daemon.stop()
+        await self.daemon.__aenter__()
+        self.anna = await self.daemon.join(yolo=True)
+
+    async def ask(self, text: str, **fields: Any) -> None:
+        run = (await self.anna.prompt(self.session, text, **fields)).json["run_id"]
         await self.anna.events.wait_for("run_complete", run_id=run)
 
     def turns(self) -> list[dict[str, Any]]:
@@ -101,22 +119,154 @@ def working(request: dict[str, Any]) -> list[Any]:
     ][step]
 
 
+# Ten turns ---------------------------------------------------------------------------------------
+
+MARKED = b',"cache_control":{"type":"ephemeral"}'
+SUMMARY = "All that was said"
+PIXEL = "iVBORw0KGgo="
+FILES = {
+    2: {"file_path": "p.png", "mime_type": "image/png", "content": PIXEL},
+    3: {"file_path": "d.pdf", "mime_type": "application/pdf", "content": "JVBERi0xLjQK"},
+    8: {"file_path": "q.png", "mime_type": "image/png", "content": PIXEL},
+}
+
+
+@dataclass(frozen=True)
+class API:
+    """An API, and the fields of its requests in the order in which a model reads them. `kept` is
+    what each answer with reasoning wants back."""
+
+    provider: type[ProviderClient]
+    history: str
+    before: tuple[str, ...]
+    kept: bytes = b""
+    model: str = "m"
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+APIS = {
+    "chat completions": API(
+        OpenAIProvider, "messages", ("tools",), b'"reasoning_content":"I wonder"'
+    ),
+    "OpenRouter": API(
+        OpenAIProvider,
+        "messages",
+        ("tools",),
+        b'"reasoning_content":"I wonder"',
+        "anthropic/claude-sonnet-4.5",
+        {"kind": "openrouter"},
+    ),
+    "Anthropic with a budget": API(
+        AnthropicProvider, "messages", ("tools", "system"), b'"signature":"signed'
+    ),
+    "Anthropic, adaptive": API(
+        AnthropicProvider,
+        "messages",
+        ("tools", "system"),
+        b'"signature":"signed',
+        "claude-opus-5",
+    ),
+    "Responses": API(
+        ResponsesProvider, "input", ("tools", "instructions"), b'"encrypted_content":"sealed'
+    ),
+    "Gemini": API(
+        GeminiProvider, "contents", ("tools", "systemInstruction"), b'"thoughtSignature":"c2ln'
+    ),
+}
+
+
+def field_of(body: bytes, name: str) -> bytes:
+    """The bytes of a field of a request, as they were sent, without cache marks."""
+    text = body.decode()
+    key = json.dumps(name) + ":"
+    start = text.find(key) + len(key)
+    if key not in text:
+        return b""
+    _, end = json.JSONDecoder().raw_decode(text, start)
+    return text[start:end].encode().replace(MARKED, b"")
+
+
+class Worker:
+    """A model that views a file, writes one, looks with two tools at once, then answers."""
+
+    RESULTS = ('"tool_result"', '"role": "tool"', "function_call_output", "functionResponse")
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def __call__(self, request: dict[str, Any]) -> list[Any]:
+        histories = (request[name] for name in ("messages", "input", "contents") if name in request)
+        last = json.dumps(next(histories)[-1])
+        if any(mark in last for mark in self.RESULTS):
+            self._step += 1
+        elif '"turn ' in last and request.get("tools"):
+            self._step = 0
+        else:
+            return [Say(SUMMARY), End()]  # or a title
+        view = Use("view", json.dumps({"file_path": "a.txt"}))
+        write = Use("write", json.dumps({"file_path": "b.txt", "content": last[:9]}))
+        return [
+            [Think("I wonder"), Say("Let me see. "), view, End()],
+            [Think("I wonder"), write, End()],
+            [view, Use("ls", "{}"), End()],
+            [Think("I wonder"), Say("Done."), End()],
+        ][self._step]
+
+
 class PrefixTests(CachingTestCase):
+    async def converse(self, api: API) -> list[bytes]:
+        """Ten turns with files, a summary after the fifth and a restart after the seventh. Returns
+        the bodies of the turns' requests."""
+        await self.start(api.provider, Worker(), api.model, **api.more)
+        for number in range(1, 11):
+            await self.ask(f"turn {number}", attachments=[FILES[number]] if number in FILES else [])
+            if number == 5:
+                path = f"/agent/sessions/{self.session}/summarize"
+                self.assertEqual((await self.anna.call("POST", path)).status, 200)
+            if number == 7:
+                await self.restart()
+        return [call.body for call in self.model.calls if call.request.get("tools")]
+
     async def test_each_request_begins_with_the_bytes_of_the_one_before(self) -> None:
-        for kind in (OpenAIProvider, AnthropicProvider):
-            await self.start(kind, working)
-            await self.ask("look around")
-            await self.ask("and again")
-            turns = self.turns()
-            self.assertEqual(len(turns), 8)
-            with self.subTest(kind.__name__):
-                for before, after in itertools.pairwise(turns):
-                    for part in ("tools", "system"):
-                        same = json.dumps(before.get(part)), json.dumps(after.get(part))
-                        self.assertEqual(*same)
-                    old, new = (unmarked(turn["messages"]) for turn in (before, after))
-                    self.assertGreater(len(new), len(old))
-                    self.assertEqual(json.dumps(new[: len(old)]), json.dumps(old))
+        """And all reasoning goes back to the model that it came from, also after the restart."""
+        for name, api in APIS.items():
+            bodies = await self.converse(api)
+            with self.subTest(name):
+                again = next(n for n, body in enumerate(bodies) if SUMMARY.encode() in body)
+                self.assertGreaterEqual(len(bodies), 40)
+                self.assertGreaterEqual(again, 20)
+                for number, (before, after) in enumerate(itertools.pairwise(bodies), 1):
+                    for part in api.before:
+                        self.assertEqual(field_of(after, part), field_of(before, part))
+                    old, new = field_of(before, api.history), field_of(after, api.history)
+                    if number != again:
+                        self.assertTrue(new.startswith(old.removesuffix(b"]") + b","), number)
+                # Four whole turns since the summary, and the first three steps of the last one.
+                # Gemini signs every answer, the others their reasoning.
+                signed = 4 * 4 + 3 if api.provider is GeminiProvider else 4 * 3 + 2
+                self.assertEqual(bodies[-1].count(api.kept), signed)
+            if api.provider is AnthropicProvider:
+                with self.subTest(name, what="thinking is not switched inside a turn"):
+                    first, *others = (json.loads(body)["thinking"] for body in bodies)
+                    self.assertEqual([other for other in others if other != first], [])
+
+
+class EffortTests(CachingTestCase):
+    async def test_a_prompt_says_how_much_its_turn_reasons_and_no_other(self) -> None:
+        await self.start(OpenAIProvider, Worker())
+        wishes: list[dict[str, Any]] = [{}, {"reasoning_effort": "high"}, {"think": False}]
+        wishes += [{"think": True}, {}]
+        for number, wish in enumerate(wishes, 1):
+            await self.ask(f"turn {number}", **wish)
+        asked = [request["reasoning_effort"] for request in self.turns()]
+        wanted = [effort for effort in ("low", "high", "none", "low", "low") for _ in range(4)]
+        self.assertEqual(asked, wanted)
+
+    async def test_an_effort_that_is_no_word_is_refused(self) -> None:
+        await self.start(OpenAIProvider, Worker())
+        answer = await self.anna.try_prompt(self.session, "turn 1", reasoning_effort="a lot")
+        self.assertEqual(answer.status, 400)
+        self.assertIn("reasoning_effort", answer.json["message"])
 
 
 class MarkTests(CachingTestCase):
@@ -167,71 +317,37 @@ class MarkTests(CachingTestCase):
 
 
 class UsageTests(CachingTestCase):
-    async def counted(self) -> tuple[int, int, float]:
+    async def test_tokens_and_cost_are_those_that_the_server_reports(self) -> None:
+        """Tokens that are read from a cache, or written to it, have prices of their own; reasoning
+        is paid for as output."""
+        for name, api in APIS.items():
+            usage = Counts(1110, 50, cache_read=1000, cache_write=10, reasoning=30)
+            if api.provider is GeminiProvider:  # it reports no writes
+                usage = dataclasses.replace(usage, cache_write=0)
+
+            def script(request: dict[str, Any], usage: Counts = usage) -> list[Any]:
+                if not request.get("tools"):
+                    return [Fail(400, "no titles today")]
+                return [Think("hm"), Say("hi"), End(usage=usage)]
+
+            await self.start(api.provider, script, api.model, **api.more)
+            await self.ask("hello")
+            found = (await self.anna.call("GET", f"/sessions/{self.session}")).json
+            counted = found["prompt_tokens"], found["completion_tokens"], round(found["cost"], 6)
+            fresh = usage.prompt - usage.cache_read - usage.cache_write
+            cost = fresh * 1000 + usage.cache_read * 100 + usage.cache_write * 2000 + 50 * 10
+            with self.subTest(name):
+                self.assertEqual(counted, (1110, 50, round(cost / 1_000_000, 6)))
+
+    async def test_writing_to_a_cache_at_an_unknown_price_costs_as_much_as_input(self) -> None:
+        def script(request: dict[str, Any]) -> list[Any]:
+            if not request.get("tools"):
+                return [Fail(400, "no titles today")]
+            return [Say("hi"), End(usage=Counts(2000, 1, cache_write=1000))]
+
+        model = dataclasses.replace(MODEL, cost_per_1m_in_cached=0)
+        with mock.patch(f"{__name__}.MODEL", model):
+            await self.start(OpenAIProvider, script)
+            await self.ask("hello")
         found = (await self.anna.call("GET", f"/sessions/{self.session}")).json
-        return found["prompt_tokens"], found["completion_tokens"], round(found["cost"], 6)
-
-    async def test_anthropic_s_cached_tokens_are_counted_at_their_own_price(self) -> None:
-        await self.start(AnthropicProvider, None)
-        asked = await self.prompted()
-        usage = {
-            "input_tokens": 100,
-            "cache_read_input_tokens": 1000,
-            "cache_creation_input_tokens": 10,
-            "output_tokens": 1,
-        }
-        start = {"type": "message_start", "message": {"role": "assistant", "usage": usage}}
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text"}}
-        delta = {"type": "text_delta", "text": "hi"}
-        events: list[dict[str, Any]] = [
-            start,
-            block,
-            {"type": "content_block_delta", "index": 0, "delta": delta},
-            {"type": "content_block_stop", "index": 0},
-            {
-                "type": "message_delta",
-                "delta": {"stop_reason": "end_turn"},
-                "usage": {"output_tokens": 50},
-            },
-            {"type": "message_stop"},
-        ]
-        asked.begin()
-        for event in events:
-            asked.raw(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
-        asked.end()
-        await self.anna.events.wait_for("run_complete")
-        cost = (100 * 1000 + 1000 * 100 + 10 * 2000 + 50 * 10) / 1_000_000
-        self.assertEqual(await self.counted(), (1110, 50, cost))
-
-    async def test_cached_tokens_of_chat_completions_are_counted_at_their_own_price(self) -> None:
-        await self.start(OpenAIProvider, None)
-        asked = await self.prompted()
-        usage = {
-            "prompt_tokens": 1100,
-            "completion_tokens": 50,
-            "prompt_tokens_details": {"cached_tokens": 1000},
-        }
-        asked.begin()
-        for chunk in (
-            {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]},
-            {"choices": [], "usage": usage},
-        ):
-            asked.raw(f"data: {json.dumps(chunk)}\n\n".encode())
-        asked.raw(b"data: [DONE]\n\n")
-        asked.end()
-        await self.anna.events.wait_for("run_complete")
-        cost = (100 * 1000 + 1000 * 100 + 50 * 10) / 1_000_000
-        self.assertEqual(await self.counted(), (1100, 50, cost))
-
-    async def prompted(self) -> Any:
-        """Post a prompt and return the call for it. The one for a title is refused, so that it
-        costs nothing."""
-        await self.anna.prompt(self.session, "hello")
-        found = None
-        for number in (1, 2, 3):
-            call = await self.model.call(number)
-            if call.request.get("tools"):
-                found = call
-            else:
-                call.error(400, "no titles today")
-        return found
+        self.assertEqual(round(found["cost"], 6), 2.00001)

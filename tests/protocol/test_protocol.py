@@ -159,7 +159,8 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         Prompt,
         "session_id prompt",
-        "run_id attachments when_busy detach max_cost max_steps auto_approve",
+        "run_id attachments when_busy detach max_cost max_steps auto_approve reasoning_effort "
+        "think",
     ),
     (
         Model,

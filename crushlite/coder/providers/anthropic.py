@@ -6,11 +6,16 @@ What the API demands of a history, and what is done about it:
   message and come first in it.
 - A block of text holds more than white space: others are left out, and so is a message without any
   blocks.
-- Thinking is sent back exactly as it came, with its signature, or not at all. An answer with a
-  single plain block of thinking is stored as its text and signature. Of any other (several blocks,
-  or redacted ones), all blocks are stored as JSON in the place of the signature.
-- While thinking is on, a turn that has called tools begins with thinking. A turn that does not (it
-  was begun by another model) is continued without thinking.
+- Thinking is sent back exactly as it came, with its signature and in its place, or not at all. An
+  answer with a single plain block of thinking at its beginning is stored as its text and signature.
+  Of any other (several blocks, redacted ones, thinking between text and calls), all blocks are
+  stored as a list in the place of the signature, with the places of text and calls (returned.py).
+
+Newer models decide themselves how much they think (adaptive thinking, steered by an effort); older
+ones get a budget of tokens, and think between tool calls too because a beta header asks for it.
+Which one a model wants is known by its name, and corrected by its refusal. Thinking is not switched
+inside a turn: with a budget, the API refuses it in a turn that began without, which is continued
+without then (another model may have begun it).
 
 Four places are marked for caching, as many as the API allows: the end of the tools, of the system
 text, and of the two newest user messages. What comes before them is sent again, unchanged, with the
@@ -26,81 +31,53 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..jsontext import loads
-from ..proxies import NO_PROXIES
 from .anthropic_answer import MessagesDecoder
-from .listing import listed_models
-from .transport import MODELS_SECONDS, Transport
+from .client import ProviderClient, merged, without_reasoning
+from .returned import placed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
-
-    from ...clock import Clock
-    from ...protocol.config import Model
-    from ..proxies import Proxies
-    from .base import ChatMessage, Image, ModelRequest, Piece
-    from .transport import Timeouts
+    from .base import ChatMessage, Image, ModelRequest, ProviderError
+    from .returned import Entry
 
 _VERSION = "2023-06-01"
+_INTERLEAVED = "interleaved-thinking-2025-05-14"
 # The API has no default of its own; every current model can answer at least this much.
 _MAX_TOKENS = 8192
-_BUDGETS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 24_000}
+_BUDGETS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 24_000, "max": 48_000}
 _LEAST_BUDGET = 1024
 _CACHED = {"type": "ephemeral"}
 _NOT_IN_AN_ID = re.compile(r"[^a-zA-Z0-9_-]")
+_VERSION_IN_NAME = re.compile(r"claude-(?:[a-z]+-)?(\d{1,2})(?:[.-](\d{1,2}))?(?!\d)")
+_FIRST_ADAPTIVE = (4, 6)
 
 
-class AnthropicProvider:
-    """A server that speaks `POST {base_url}/v1/messages`; a base URL may end in /v1 already.
+class AnthropicProvider(ProviderClient):
+    """A server that speaks `POST {base_url}/v1/messages`; a base URL may end in /v1 already. A key
+    that begins with "Bearer " goes into Authorization, any other into x-api-key."""
 
-    Raises ProviderError at once for a base URL or header that can never work. Configured headers
-    and body fields win over our own of the same name. A key that begins with "Bearer " goes into
-    Authorization, any other into x-api-key.
-    """
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        versioned = self._transport.endpoint.prefix.endswith("/v1")
+        self._prefix = "" if versioned else "/v1"
+        # By model: adaptive, enabled (with a budget) or always (it cannot be changed); learned from
+        # refusals.
+        self._modes: dict[str, str] = {}
 
-    def __init__(  # noqa: PLR0913 - what a configuration says of a provider, by keyword
-        self,
-        base_url: str,
-        api_key: str = "",
-        *,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        timeouts: Timeouts | None = None,
-        clock: Clock,
-        proxies: Proxies = NO_PROXIES,
-    ) -> None:
-        headers = [("anthropic-version", _VERSION)]
-        key = api_key.strip()
+    def _headers(self, key: str) -> list[tuple[str, str]]:
+        headers = [("anthropic-version", _VERSION), ("anthropic-beta", _INTERLEAVED)]
         if key:
             bearer = key.startswith("Bearer ")
             headers.append(("Authorization" if bearer else "x-api-key", key))
-        self._transport = Transport(
-            base_url,
-            headers=headers,
-            extra_headers=(extra_headers or {}).items(),
-            clock=clock,
-            timeouts=timeouts,
-            proxies=proxies,
-            extra_body=extra_body,
-        )
-        versioned = self._transport.endpoint.prefix.endswith("/v1")
-        self._prefix = "" if versioned else "/v1"
-        self._extra_body = dict(extra_body or {})
+        return headers
 
-    def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
-        """See ModelClient."""
-        path = f"{self._prefix}/messages"
-        return self._transport.pieces(
-            path, lambda: self._body(request), MessagesDecoder(), chars=request.chars
-        )
+    def _path(self, request: ModelRequest) -> str:
+        return f"{self._prefix}/messages"
 
-    async def list_models(self, timeout: float = MODELS_SECONDS) -> list[Model]:
-        """The models that the server offers, the newest first. Raises ProviderError,
-        also if the answer is not complete within `timeout` seconds."""
-        path = f"{self._prefix}/models"
-        return await self._transport.get(path, listed_models, timeout=timeout)
+    def _models_path(self) -> str:
+        return f"{self._prefix}/models"
 
-    async def aclose(self) -> None:
-        await self._transport.aclose()
+    def _decoder(self) -> MessagesDecoder:
+        return MessagesDecoder()
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
         limit = request.max_tokens if request.max_tokens > 0 else _MAX_TOKENS
@@ -119,15 +96,58 @@ class AnthropicProvider:
                 for t in request.tools
             ]
             body["tools"][-1]["cache_control"] = _CACHED
-        budget = _budget(request, limit)
-        if budget:
-            # With thinking, the API refuses a temperature.
-            body["thinking"] = {"type": "enabled", "budget_tokens": budget}
-        else:
-            for name in ("temperature", "top_p"):
+        mode = self._modes.get(request.model) or mode_of(request.model)
+        body |= _thinking_fields(request, limit, mode)
+        if body.get("thinking", {}).get("type") not in ("enabled", "adaptive"):
+            # With thinking, the API refuses these.
+            for name in ("temperature", "top_p", "top_k"):
                 if (value := getattr(request, name)) is not None:
                     body[name] = value
-        return body | self._extra_body
+        return merged(body, self._configured)
+
+    def _adapted(
+        self, error: ProviderError, body: dict[str, Any], request: ModelRequest
+    ) -> ModelRequest | None:
+        words = str(error)
+        if "thinking" not in words:
+            return None
+        sent = body.get("thinking", {}).get("type", "")
+        if sent == "enabled" and "adaptive" in words:
+            self._modes[request.model] = "adaptive"
+        elif sent == "adaptive" and "adaptive" in words:
+            self._modes[request.model] = "enabled"
+        elif sent == "disabled" and "disabled" in words:
+            self._modes[request.model] = "always"
+        elif "block" in words:
+            # Blocks of thinking are tied to the model, which may have been changed.
+            return without_reasoning(request)
+        else:
+            return None
+        return request
+
+
+def mode_of(model: str) -> str:
+    """How a model is told to think, by its name: adaptive, or enabled with a budget."""
+    found = _VERSION_IN_NAME.search(model)
+    if found is None:
+        return "adaptive" if re.search("claude-(mythos|fable)", model) else "enabled"
+    version = int(found[1]), int(found[2] or 0)
+    return "adaptive" if version >= _FIRST_ADAPTIVE else "enabled"
+
+
+def _thinking_fields(request: ModelRequest, limit: int, mode: str) -> dict[str, Any]:
+    """The fields of a body that turn thinking on or off; none for what a model does by itself."""
+    effort = request.reasoning_effort
+    if mode != "enabled":
+        if effort == "none" and mode != "always":
+            return {"thinking": {"type": "disabled"}}
+        if effort == "none" or not (request.think or effort):
+            return {}
+        thinking = {"type": "adaptive", "display": "summarized"}
+        effort = "low" if effort == "minimal" else effort
+        return {"thinking": thinking} | ({"output_config": {"effort": effort}} if effort else {})
+    budget = _budget(request, limit)
+    return {"thinking": {"type": "enabled", "budget_tokens": budget}} if budget else {}
 
 
 def _budget(request: ModelRequest, limit: int) -> int:
@@ -136,19 +156,21 @@ def _budget(request: ModelRequest, limit: int) -> int:
     if not (request.think or effort) or effort == "none" or not _may_think(request.messages):
         return 0
     # Half of the limit is left for the answer itself.
-    budget = min(_BUDGETS.get(effort, _BUDGETS["medium"]), limit // 2)
+    wanted = _BUDGETS["max"] if effort == "xhigh" else _BUDGETS.get(effort, _BUDGETS["medium"])
+    budget = min(wanted, limit // 2)
     return budget if budget >= _LEAST_BUDGET else 0
 
 
 def _may_think(messages: list[ChatMessage]) -> bool:
-    """Whether each step of the unfinished turn, if there is one, begins with signed thinking: the
-    API refuses thinking in a turn that began without."""
+    """Whether the unfinished turn, if there is one, began with thinking. Later steps of it may come
+    without."""
+    first: ChatMessage | None = None
     for message in reversed(messages):
         if message.role == "user":
-            return True
-        if message.tool_calls and not message.signature:
-            return False
-    return True
+            break
+        if message.role == "assistant" and message.tool_calls:
+            first = message
+    return first is None or bool(_thinking(first))
 
 
 # The history as messages ------------------------------------------------------------------------
@@ -177,11 +199,17 @@ def _blocks(message: ChatMessage) -> list[dict[str, Any]]:
     if message.role == "tool":
         return [_result(message)]
     if message.role == "assistant":
-        calls = [
-            {"type": "tool_use", "id": _id(c.id), "name": c.name, "input": _object(c.input)}
-            for c in message.tool_calls
-        ]
-        return [*_thinking(message), *_text(message.text), *calls]
+        found: list[dict[str, Any]] = []
+        for part in placed(_thinking(message), message):
+            if part.text is not None:
+                found += _text(part.text)
+            elif (call := part.call) is not None:
+                arguments = _object(call.input)
+                block = {"type": "tool_use", "id": _id(call.id), "name": call.name}
+                found.append({**block, "input": arguments})
+            else:
+                found.append(part.entry)
+        return found
     return [*(_image(image) for image in message.images), *_text(message.text)]
 
 
@@ -193,16 +221,17 @@ def _result(message: ChatMessage) -> dict[str, Any]:
     return block | ({"is_error": True} if message.is_error else {})
 
 
-def _thinking(message: ChatMessage) -> list[dict[str, Any]]:
-    """The blocks of thinking of a message (see the header for how they are stored)."""
+def _thinking(message: ChatMessage) -> list[Entry]:
+    """The record of a message (see the header for how it is stored); empty for one that another API
+    has made, and without thinking."""
     signature = message.signature
     if signature.startswith("["):
         try:
             blocks = loads(signature)
         except ValueError:
             return []
-        return [block for block in blocks if isinstance(block, dict) and "type" in block]
-    if not signature:
+        return [b for b in blocks if isinstance(b, dict) and ("type" in b or "place" in b)]
+    if not signature or signature.startswith("{"):
         return []
     return [{"type": "thinking", "thinking": message.thinking, "signature": signature}]
 
@@ -213,6 +242,10 @@ def _text(text: str) -> list[dict[str, Any]]:
 
 def _image(image: Image) -> dict[str, Any]:
     source = {"type": "base64", "media_type": image.mime_type, "data": image.data}
+    if image.is_document:
+        return {"type": "document", "source": source} | (
+            {"title": image.name} if image.name else {}
+        )
     return {"type": "image", "source": source}
 
 

@@ -19,11 +19,13 @@ from .decoding import (
 )
 from .failures import malformed, refusal
 from .reply import WHOLE
+from .returned import call_place, text_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...http.sse import SSEEvent
+    from .returned import Entry
 
 SIGNED_AT_ONCE = 16  # blocks of thinking whose signature is passed on when each ends
 
@@ -45,7 +47,7 @@ class _Block:
         self.kind = kind
         self.call = call
         self.input: dict[str, Any] = {}  # given with the start; usually deltas follow instead
-        self.arguments = 0  # how many characters of them have been streamed
+        self.chars = 0  # of text or arguments that have been streamed
         self.thinking: list[str] = []
         self.signature: list[str] = []
         self.held = 0  # characters of the signature
@@ -58,12 +60,13 @@ class MessagesDecoder:
 
     def __init__(self) -> None:
         self.done = False
-        self._begun = False
+        self.begun = False
         self._reason = ""
         self._blocks: dict[int, _Block] = {}
         self._calls = 0
         self._begun_blocks = 0
-        self._thoughts: list[dict[str, Any]] = []  # complete blocks, as they must be sent back
+        self._record: list[Entry] = []  # complete blocks of thinking, and places; see returned.py
+        self._thoughts = 0  # blocks of thinking in it
 
     @property
     def finished(self) -> bool:
@@ -79,13 +82,13 @@ class MessagesDecoder:
         return handle(self, value) if handle is not None else []  # unknown kinds are to be ignored
 
     def end(self) -> list[Piece]:
-        if not self._begun:
+        if not self.begun:
             raise malformed("no answer at all")
         if not self._reason and not self.done:
             raise cut_off()
         # A block that was never closed, in an answer that was, is closed here.
         rest = [piece for index in list(self._blocks) for piece in self._close(index)]
-        if len(self._thoughts) > SIGNED_AT_ONCE:
+        if self._thoughts > SIGNED_AT_ONCE or self._is_interleaved:
             rest.append(Thought("", self._signature()))
         reason = _REASONS.get(self._reason, "unknown")
         return [*rest, ModelStop(stop_reason(reason, has_calls=self._calls > 0))]
@@ -100,7 +103,7 @@ class MessagesDecoder:
             pieces += self._block_start({"index": index, "content_block": block})
             pieces += self._close(index)
         pieces += self._message_delta({"delta": value, "usage": value.get("usage")})
-        self._begun = self.done = True
+        self.begun = self.done = True
         return pieces
 
     # Events -------------------------------------------------------------------------------------
@@ -109,7 +112,7 @@ class MessagesDecoder:
         message = value.get("message")
         if not isinstance(message, dict):
             raise malformed("a message_start without a message", value)
-        self._begun = True
+        self.begun = True
         return _tokens(message.get("usage"))
 
     def _block_start(self, value: dict[str, Any]) -> list[Piece]:
@@ -119,7 +122,7 @@ class MessagesDecoder:
         self._begun_blocks += 1
         if self._begun_blocks > MOST_ITEMS:
             raise ProviderError(f"the provider sent more than {MOST_ITEMS} content blocks")
-        self._begun = True
+        self.begun = True
         kind = block.get("type")
         pieces: list[Piece] = []
         number = None
@@ -150,13 +153,14 @@ class MessagesDecoder:
                 raise malformed("a signature that is too long")
         if block.kind == "tool_use":
             text = block.join(text_field(delta, "partial_json"))
-            block.arguments += len(text)
+            block.chars += len(text)
             return [CallPiece(block.call or 0, arguments=text)] if text else []
         if block.kind == "thinking":
             text = block.join(text_field(delta, "thinking"))
             block.thinking.append(text)
             return [Thought(text)] if text else []
         text = block.join(text_field(delta, "text")) if block.kind == "text" else ""
+        block.chars += len(text)
         return [Text(text)] if text else []
 
     def _block_stop(self, value: dict[str, Any]) -> list[Piece]:
@@ -198,24 +202,36 @@ class MessagesDecoder:
         """End a block. Return what can be said only now: the arguments of a call that came without
         deltas, or the signature of the thinking so far."""
         block = self._blocks.pop(index)
-        if block.call is not None and not block.arguments:
-            return [CallPiece(block.call, arguments=written(block.input))]
+        if block.call is not None:
+            self._record.append(call_place())
+            return [] if block.chars else [CallPiece(block.call, arguments=written(block.input))]
+        if block.kind == "text":
+            self._record.append(text_place(block.chars))
+            return []
         if block.kind == "thinking" and block.signature:
             thought = {"type": "thinking", "thinking": "".join(block.thinking)}
-            self._thoughts.append({**thought, "signature": "".join(block.signature)})
+            self._record.append({**thought, "signature": "".join(block.signature)})
         elif block.kind == "redacted_thinking" and block.data:
-            self._thoughts.append({"type": "redacted_thinking", "data": block.data})
+            self._record.append({"type": "redacted_thinking", "data": block.data})
         else:
             return []
+        self._thoughts += 1
         # All of them are in the signature: to repeat them after each of many would be quadratic.
-        return [Thought("", self._signature())] if len(self._thoughts) <= SIGNED_AT_ONCE else []
+        return [Thought("", self._signature())] if self._thoughts <= SIGNED_AT_ONCE else []
+
+    @property
+    def _is_interleaved(self) -> bool:
+        """Whether thinking came after text or calls."""
+        return any("place" not in entry for entry in self._record[self._thoughts :])
 
     def _signature(self) -> str:
         """The signature of all the thinking so far; each one replaces the one before. How it is
         made: see anthropic.py."""
-        first, *more = self._thoughts
-        if more or first["type"] != "thinking" or first["signature"].startswith("["):
-            return written(self._thoughts)
+        if self._is_interleaved:
+            return written(self._record)
+        first, *more = self._record[: self._thoughts]
+        if more or first["type"] != "thinking" or first["signature"].startswith(("[", "{")):
+            return written([first, *more])
         return str(first["signature"])
 
 

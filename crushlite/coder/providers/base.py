@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 
+PDF = "application/pdf"
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A tool as it is described to the model; `parameters` is a JSON schema."""
@@ -35,8 +38,20 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Image:
+    """An image, or a PDF document: a provider that does not take documents says so in its place."""
+
     mime_type: str
     data: str  # base64
+    name: str = ""  # of its file
+
+    @property
+    def is_document(self) -> bool:
+        return self.mime_type == PDF
+
+    @property
+    def left_out(self) -> str:
+        """What stands for a document in a request to a server that does not take any."""
+        return f"(attached file {self.name} of type {self.mime_type} is not shown)"
 
 
 @dataclass(slots=True)
@@ -47,7 +62,7 @@ class ChatMessage:
     text: str = ""
     images: list[Image] = field(default_factory=list)
     thinking: str = ""
-    signature: str = ""  # of the thinking; some providers demand it back unchanged
+    signature: str = ""  # what its provider wants back with it, unchanged; see returned.py
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str = ""
     is_error: bool = False
@@ -64,8 +79,20 @@ class ModelRequest:
     max_tokens: int = 0  # 0: the provider's default
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
     reasoning_effort: str = ""
     think: bool = False
+
+    def reason(self, effort: str, think: bool | None) -> None:
+        """Reason as a prompt wishes; what it leaves open stays as it is configured."""
+        if think is not None:
+            self.think = think
+            # An effort is reasoning, and "none" is not.
+            configured = self.reasoning_effort if self.reasoning_effort != "none" else ""
+            self.reasoning_effort = configured if think else "none"
+        self.reasoning_effort = effort or self.reasoning_effort
 
     @property
     def chars(self) -> int:
@@ -129,16 +156,24 @@ class ProviderError(ProviderFailed):
     """The provider refused, failed or broke off. The message quotes the provider.
 
     `retryable` is false if a retry cannot help, as after a status of 400, 401, 403 or 404.
-    `upstream_status` is the provider's HTTP status, 0 if there was none.
+    `upstream_status` is the provider's HTTP status, 0 if there was none. `overflow` is true if the
+    conversation does not fit into the model's context window.
     """
 
     def __init__(
-        self, message: str, *, status: int = 0, retryable: bool = False, retry_after: float = 0.0
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        retryable: bool = False,
+        retry_after: float = 0.0,
+        overflow: bool = False,
     ) -> None:
         super().__init__(message)
         self.upstream_status = status
         self.retryable = retryable
         self.retry_after = retry_after
+        self.overflow = overflow
 
 
 class ModelClient(Protocol):

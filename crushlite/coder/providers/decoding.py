@@ -25,6 +25,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 class Decoder(Protocol):
     """Turns the events of one answer into pieces. Knows no time and no connection."""
 
+    begun: bool  # something of the answer itself has come
     done: bool  # the server said that nothing follows
 
     @property

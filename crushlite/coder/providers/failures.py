@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...http.messages import Headers
 
 MESSAGE_LIMIT = 2000
+_SEARCHED = 4 * MESSAGE_LIMIT  # characters of a message that are searched for an overflow
 
 _RETRYABLE = frozenset({408, 409, 425, 429})
 # What errors are called when they come without a status, inside a stream.
@@ -45,6 +46,18 @@ _KINDS = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
+# How servers say that a conversation is too long for the model, and with which status: none in a
+# stream, and 500 from some local servers.
+_OVERFLOW = re.compile(
+    r"context[_ -]?(?:length|window|size|limit)|maximum (?:context|prompt|input|model) "
+    r"|(?:prompt|input|request|messages?)[\w ]{0,30} (?:is|are) too (?:long|large)"
+    r"|too many (?:input )?tokens|reduce the length|request_too_large"
+    r"|exceeds? the (?:maximum|max|available|allowed|limit)[\w ]{0,40}(?:tokens|context)"
+    r"|(?:token count|tokens)[\w ()]{0,40} exceeds",
+    re.IGNORECASE,
+)
+_TOO_LONG = (0, 400, 422, 500)
+_DELAY = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s")
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
@@ -65,10 +78,15 @@ def refusal(value: Any, *, status: int = 0) -> ProviderError:
         text = f"{text} ({kinds[0]})"
     # An account without credit is answered with 429 too, and no retry helps.
     no_credit = "insufficient_quota" in kinds
-    retryable = (not known or known in _RETRYABLE or known >= 500) and not no_credit
+    overflow = known == 413 or (known in _TOO_LONG and bool(_OVERFLOW.search(text[:_SEARCHED])))
+    retryable = (not known or known in _RETRYABLE or known >= 500) and not (no_credit or overflow)
     number = f" {status}" if status else ""
     return ProviderError(
-        f"the provider answered{number}: {text}", status=known, retryable=retryable
+        f"the provider answered{number}: {text}",
+        status=known,
+        retryable=retryable,
+        retry_after=_delay_in(inner),
+        overflow=overflow,
     )
 
 
@@ -96,6 +114,16 @@ def _status_in(error: Any) -> int:
         if isinstance(value, int | float) and 400 <= value <= 599 and value == int(value):
             return int(value)
     return 0
+
+
+def _delay_in(error: Any) -> float:
+    """The seconds to wait that Google's error documents name; 0 if there are none."""
+    details = error.get("details") if isinstance(error, dict) else None
+    for detail in details[:20] if isinstance(details, list) else ():
+        delay = detail.get("retryDelay") if isinstance(detail, dict) else None
+        if isinstance(delay, str) and (found := _DELAY.fullmatch(delay)):
+            return float(found[1])
+    return 0.0
 
 
 def _text_of(error: Any) -> str:

@@ -6,7 +6,8 @@ ProviderError and never guessed. In short:
 - An answer is complete at a finish_reason or at [DONE]. A stream that ends before both is broken.
 - The parts of a tool call are put together by index, else by id, else by order. Calls get their
   index by appearance, and an id if the server gave none.
-- Reasoning comes in one of four fields; it is streamed.
+- Reasoning comes in one of four fields; it is streamed. Which one it was, and details that must be
+  returned as they are, is the record of the answer (see returned.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .decoding import (
 )
 from .failures import malformed, refusal
 from .reply import WHOLE
+from .returned import signature_of
 
 if TYPE_CHECKING:
     from ...http.sse import SSEEvent
@@ -51,6 +53,7 @@ _REASONS = {
 }
 CHECKED_CHARS = 8 << 20  # see _is_complete
 # Finish reasons of servers that failed after they had begun to answer.
+API = "chat"  # the name of its records
 _FAILURES = frozenset({"error", "network_error", "insufficient_system_resource"})
 
 
@@ -185,6 +188,8 @@ class ChatDecoder:
         self._tokens: Tokens | None = None
         self._join_text = SurrogateJoiner()
         self._join_thought = SurrogateJoiner()
+        self._field = ""  # the one with the reasoning
+        self._details = _Details()
         self._remark: dict[str, Any] | None = None  # the last object that was no part of an answer
 
     @property
@@ -210,7 +215,16 @@ class ChatDecoder:
             raise cut_off()
         reason = _REASONS.get(self._reason.lower(), "unknown")
         stop = stop_reason(reason, has_calls=len(self._calls) > 0)
-        return [*self._calls.end(), ModelStop("content_filter" if self._refused else stop)]
+        stop = "content_filter" if self._refused else stop
+        return [*self._calls.end(), *self._returned(), ModelStop(stop)]
+
+    def _returned(self) -> list[Piece]:
+        """What the server wants back with the answer, if there is anything."""
+        details = self._details.whole()
+        if not self._field and not details:
+            return []
+        entry = {"field": self._field} | ({"details": details} if details else {})
+        return [Thought("", signature_of(API, [entry]))]
 
     def _choice(self, chunk: dict[str, Any]) -> list[Piece]:
         """The pieces in the first choice of a chunk, of which there is only one."""
@@ -236,7 +250,10 @@ class ChatDecoder:
 
     def _delta(self, delta: dict[str, Any]) -> list[Piece]:
         text, thought = _parts(delta.get("content"))
-        thought = _reasoning(delta) or thought
+        field, reasoning = _reasoning(delta)
+        self._field = self._field or field
+        thought = reasoning or thought
+        self._details.add(delta.get("reasoning_details"))
         refused = delta.get("refusal")
         if isinstance(refused, str) and refused:
             self._refused = True
@@ -283,19 +300,56 @@ def _parts(content: Any) -> tuple[str, str]:
     return text, thought
 
 
-def _reasoning(delta: dict[str, Any]) -> str:
-    """The reasoning in a delta, from the first field that holds any: servers that fill two fields
-    put the same into both."""
+def _reasoning(delta: dict[str, Any]) -> tuple[str, str]:
+    """The reasoning in a delta and the name of its field, the first one that holds any: servers
+    that fill two fields put the same into both."""
     for name in ("reasoning_content", "reasoning", "thinking"):
         value = delta.get(name)
         if isinstance(value, str) and value:
-            return value
+            return name, value
     details = delta.get("reasoning_details")
     found = ""
     for detail in items_of(details if isinstance(details, list) else [], "reasoning_details"):
         text = (detail.get("text") or detail.get("summary")) if isinstance(detail, dict) else None
         found += text if isinstance(text, str) else ""
-    return found
+    return "", found
+
+
+class _Details:
+    """The reasoning details of a gateway, put together from their parts. They are returned only if
+    something in them is signed or encrypted, and dropped if they are too long to be stored."""
+
+    _GROWING = ("text", "summary", "data", "signature")
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, Any], dict[str, Any]] = {}  # by type and index
+        self._pieces: dict[tuple[tuple[str, Any], str], list[str]] = {}
+        self._chars = 0
+
+    def add(self, details: Any) -> None:
+        if self._chars > HELD_CHARS or len(self._found) > MOST_ITEMS:
+            return
+        for detail in details if isinstance(details, list) else ():
+            if not isinstance(detail, dict) or not isinstance(detail.get("type"), str):
+                continue
+            index = whole_number(detail.get("index"))
+            key = (detail["type"], len(self._found) if index is None else index)
+            known = self._found.setdefault(key, {})
+            for name, value in detail.items():
+                if name in self._GROWING and isinstance(value, str):
+                    self._pieces.setdefault((key, name), []).append(value)
+                    self._chars += len(value)
+                elif isinstance(value, str | int) and (value or name not in known):
+                    known[name] = value
+                    self._chars += len(str(value))
+
+    def whole(self) -> list[dict[str, Any]]:
+        for (key, name), pieces in self._pieces.items():
+            self._found[key][name] = "".join(pieces)
+        found = list(self._found.values())
+        bound = any(detail.get("signature") or detail.get("data") for detail in found)
+        fits = self._chars <= HELD_CHARS and len(found) <= MOST_ITEMS
+        return found if bound and fits else []
 
 
 def _tokens(usage: dict[str, Any]) -> Tokens | None:
@@ -313,5 +367,7 @@ def _tokens(usage: dict[str, Any]) -> Tokens | None:
     if prompt:
         read = min(read, prompt) if read is not None else None
         prompt -= read or 0
-        return Tokens(prompt, completion or None, read)
+        write = whole_number(details.get("cache_write_tokens")) if isinstance(details, dict) else 0
+        write = min(write or 0, prompt) or None
+        return Tokens(prompt - (write or 0), completion or None, read, write)
     return Tokens(None, completion or None)

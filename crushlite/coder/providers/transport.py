@@ -118,8 +118,9 @@ class Endpoint:
         self.server = RemoteServer(host, port, secure, proxy, TLS())
 
     def target(self, path: str) -> str:
-        """The target of a request for a path below the base URL."""
-        return self.server.target(self.host_header, f"{self.prefix}{path}{self._query}")
+        """The target of a request for a path below the base URL, which may have a query."""
+        query = self._query.replace("?", "&", 1) if "?" in path else self._query
+        return self.server.target(self.host_header, f"{self.prefix}{path}{query}")
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         """Raises ConnectFailed, also when it takes too long."""
@@ -279,6 +280,7 @@ class Transport:
             status=error.upstream_status,
             retryable=error.retryable,
             retry_after=error.retry_after,
+            overflow=error.overflow,
         )
 
     async def _check(self, response: StreamResponse) -> None:
@@ -290,7 +292,7 @@ class Transport:
             raise ProviderError(text, status=status)
         if not 200 <= status < 300:
             error = refusal(document_of(await self._error_body(response)), status=status)
-            error.retry_after = retry_after(headers, self._clock.now())
+            error.retry_after = retry_after(headers, self._clock.now()) or error.retry_after
             raise error
         coding = headers.get("content-encoding") or "identity"
         if coding.strip().lower() != "identity":

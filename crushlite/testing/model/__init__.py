@@ -1,8 +1,9 @@
 """A fake model server on a loopback port: the test decides on every byte of its answers.
 
-It speaks `/chat/completions`, `/messages` (the Anthropic API; a call is answered in the API that it
-used) and `/models`, below any prefix, with real sockets, chunked streams and kept-alive
-connections. Either the test plays the model, call by call:
+It speaks `/chat/completions`, `/messages` (the Anthropic API), `/responses` (OpenAI),
+`/models/NAME:streamGenerateContent` (Gemini) and `/models`, below any prefix, with real sockets,
+chunked streams and kept-alive connections; a call is answered in the API that it used. Either the
+test plays the model, call by call:
 
     async with FakeModel() as model:
         ...                                   # make something ask model.base_url
@@ -22,15 +23,19 @@ client that has closed its connection does nothing.
 
 from __future__ import annotations
 
-from .scripts import Drop, End, Fail, Say, Script, Step, Think, Use, Wait, obedient
+from .dialects import Counts
+from .scripts import Break, Drop, End, Fail, Refuse, Say, Script, Step, Think, Use, Wait, obedient
 from .server import FakeModel, ModelCall
 
 __all__ = [
+    "Break",
+    "Counts",
     "Drop",
     "End",
     "Fail",
     "FakeModel",
     "ModelCall",
+    "Refuse",
     "Say",
     "Script",
     "Step",

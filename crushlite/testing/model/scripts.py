@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...records import dataclass
+
+if TYPE_CHECKING:
+    from .dialects import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,21 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Refuse:
+    """A failure as the API documents it: `unauthorized`, `overflow`, `rate_limit` or `overloaded`.
+    After other steps it comes inside the stream."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Abort the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """End the stream where it is, without the end of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +74,10 @@ class End:
     """The end of the answer. The default reason is tool_calls after a Use, else stop."""
 
     reason: str = ""
-    usage: tuple[int, int] | None = (10, 5)
+    usage: tuple[int, int] | Counts | None = (10, 5)
 
 
-Step = Say | Think | Use | Wait | Fail | Drop | End
+Step = Say | Think | Use | Wait | Fail | Refuse | Drop | Break | End
 Script = Callable[[dict[str, Any]], Sequence[Step]]
 
 
@@ -69,7 +85,8 @@ Script = Callable[[dict[str, Any]], Sequence[Step]]
 
 
 def _messages(request: dict[str, Any]) -> list[dict[str, Any]]:
-    found = request.get("messages")
+    """The messages of a request in any of the APIs; in Responses they are items."""
+    found = request.get("messages") or request.get("input") or request.get("contents")
     return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
 
 
@@ -78,21 +95,30 @@ def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    texts = (p.get("text") or _text_of(p.get("content")) for p in parts if isinstance(p, dict))
+    texts = (p.get("text") or _text_of(_content(p)) for p in parts if isinstance(p, dict))
     return "\n".join(text for text in texts if text)
+
+
+def _content(message: dict[str, Any]) -> Any:
+    """The content of a message or a result, under the name that its API has for it."""
+    result = message.get("functionResponse")
+    if isinstance(result, dict) and isinstance(result.get("response"), dict):
+        return "\n".join(str(value) for value in result["response"].values())
+    found = (message.get(name) for name in ("content", "output", "parts"))
+    return next((content for content in found if content), None)
 
 
 def first_text(request: dict[str, Any]) -> str:
     """The text of the first user message of a request."""
-    return next((_text_of(m.get("content")) for m in _messages(request) if _is_user(m)), "")
+    return next((_text_of(_content(m)) for m in _messages(request) if _is_user(m)), "")
 
 
 def _is_result(message: dict[str, Any]) -> bool:
-    if message.get("role") == "tool":
+    if message.get("role") == "tool" or message.get("type") == "function_call_output":
         return True
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
+    content = message.get("content") or message.get("parts")
+    parts = [part for part in content if isinstance(part, dict)] if content else []
+    return any(part.get("type") == "tool_result" or "functionResponse" in part for part in parts)
 
 
 def _is_user(message: dict[str, Any]) -> bool:
@@ -126,7 +152,7 @@ def obedient(request: dict[str, Any]) -> list[Step]:
         return [Say("Fake Title"), End()]
     messages = _messages(request)
     last = messages[-1] if messages else {}
-    text = _text_of(last.get("content"))
+    text = _text_of(_content(last))
     if _is_result(last):
         return [Say(f"The tool said: {text}"), End()]
     word, _, rest = text.strip().partition(" ")

@@ -11,14 +11,19 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from ...clock import SystemClock, resolve_once
-from .dialects import ChatDialect, MessagesDialect
-from .scripts import Drop, End, Fail, Say, Think, Use, Wait, first_text
+from .dialects import ChatDialect, Counts, MessagesDialect
+from .newer_dialects import GeminiDialect, ResponsesDialect
+from .scripts import Break, Drop, End, Fail, Refuse, Say, Think, Use, Wait, first_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...clock import Clock
+    from .dialects import Dialect
     from .scripts import Script, Step
+
+_GEMINI = ":streamGenerateContent"
+_APIS = ("/chat/completions", "/messages", "/responses", _GEMINI)
 
 PATIENCE = 20.0  # seconds: far above what anything takes, so that only a hang reaches it
 
@@ -44,10 +49,7 @@ class ModelCall:
         self._connection = connection
         self._begun = False
         self._over = False
-        anthropic = path.endswith("/messages")
-        self._dialect: ChatDialect | MessagesDialect = (
-            MessagesDialect(self.request) if anthropic else ChatDialect(self.request)
-        )
+        self._dialect = _dialect(path, self.request)
 
     def __repr__(self) -> str:
         return f"<ModelCall {self.path} {'over' if self._over else 'open'}>"
@@ -69,11 +71,24 @@ class ModelCall:
         """A complete tool call, with its arguments in about so many pieces."""
         await self._stream(self._dialect.tool_call(id_, name, arguments, pieces))
 
-    async def finish(self, reason: str = "", usage: tuple[int, int] | None = (10, 5)) -> None:
+    async def finish(
+        self, reason: str = "", usage: tuple[int, int] | Counts | None = (10, 5)
+    ) -> None:
         """Send the finish reason (by default tool_calls after a tool call, else stop) and the usage
         (prompt and completion tokens; None for none), and end the stream."""
-        await self._stream(self._dialect.finish(reason, usage))
+        counts = Counts(*usage) if isinstance(usage, tuple) else usage
+        await self._stream(self._dialect.finish(reason, counts))
         self.end()
+
+    async def refuse(self, kind: str) -> None:
+        """Fail as the API documents it: with an error response, or inside the stream if that has
+        begun, which ends then. See Dialect.failure for the kinds."""
+        if self._begun:
+            await self._stream(self._dialect.break_off(kind))
+            self.end()
+        else:
+            status, document = self._dialect.failure(kind)
+            self.reply(status, json.dumps(document).encode("ascii"))
 
     def begin(
         self, status: int = 200, content_type: str = "text/event-stream", headers: Pairs = ()
@@ -141,6 +156,17 @@ class ModelCall:
     async def _stream(self, data: bytes) -> None:
         self.raw(data)
         await self._model.wait_for(self._connection.drained(), f"{self!r}: the client to read")
+
+
+def _dialect(path: str, request: dict[str, Any]) -> Dialect:
+    """The API that a path belongs to."""
+    if path.endswith("/messages"):
+        return MessagesDialect(request)
+    if path.endswith("/responses"):
+        return ResponsesDialect(request)
+    if path.endswith(_GEMINI):
+        return GeminiDialect(request, path.rpartition("/")[2].removesuffix(_GEMINI))
+    return ChatDialect(request)
 
 
 def _head(status: int, pairs: Pairs) -> bytes:
@@ -240,7 +266,7 @@ class FakeModel:
     `requests` are the decoded bodies in order of arrival. `concurrent` is the number of open calls,
     `most_concurrent` its maximum so far, and `most_concurrent_by` the maxima by the text of the
     first user message. `connections` counts all that were ever made. `models` are the ids in the
-    list of models.
+    list of models, `apis` the ends of the paths that are answered.
     """
 
     def __init__(
@@ -248,11 +274,13 @@ class FakeModel:
         *,
         script: Script | None = None,
         models: Sequence[str] = ("fake-large", "fake-small"),
+        apis: tuple[str, ...] = _APIS,
         clock: Clock | None = None,
         patience: float = PATIENCE,
     ) -> None:
         self.calls: list[ModelCall] = []
         self.models = list(models)
+        self.apis = apis
         self.concurrent = 0
         self.most_concurrent = 0
         self.most_concurrent_by: dict[str, int] = {}
@@ -327,12 +355,22 @@ class FakeModel:
 
     def arrived(self, method: str, call: ModelCall) -> None:
         if method == "GET" and call.path.endswith("/models"):
-            data = [{"id": name, "object": "model"} for name in self.models]
-            call.reply(200, json.dumps({"object": "list", "data": data}).encode("ascii"))
-        elif method == "POST" and call.path.endswith(("/chat/completions", "/messages")):
+            call.reply(200, json.dumps(self._listed(call)).encode("ascii"))
+        elif method == "POST" and call.path.endswith(self.apis):
             self._begin(call)
         else:
             call.error(404, f"the fake model has no {method} {call.path}")
+
+    def _listed(self, call: ModelCall) -> dict[str, Any]:
+        if "x-goog-api-key" in call.headers:
+            methods = ["generateContent", "countTokens"]
+            models = [
+                {"name": f"models/{name}", "supportedGenerationMethods": methods}
+                for name in self.models
+            ]
+            return {"models": models}
+        data = [{"id": name, "object": "model"} for name in self.models]
+        return {"object": "list", "data": data}
 
     def _begin(self, call: ModelCall) -> None:
         self.calls.append(call)
@@ -381,8 +419,12 @@ class FakeModel:
                 await self._clock.sleep(seconds)
             case Fail(status, message, headers):
                 call.error(status, message, headers)
+            case Refuse(kind):
+                await call.refuse(kind)
             case Drop():
                 call.drop()
+            case Break():
+                call.end()
             case End(reason, usage):
                 await call.finish(reason, usage)
 
