@@ -12,8 +12,10 @@ import json
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...errors import BadRequest
 from ...records import dataclass
 from ...threads import DaemonThreads
+from ...worktree.names import similar_paths
 from ...worktree.paths import OwnFolders, locate
 from ..providers.base import ToolSpec
 
@@ -96,8 +98,16 @@ def spec_of(tool: Tool) -> ToolSpec:
 
 
 def failure(text: str) -> ToolOutcome:
-    """The outcome of a call that failed; the model reads the text."""
-    return ToolOutcome(f"Error: {text}", is_error=True)
+    """The outcome of a call that failed; the model reads the text. That it is an error is not part
+    of the text: clients show it beside it, and history.py tells the model."""
+    return ToolOutcome(text, is_error=True)
+
+
+def missing(place: Place, root: Path) -> BadRequest:
+    """The error for a path that does not exist, with similar ones of the workspace. Blocks."""
+    found = similar_paths(root, place.path, place.closed) if place.inside else []
+    meant = f": did you mean {' or '.join(found)}?" if found else ". Use glob or ls to find it"
+    return BadRequest(f"{place.shown} does not exist{meant}")
 
 
 def denied(reason: str = "", metadata: Mapping[str, Any] | None = None) -> ToolOutcome:
