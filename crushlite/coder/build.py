@@ -52,7 +52,7 @@ def coder(
         return None
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
-    from .tools.base import SEARCHES, ToolContext
+    from .tools.base import SEARCHES, ToolContext, view_lines
     from .tools.registry import all_tools
 
     proxies = proxies_of(env)
@@ -67,6 +67,8 @@ def coder(
                 config.command_env(env),
                 OwnFolders(path, (*config.own_folders, default_socket().parent)),
                 searches=searches or asyncio.Semaphore(SEARCHES),
+                view_lines=view_lines(config.large.model.context_window),
+                images=config.large.model.supports_attachments,
             ),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),

@@ -54,6 +54,7 @@ class FakeTurn:
     """The part of Turn that tools use."""
 
     session_id = "session-1"
+    run_id = "run-1"
 
     def __init__(self, path: Path) -> None:
         self.path = path

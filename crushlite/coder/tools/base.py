@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FILE_SECONDS = 30.0  # for one call; a local disk that syncs under load can take several
+VIEW_LINES = 400
 SEARCHES = 8  # at the same time in a daemon; each may take 512 MiB and a core
 
 
@@ -47,6 +48,10 @@ class ToolContext:
     # By session and resolved path: the digest of a file's content when the model last saw it. A
     # change is refused if the file has another content now.
     seen: dict[tuple[str, str], str] = field(default_factory=dict)
+    view_lines: int = VIEW_LINES  # that view shows if the model does not say how many
+    images: bool = True  # whether the model takes images
+    # By session: the run that looked at images last, and the bytes of these.
+    images_of: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     async def blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a thread. Raises BadRequest if it takes longer than FILE_SECONDS."""
@@ -91,6 +96,12 @@ class Tool(Protocol):
     async def run(self, call: ToolUse) -> ToolOutcome:
         """Raises BadRequest or another CrushliteError whose message the model reads."""
         ...
+
+
+def view_lines(window: int) -> int:
+    """How many lines of a file `view` shows by itself to a model with a context window of so many
+    tokens (0: unknown): they should take a small part of it."""
+    return VIEW_LINES if window <= 0 else min(max(window // 100, 100), VIEW_LINES)
 
 
 def spec_of(tool: Tool) -> ToolSpec:

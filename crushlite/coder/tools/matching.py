@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def ambiguous(content: str, text: str, count: int) -> str:
     numbers = [str(number) for number in lines_of(content, text)]
     more = ", ..." if count > len(numbers) else ""
     return (
-        f"old_string was found {count} times, at lines {', '.join(numbers)}{more}: add lines around "
-        "it until it is unique, or set replace_all"
+        f"old_string was found {count} times, at lines {', '.join(numbers)}{more}: add lines "
+        "around it until it is unique, or set replace_all"
     )
 
 
@@ -147,7 +148,7 @@ def _is_mixed(indent: str) -> bool:
 
 def _rules(mine: str, theirs: str) -> list[Callable[[str], str | None]]:
     """The ways in which one indentation may lead to another one: so much more, so much less, tabs
-    for blanks, blanks for tabs, or steps of another width."""
+    for blanks, blanks for tabs, steps of another width, or, if there is only one, that one."""
     found: list[Callable[[str], str | None]] = []
     if theirs.endswith(mine):
         more = theirs[: len(theirs) - len(mine)]
@@ -155,16 +156,11 @@ def _rules(mine: str, theirs: str) -> list[Callable[[str], str | None]]:
     if mine.endswith(theirs):
         less = mine[: len(mine) - len(theirs)]
         found.append(lambda indent: indent[len(less) :] if indent.startswith(less) else None)
-    widths = (4, 2, 8, 3)
-    found += [lambda indent, width=width: _steps(indent, " " * width, "\t") for width in widths]
-    found += [lambda indent, width=width: _steps(indent, "\t", " " * width) for width in widths]
-    found += [
-        lambda indent, one=one, other=other: _steps(indent, " " * one, " " * other)
-        for one in widths
-        for other in widths
-        if one != other
-    ]
-    return found
+    widths = [" " * width for width in (4, 2, 8, 3)]
+    steps = [(blanks, "\t") for blanks in widths] + [("\t", blanks) for blanks in widths]
+    steps += [(one, other) for one in widths for other in widths if one != other]
+    found += [partial(_steps, one=one, other=other) for one, other in steps]
+    return [*found, lambda indent: theirs if indent == mine else None]
 
 
 def _steps(indent: str, one: str, other: str) -> str | None:
@@ -239,7 +235,9 @@ def _blanks(content: str, old: str) -> str:
         if places:
             numbers = ", ".join(str(place + 1) for place in places)
             where = f"line{'s' if len(places) > 1 else ''} {numbers}"
-            return f"old_string differs from {where} only {what}. {_shown(lines, places[0], wanted)}"
+            return (
+                f"old_string differs from {where} only {what}. {_shown(lines, places[0], wanted)}"
+            )
     return ""
 
 
