@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...clock import SystemClock
+from .download import Download
 from .files import Edit, MultiEdit, Write
 from .search import Glob, Grep, Ls
 from .shell import Bash, JobKill, JobOutputTool
@@ -35,6 +36,7 @@ def all_tools(disabled: Collection[str] = (), *, clock: Clock | None = None) -> 
         MultiEdit(),
         Write(),
         Fetch(clock),
+        Download(clock),
         Todos(),
         QuestionTool(),
     ]
