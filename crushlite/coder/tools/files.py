@@ -125,6 +125,8 @@ async def _open(call: ToolUse, *, new: bool = False) -> _File:
         return _File(place)
     if not there:
         raise await call.context.blocking(missing, place, call.context.path)
+    if await call.context.blocking(place.path.is_dir):
+        raise BadRequest(f"{place.shown} is a directory: name a file in it")
     if seen is None:  # checked before reading: outside the project that needs a permission
         raise BadRequest(f"view {place.shown} before you change it")
     return await call.context.blocking(_read, place, seen)
