@@ -7,13 +7,16 @@ import json
 import os
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from crushlite.coder.images import image_problem, image_type
 from crushlite.coder.tools import view
 from crushlite.coder.tools.base import view_lines
+from crushlite.testing.model import End, Say
 from crushlite.worktree import names, paths
+from tests.support.configured import ConfiguredTestCase, use
 from tests.support.tools import ToolTestCase
 
 NOT_TEXT: list[Any] = [None, 7, 1.5, True, [], {}, ["a"], "half \ud800"]
@@ -225,3 +228,27 @@ class ImageTests(ToolTestCase):
     def test_a_small_window_shows_fewer_lines(self) -> None:
         shown = [view_lines(window) for window in (0, 4096, 16_384, 32_768, 200_000)]
         self.assertEqual(shown, [400, 100, 163, 327, 400])
+
+
+class ImagesOfModelsTests(ConfiguredTestCase):
+    described = {"supports_attachments": True}
+
+    async def test_an_image_reaches_the_model_in_this_turn_and_in_later_ones(self) -> None:
+        kim = await self.join(yolo=True)
+        (Path(kim.workspace["path"]) / "a.png").write_bytes(png())
+        session = await kim.session()
+        self.plan = [use("view", file_path="a.png"), [Say("a square"), End()]]
+        self.assertEqual((await self.turn(kim, session, "look"))["text"], "a square")
+        self.plan = [[Say("yes"), End()]]
+        await self.turn(kim, session, "really?")
+        url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+        _, shown, later = (request["messages"] for request in self.model.requests)
+        pictures = [
+            part["image_url"]["url"]
+            for message in shown
+            if isinstance(message["content"], list)
+            for part in message["content"]
+            if part["type"] == "image_url"
+        ]
+        self.assertEqual(pictures, [url])
+        self.assertEqual(later[: len(shown)], shown, "each request begins with the one before")
