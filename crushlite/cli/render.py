@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 
 CALL_COLUMNS = 40  # of a running call, beside the last line that it has put out
 # The inputs of a tool call that say best what it does; the first that is there is shown first.
-_FIRST = ("command", "file_path", "path", "pattern", "url", "query", "shell_id", "question")
-_FIRST += ("description",)
+_FIRST = (
+    *("command", "file_path", "path", "pattern", "url", "query"),
+    *("shell_id", "question", "description"),
+)
 _DIFFED = ("old_content", "new_content")
 _TRIVIAL: tuple[Any, ...] = (None, "", False, 0, [], {})
 # Parameters of our own tools that are left out of a request where they have their usual value.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...agent.base import Verdict
     from ...worktree.paths import Place
     from .base import ToolUse
-    from .web import Address
+    from .web import PageAddress
 
 DOWNLOAD_BYTES = 32 << 20  # it is in memory before it is written
 
@@ -66,7 +66,7 @@ def _require_new(place: Place) -> None:
         raise BadRequest(f"{place.shown} exists already: choose another name")
 
 
-async def _permission(call: ToolUse, place: Place, timeout: int, address: Address) -> Verdict:
+async def _permission(call: ToolUse, place: Place, timeout: int, address: PageAddress) -> Verdict:
     params: dict[str, str | int] = {"url": str(address), "file_path": str(place.path)}
     if timeout:
         params["timeout"] = timeout

@@ -69,7 +69,7 @@ _CHARSETS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PageAddress:
     """A URL, checked and taken apart."""
 
     scheme: str
@@ -96,7 +96,7 @@ class Address:
         return f"{self.scheme}://{self.host_header}{self.target}"
 
 
-def _address(url: str) -> Address:
+def _address(url: str) -> PageAddress:
     """Take a URL apart. Raises BadRequest, phrased for the model, if it cannot be fetched. Names
     are in ASCII from here on, so that the user who is asked can see look-alike letters."""
     if len(url) > URL_CHARS or re.search(r"[\x00-\x20\x7f-\xa0\\]", url):
@@ -116,7 +116,7 @@ def _address(url: str) -> Address:
     target = quote(parts.path or "/", safe="/:@!$&'()*+,;=~-._%")
     if parts.query:
         target += "?" + quote(parts.query, safe="/?:@!$&'()*+,;=~-._%[]|")
-    return Address(parts.scheme, host, PORTS[parts.scheme] if port is None else port, target)
+    return PageAddress(parts.scheme, host, PORTS[parts.scheme] if port is None else port, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +140,10 @@ class WebTool:
     async def _follow(
         self,
         call: ToolUse,
-        permission: Callable[[Address], Awaitable[Verdict]],
+        permission: Callable[[PageAddress], Awaitable[Verdict]],
         timeout: int,
         most: int,
-    ) -> tuple[Address, Page] | ToolOutcome:
+    ) -> tuple[PageAddress, Page] | ToolOutcome:
         """Get what is at the url of a call, at most so many bytes of it, and follow redirects; or
         the outcome of the call if permission was denied. Raises BadRequest if it cannot be got."""
         address = _address(text(call, "url"))
@@ -165,7 +165,7 @@ class WebTool:
             address = _redirected(address, location)
         raise BadRequest(f"more than {REDIRECTS} redirects, the last one to {address}")
 
-    async def _get(self, address: Address, seconds: float, proxies: Proxies, most: int) -> Page:
+    async def _get(self, address: PageAddress, seconds: float, proxies: Proxies, most: int) -> Page:
         """Raises BadRequest if there is no complete answer within `seconds`."""
         try:
             async with time_limit(self._clock, seconds):
@@ -175,7 +175,7 @@ class WebTool:
         except (ClientError, OSError, ValueError) as error:
             raise BadRequest(f"{address}: {error}") from None
 
-    async def _exchange(self, address: Address, proxies: Proxies, most: int) -> Page:
+    async def _exchange(self, address: PageAddress, proxies: Proxies, most: int) -> Page:
         secure = address.scheme == "https"
         proxy = proxies.find(address.host, address.port, secure=secure)
         server = RemoteServer(address.host, address.port, secure, proxy, self._tls)
@@ -220,7 +220,7 @@ class Fetch(WebTool):
         return await call.context.blocking(_outcome, *got, wanted)
 
 
-async def _permission(call: ToolUse, wanted: str, timeout: int, address: Address) -> Verdict:
+async def _permission(call: ToolUse, wanted: str, timeout: int, address: PageAddress) -> Verdict:
     params: dict[str, str | int] = {"url": str(address), "format": wanted}
     if timeout:
         params["timeout"] = timeout
@@ -235,7 +235,7 @@ async def _permission(call: ToolUse, wanted: str, timeout: int, address: Address
     )
 
 
-def _redirected(address: Address, location: str) -> Address:
+def _redirected(address: PageAddress, location: str) -> PageAddress:
     """The address that a redirect leads to. Raises BadRequest if it cannot be fetched."""
     try:
         following = urljoin(str(address), location.strip())
@@ -244,7 +244,7 @@ def _redirected(address: Address, location: str) -> Address:
     return _address(following)
 
 
-def _outcome(address: Address, page: Page, wanted: str) -> ToolOutcome:
+def _outcome(address: PageAddress, page: Page, wanted: str) -> ToolOutcome:
     """The page in the wanted format. Takes its time: call it in a thread."""
     kind = (page.headers.get("content-type") or "").lower()
     content = _decoded(unpacked(page, BODY_BYTES), kind)
