@@ -452,13 +452,13 @@ def _narrowed(tree: Tree, batch: list[Parts], program: str, needed: bytes) -> li
     if not needed or len(batch) < FEW:
         return batch
     tree.enter()
-    names = [os.fsencode("./" + "/".join(parts)) for parts in batch]
+    names = [os.fsencode("/".join(parts)) for parts in batch]
     # Without any settings, of files or variables; no file is taken for binary, or for UTF-16.
     options = "--no-config --files-with-matches --null --fixed-strings --text --no-mmap"
     words = [program, *options.split(), "--encoding=none", "--no-messages", "--color=never"]
     try:
         ended = subprocess.run(
-            [*words, b"--regexp=" + needed, b"--", *names],
+            [*words, b"--regexp=" + needed, b"--", *(b"./" + name for name in names)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env={"LC_ALL": "C.UTF-8"},
@@ -469,9 +469,10 @@ def _narrowed(tree: Tree, batch: list[Parts], program: str, needed: bytes) -> li
         raise _Stop("time") from None
     except OSError:
         return batch
-    if ended.returncode not in (0, 1):  # it could not read every file, or is another program
+    holding = {name.removeprefix(b"./") for name in ended.stdout.split(b"\0") if name}
+    # It could not read every file, or says something else than names.
+    if ended.returncode != (0 if holding else 1) or not holding.issubset(names):
         return batch
-    holding = set(ended.stdout.split(b"\0"))
     return [parts for parts, name in zip(batch, names, strict=True) if name in holding]
 
 
