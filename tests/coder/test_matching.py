@@ -119,8 +119,10 @@ class EditTests(ToolTestCase):
         wanted = PYTHON.replace("return 1", "return 3").replace("\n", "\r\n").encode()
         self.assertEqual(path.read_bytes(), wanted)
         self.assertIn("            return 3", self.turn.asked[0].params["new_content"])
-        everywhere = {"old_string": old, "new_string": new, "replace_all": True}
-        self.assert_failed(await self.use("edit", file_path="a.py", **everywhere), "not found")
+        old = 'def two(self):\n    return "two"'
+        everywhere = {"old_string": old, "new_string": "pass", "replace_all": True}
+        outcome = await self.use("edit", file_path="a.py", **everywhere)
+        self.assert_failed(outcome, "differs from line 7 only in indentation")
         change = {"old_string": "\treturn 3", "new_string": "\tpass"}
         outcome = await self.use("multiedit", file_path="a.py", edits=[change])
         self.assertIn("edit 1: old_string had another indentation", outcome.content)
