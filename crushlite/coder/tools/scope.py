@@ -133,7 +133,11 @@ def command_scope(
     if len(paths) > MOST_PATHS:
         paths, programs = [], None
     for path in paths:
-        place = Path(resolve(os.path.join(cwd.path, path)))
+        try:
+            place = Path(resolve(os.path.join(cwd.path, path)))
+        except OSError:  # a link that is being replaced: where it leads is not known
+            programs = None
+            continue
         if place != root and root not in place.parents:
             programs = None
         else:
