@@ -21,7 +21,7 @@ from ..records import dataclass
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..commands.background import JobOutput
+    from ..commands.background import JobInfo, JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.messages import Attachment, Message
     from ..protocol.questions import Question, QuestionResponse
@@ -246,13 +246,21 @@ class Turn(Protocol):
         nothing."""
         ...
 
-    def keep(self, command: Command) -> str:
-        """Let a command go on after the run, as a job of the session; returns the job's id. Raises
-        Conflict if there are too many jobs."""
+    def keep(self, command: Command, info: JobInfo = ...) -> str:
+        """Let a command go on after the run, as a job of the session; returns the job's id. `info`
+        says what it is, for clients. Raises Conflict if there are too many jobs."""
         ...
 
     def job_output(self, job_id: str) -> JobOutput:
         """The output of a job of this session so far. Raises NotFound."""
+        ...
+
+    def job_info(self, job_id: str) -> JobInfo:
+        """What a job of this session is. Raises NotFound."""
+        ...
+
+    async def wait_for_job(self, job_id: str, seconds: float) -> None:
+        """Wait until a job of this session has ended, at most for some seconds. Raises NotFound."""
         ...
 
     async def kill_job(self, job_id: str) -> Exit | None:

@@ -106,7 +106,8 @@ class ChatView:
         if len(output) > OUTPUT_LINES:
             notes.append(f"{count(len(output) - OUTPUT_LINES, 'line')} more: /show {number}")
         if notes:
-            self._screen.lines([", ".join(notes)], f"shell {number}", self._style.dim)
+            paint = self._style.red if part.exit_code else self._style.dim
+            self._screen.lines([", ".join(notes)], f"shell {number}", paint)
 
     def _thought(self, part: ReasoningPart) -> None:
         number = self._keep("reasoning", clean(part.thinking).split("\n"))

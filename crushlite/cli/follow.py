@@ -19,11 +19,11 @@ from ..errors import CrushliteError
 from ..launch import ready_seconds
 from ..protocol.codec import dumps, encode
 from ..protocol.events import KINDS, to_json
-from ..protocol.messages import Message, TextPart, ToolCallPart, ToolOutput
+from ..protocol.messages import Message, TextPart, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import AgentEvent, RunComplete
 from . import BROKEN_PIPE, CANCELED
-from .render import Requests, ShownMessages, request_words
+from .render import Requests, ShownMessages, request_words, result_line
 from .text import clean, cut, discard_stdout, one_line
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ class RunNotes:
     def take(self, payload: object) -> None:
         """To be called with the payload of each event."""
         if isinstance(payload, Message):
-            self._messages.take(payload)
+            for new in self._messages.take(payload):
+                if isinstance(new.part, ToolResultPart) and new.part.is_error:
+                    self._progress.failed(result_line(new))
         elif isinstance(payload, ToolOutput):
             self._messages.output(payload)
         elif isinstance(payload, AgentEvent):

@@ -46,6 +46,12 @@ class Progress:
                 self._hidden = False
             say(text)
 
+    def failed(self, line: str) -> None:
+        """Write a line about something that has failed, in red. Only on a terminal: the run goes
+        on, and what its tools do is not the business of a script."""
+        if self._draws:
+            self.show_whole([self._style.red(line)])
+
     def show_whole(self, lines: list[str]) -> bool:
         """Write lines that the user must see to their last character, with --quiet too; they must
         be harmless already. False if they could not be written."""

@@ -32,12 +32,17 @@ from ..records import dataclass
 from .text import clean, count, cut, one_line, visible
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..protocol.messages import Message, Part, ToolOutput
     from .text import Style
 
 CALL_COLUMNS = 40  # of a running call, beside the last line that it has put out
 # The inputs of a tool call that say best what it does; the first that is there is shown first.
-_FIRST = ("command", "file_path", "path", "pattern", "url", "query", "question", "description")
+_FIRST = (
+    *("command", "file_path", "path", "pattern", "url", "query"),
+    *("shell_id", "question", "description"),
+)
 _DIFFED = ("old_content", "new_content")
 _TRIVIAL: tuple[Any, ...] = (None, "", False, 0, [], {})
 # Parameters of our own tools that are left out of a request where they have their usual value.
@@ -325,14 +330,14 @@ def reading_lines(new: NewPart, style: Style) -> list[str]:
             return ["", *map(style.cyan, prompt_lines(part.text))]
         return ["", clean(part.text).strip("\n")]
     if isinstance(part, ShellCommandPart):
-        code = [style.dim(f"exit code {part.exit_code}")] if part.exit_code else []
+        code = [style.red(f"exit code {part.exit_code}")] if part.exit_code else []
         return ["", style.cyan(f"$ {clean(part.command)}"), *shell_lines(part), *code]
     if isinstance(part, BinaryPart):
         return [style.dim(f"(attached: {clean(part.path)})")]
     if isinstance(part, ToolCallPart):
         return [style.dim(f"  * {call_line(part.name, arguments(part))}")]
     if isinstance(part, ToolResultPart):
-        return [style.dim(f"    {_marked(part)}")]
+        return [_marked(part, style.dim, style, "    ")]
     if isinstance(part, FinishPart) and (words := ending_words(part)):
         return [style.red(f"  ! {one_line(words)}")]
     return []
@@ -345,19 +350,24 @@ def brief_line(new: NewPart, style: Style) -> str:
         if isinstance(part, TextPart) and part.text:
             return style.cyan(one_line(f"> {part.text}"))
         if isinstance(part, ShellCommandPart):
-            return style.cyan(one_line(f"$ {part.command} (exit code {part.exit_code})"))
+            paint = style.red if part.exit_code else style.cyan
+            return paint(one_line(f"$ {part.command} (exit code {part.exit_code})"))
         return ""
     if isinstance(part, ToolCallPart):
         return f"tool {call_line(part.name, arguments(part))}"
     if isinstance(part, ToolResultPart):
-        return f"  {_marked(part)}"
+        return _marked(part, str, style, "  ")
     if isinstance(part, FinishPart) and message.role == "assistant":
         return one_line(message.text) or one_line(ending_words(part))
     return ""
 
 
-def _marked(result: ToolResultPart) -> str:
-    return f"failed: {result_words(result)}" if result.is_error else result_words(result)
+def _marked(result: ToolResultPart, paint: Callable[[str], str], style: Style, indent: str) -> str:
+    """A result in one line; one that failed is red."""
+    words = result_words(result)
+    if result.is_error:
+        return style.red(f"{indent}failed: {words}")
+    return paint(f"{indent}{words}")
 
 
 def request_lines(request: PermissionRequest) -> list[str]:

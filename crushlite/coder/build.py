@@ -55,7 +55,7 @@ def coder(
     from .attribution import commit_instructions
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
-    from .tools.base import SEARCHES, ToolContext
+    from .tools.base import SEARCHES, ToolContext, view_lines
     from .tools.refused import with_hooks
     from .tools.registry import all_tools
 
@@ -73,6 +73,8 @@ def coder(
                 config.command_env(env),
                 OwnFolders(path, (*config.own_folders, default_socket().parent)),
                 searches=searches or asyncio.Semaphore(SEARCHES),
+                view_lines=view_lines(config.large.model.context_window),
+                images=config.large.model.supports_attachments,
             ),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),

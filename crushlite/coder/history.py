@@ -19,9 +19,10 @@ from .providers.base import PDF, ChatMessage, Image, ToolCall
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..protocol.messages import Message
+    from ..protocol.messages import Message, ToolResultPart
 
-INTERRUPTED = "Error: this tool call was interrupted and has no result"
+FAILED = "Error: "  # before the result of a call that failed: not every provider has a flag for it
+INTERRUPTED = f"{FAILED}this tool call was interrupted and has no result"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -31,7 +32,7 @@ def chat_messages(
     """The conversation, beginning with the summary of this id if there is one. `images` says
     whether the model accepts images."""
     start = next((n for n, m in enumerate(messages) if summary_id and m.id == summary_id), None)
-    answered = _results(messages[start or 0 :])
+    answered = _results(messages[start or 0 :], images=images)
     chat: list[ChatMessage] = []
     for message in messages[start or 0 :]:
         if start is not None and message.id == summary_id:
@@ -45,15 +46,26 @@ def chat_messages(
     return chat
 
 
-def _results(messages: Sequence[Message]) -> dict[str, ChatMessage]:
+def _results(messages: Sequence[Message], *, images: bool) -> dict[str, ChatMessage]:
     """Tool results by the id of their call, wherever they are stored."""
-    answered: dict[str, ChatMessage] = {}
-    for message in messages:
-        for result in message.tool_results if message.role == "tool" else ():
-            answered[result.tool_call_id] = ChatMessage(
-                "tool", result.content, tool_call_id=result.tool_call_id, is_error=result.is_error
-            )
-    return answered
+    return {
+        result.tool_call_id: _result(result, images=images)
+        for message in messages
+        if message.role == "tool"
+        for result in message.tool_results
+    }
+
+
+def _result(result: ToolResultPart, *, images: bool) -> ChatMessage:
+    text = result.content
+    if result.is_error and not text.startswith(FAILED):
+        text = FAILED + text
+    found = ChatMessage("tool", text, tool_call_id=result.tool_call_id, is_error=result.is_error)
+    if result.data and images and _is_image(result.mime_type, result.data):
+        found.images.append(Image(result.mime_type, result.data))
+    elif result.data:
+        found.text += f"\n({result.mime_type or 'data'}: not shown, this model takes no such input)"
+    return found
 
 
 def _user(message: Message, *, images: bool) -> ChatMessage:
@@ -63,7 +75,7 @@ def _user(message: Message, *, images: bool) -> ChatMessage:
             chat.text += f"I ran `{part.command}` (exit code {part.exit_code}):\n{part.output}"
         elif isinstance(part, BinaryPart) and part.mime_type.startswith("text/"):
             chat.text += f'\n\n<file path="{part.path}">\n{_decoded(part.data)}\n</file>'
-        elif isinstance(part, BinaryPart) and images and _is_image(part):
+        elif isinstance(part, BinaryPart) and images and _is_image(part.mime_type, part.data):
             chat.images.append(Image(part.mime_type, part.data))
         elif isinstance(part, BinaryPart) and images and part.mime_type == PDF:
             chat.images.append(Image(PDF, part.data, part.path))
@@ -72,12 +84,12 @@ def _user(message: Message, *, images: bool) -> ChatMessage:
     return chat
 
 
-def _is_image(part: BinaryPart) -> bool:
+def _is_image(mime_type: str, data: str) -> bool:
     """Whether providers accept this image. One that they refuse would fail every later request."""
-    if part.mime_type not in IMAGE_TYPES:
+    if mime_type not in IMAGE_TYPES:
         return False
     try:
-        return bool(base64.b64decode(part.data, validate=True))
+        return bool(base64.b64decode(data, validate=True))
     except ValueError:
         return False
 

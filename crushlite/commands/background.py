@@ -8,11 +8,23 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..clock import wait_at_most
 from ..errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from ..clock import Clock, Timer
     from .process import Command, Exit
+
+
+class JobInfo(NamedTuple):
+    """What a job is, as clients show it: its command, what that is for, and where it runs."""
+
+    command: str = ""
+    description: str = ""
+    folder: str = ""
+
+
+UNKNOWN_JOB = JobInfo()
 
 
 class JobOutput(NamedTuple):
@@ -24,9 +36,10 @@ class JobOutput(NamedTuple):
 
 
 class _Job:
-    def __init__(self, session_id: str, command: Command) -> None:
+    def __init__(self, session_id: str, command: Command, info: JobInfo) -> None:
         self.session_id = session_id
         self.command = command
+        self.info = info
         self.exit: Exit | None = None
         self.expiry: Timer | None = None
 
@@ -54,7 +67,7 @@ class Background:
     def live(self) -> int:
         return len(self._jobs) - len(self._ended)
 
-    def adopt(self, session_id: str, command: Command) -> str:
+    def adopt(self, session_id: str, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
         """Make a job of a running command. Return the job's id. Raises Conflict if the workspace is
         closing or too many jobs run."""
         if self._closed:
@@ -66,7 +79,7 @@ class Background:
             )
         self._count += 1
         job_id = str(self._count)
-        self._jobs[job_id] = _Job(session_id, command)
+        self._jobs[job_id] = _Job(session_id, command, info)
         command.done.add_done_callback(lambda done: self._end(job_id, done.result()))
         return job_id
 
@@ -77,6 +90,15 @@ class Background:
         if job.exit is not None:
             self._forget(job_id)
         return JobOutput(job.command.output.text(), job.exit is not None, job.exit)
+
+    def info(self, job_id: str, session_id: str) -> JobInfo:
+        """What a session's job is. Raises NotFound for a job that the session does not have."""
+        return self._find(job_id, session_id).info
+
+    async def wait(self, job_id: str, session_id: str, seconds: float) -> None:
+        """Wait until a session's job has ended, at most for some seconds. Raises NotFound for a job
+        that the session does not have."""
+        await wait_at_most(self._clock, self._find(job_id, session_id).command.done, seconds)
 
     async def kill(self, job_id: str, session_id: str) -> Exit | None:
         """Kill a session's job and wait until it is dead. Its output stays readable. Raises

@@ -3,7 +3,8 @@
 A model decides on commands, and their output goes back to it. So a variable is left out if its name
 is that of a secret, or if its value is one: by its form (keys of well-known services, private keys,
 addresses with a password or of a webhook), or because it repeats a secret that is known. The user
-names exceptions in `permissions.command_variables` of their own crush.json.
+names exceptions in `permissions.command_variables` of their own crush.json, one by one (GH_TOKEN)
+or all that begin alike (AWS_*).
 
 A command runs as the user all the same: it can read every file that the user can.
 """
@@ -112,18 +113,21 @@ def without_secrets(
     env: Mapping[str, str], *, secrets: Iterable[str] = (), allowed: Collection[str] = ()
 ) -> dict[str, str]:
     """The environment for commands. `secrets` are values that are known to be secret, whatever
-    variable holds them; `allowed` are the names of variables that are kept whatever they hold."""
+    variable holds them; `allowed` are the names of variables that are kept whatever they hold, or
+    the beginnings of names with a `*` at their end."""
+    starts = tuple(name[:-1] for name in allowed if name.endswith("*"))
+    kept = {name for name in env if name in allowed or name.startswith(starts)}
     named = {
         value
         for name, value in env.items()
-        if name not in allowed and is_secret_name(name) and _is_own(value)
+        if name not in kept and is_secret_name(name) and _is_own(value)
     }
     known = {secret for secret in secrets if secret} | named
     long = [secret for secret in known if len(secret) >= _CONTAINED]
     return {
         name: value
         for name, value in env.items()
-        if name in allowed
+        if name in kept
         or name in _NEEDED
         or not (
             is_secret_name(name)

@@ -24,8 +24,8 @@ Only the machine's files have a say in `permissions`, apart from tools that a pr
 
     allowed_tools      tools that run without asking
     project_variables  variables that trusted files of projects get although they may be secrets
-    command_variables  variables that commands get although they may be secrets; the rule for these
-                       is in `commands.environment`
+    command_variables  variables that commands get although they may be secrets (`GH_TOKEN`,
+                       `AWS_*`); the rule for these is in `commands.environment`
 
     files      finding and reading            merge      types, merging, which file says what
     project    what a project may say         expand     $V, ${V:-x}, $(command)

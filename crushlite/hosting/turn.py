@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.base import Scope, Usage, Verdict
+from ..commands.background import UNKNOWN_JOB, JobInfo
 from ..errors import BadRequest, LimitReached, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
@@ -166,11 +167,11 @@ class LiveTurn:
 
     def _close_calls(self, outcome: Outcome) -> None:
         """Providers refuse a history with a call that has no result, so none is left behind."""
-        reason = "Error: the agent ended without a result for this tool call"
+        reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "Error: user cancelled assistant tool calling"
+            reason = "user cancelled assistant tool calling"
         elif outcome is Outcome.FAILED:
-            reason = "Error: the turn failed before this tool call had a result"
+            reason = "the turn failed before this tool call had a result"
         if self._step is not None:
             self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
@@ -388,9 +389,9 @@ class LiveTurn:
             self._check()
         return started
 
-    def keep(self, command: Command) -> str:
+    def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
         self._check()
-        job_id = self._services.background.adopt(self.session_id, command)
+        job_id = self._services.background.adopt(self.session_id, command, info)
         self._commands.discard(command)
         if command in self._watched:
             self._watched[command].keep()
@@ -399,6 +400,14 @@ class LiveTurn:
     def job_output(self, job_id: str) -> JobOutput:
         self._check()
         return self._services.background.output(job_id, self.session_id)
+
+    def job_info(self, job_id: str) -> JobInfo:
+        self._check()
+        return self._services.background.info(job_id, self.session_id)
+
+    async def wait_for_job(self, job_id: str, seconds: float) -> None:
+        self._check()
+        await self._services.background.wait(job_id, self.session_id, seconds)
 
     async def kill_job(self, job_id: str) -> Exit | None:
         self._check()

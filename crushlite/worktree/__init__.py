@@ -2,6 +2,8 @@
 
     paths   one file: where a path leads, reading it, replacing it as one step
     walk    everything below a folder: the program behind ls, glob and grep
+    rules   patterns of paths, and what .gitignore and .crushignore leave out
+    names   what a path that does not exist may have been meant to be
 
 All of it blocks: call it in a thread. Knows nothing of sessions, runs or the store.
 """

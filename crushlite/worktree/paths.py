@@ -21,7 +21,7 @@ import secrets
 import stat
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import BadRequest, Conflict
 from ..realpath import real_path
@@ -166,6 +166,17 @@ def exists(place: Place) -> bool:
 def read_bytes(place: Place, limit: int = FILE_BYTES) -> tuple[bytes, os.stat_result]:
     """The content of a regular file, and its stat at that moment. Raises BadRequest for any other
     kind of file, and for more than `limit` bytes."""
+    with opened(place) as (file, info):
+        data = file.read(limit + 1) or b""  # None: it would block, as some of /proc and /sys do
+    if len(data) > limit:
+        raise BadRequest(f"{place.shown} is larger than {limit} bytes")
+    return data, info
+
+
+@contextlib.contextmanager
+def opened(place: Place) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """A regular file, to be read, and its stat. Raises BadRequest for any other kind of file, and
+    for any OSError, in the block too."""
     path = place.path
     with _parent(path, place.closed) as parent:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -176,10 +187,7 @@ def read_bytes(place: Place, limit: int = FILE_BYTES) -> tuple[bytes, os.stat_re
             _require_regular(place, info)
             if _inode(info) in place.closed:
                 raise BadRequest(f"{place.shown} is {CLOSED}")
-            data = file.read(limit + 1) or b""  # None: it would block, as some of /proc and /sys do
-    if len(data) > limit:
-        raise BadRequest(f"{place.shown} is larger than {limit} bytes")
-    return data, info
+            yield file, info
 
 
 def _require_regular(place: Place, info: os.stat_result) -> None:

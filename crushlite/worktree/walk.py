@@ -2,9 +2,10 @@
 
 A regular expression can take for ever, a file system can hang, a tree can be endless. A process
 under a keeper is killed when the search is cancelled or its time is up, and never blocks the
-daemon. The program imports only the standard library, gets its request as JSON in its one argument,
-and prints one JSON object: `found`, `cut` (why it did not find more: "", "limit", "time" or
-"entries") and, if there are any, `dropped` (how many rules of the .gitignore were not used); or
+daemon. The program is this file and rules.py, and imports only the standard library. It gets its
+request as JSON in its one argument, and prints one JSON object: `found`, `cut` (why it did not find
+more: "", "limit", "time" or "entries") and, if there are any, `dropped` (how many rules of
+.gitignore and .crushignore were not used) and `more` (how many matches of a file are not shown); or
 `error`, a text for the model.
 
 It walks the tree by descriptors and follows no link, neither on the way to the folder where it
@@ -15,16 +16,19 @@ meanwhile.
 from __future__ import annotations
 
 import errno
-import fnmatch
 import heapq
+import importlib
 import json
 import os
 import re
 import stat
-import sys
+import subprocess
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .rules import RULE_BYTES, Ignored, Parts, Pattern, RulesHere, braces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -33,173 +37,22 @@ FILE_BYTES = 5 * 1024 * 1024
 LINE_CHARS = 300
 DEPTH = 64
 MEMORY = 1 << 29
-MOST_BRACES = 64
 ENTRIES = 200_000  # of a tree that one search looks at
 FOLDER_ENTRIES = 50_000  # of one folder
 ANSWER_CHARS = 200_000  # of all that is found: more would fill the context of most models
-# Bounds of a file of rules: about ten times what the longest honest ones hold.
-RULE_BYTES = 64 * 1024
-RULES = 2000
-WILD_RULES = 400
-RULE_CHARS = 500
+FILE_MATCHES = 20  # of one file, when grep looks into a folder
+RULE_FILES = (".gitignore", ".crushignore")  # of one folder; the last rule decides
+SEARCH_RULES = 10_000  # of all such files that one search reads
+FOLDERS_ABOVE = 40  # in which the top of a repository is looked for
+BATCH = 1000  # files that one call of rg looks into
+FEW = 100  # files for which starting rg takes longer than it saves
 CLOSED = "closed to tools: it holds the daemon's own data or those of processes"
-SKIPPED = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 
 # For os.open: a folder to pass through (O_PATH needs no right to list it), a folder to list, a file
 # to read. None follows a link; opening a FIFO does not block.
 _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-Parts = tuple[str, ...]
-
-_WILD = re.compile(r"[*?\[]")
-
-
-# Patterns ---------------------------------------------------------------------------------------
-
-
-def braces(pattern: str) -> list[str]:
-    """The patterns that one with alternatives in braces stands for: `*.{c,h}` -> `*.c`, `*.h`. At
-    most about MOST_BRACES of them; braces beyond that are left as they are."""
-    done: list[str] = []
-    todo = deque([pattern])
-    while todo:
-        first = todo.popleft()
-        found = re.search(r"\{([^{}]*)\}", first)
-        if found is None or len(done) + len(todo) >= MOST_BRACES:
-            done.append(first)
-            continue
-        todo += [first[: found.start()] + a + first[found.end() :] for a in found[1].split(",")]
-    return done
-
-
-class Pattern:
-    """A pattern of paths: `*`, `?` and `[...]` within a name, `**` for any number of folders.
-
-    Names are matched one by one, with the expressions of fnmatch, which never take exponential
-    time, and a set of positions for `**`: the time grows with the product of the two lengths.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        names = [name for name in pattern.split("/") if name not in ("", ".")]
-        self._names = [
-            None if name == "**" else re.compile(fnmatch.translate(name)) for name in names
-        ]
-
-    def matches(self, parts: Parts) -> bool:
-        names = self._names
-        at = self._skip({0})
-        for part in parts:
-            following = set()
-            for i in at:
-                if i < len(names):
-                    name = names[i]
-                    if name is None:
-                        following.add(i)
-                    elif name.match(part):
-                        following.add(i + 1)
-            at = self._skip(following)
-        return len(names) in at
-
-    def _skip(self, at: set[int]) -> set[int]:
-        """Add to these positions those behind a `**`, which may also stand for no folder."""
-        todo = list(at)
-        while todo:
-            i = todo.pop()
-            if i < len(self._names) and self._names[i] is None and i + 1 not in at:
-                at.add(i + 1)
-                todo.append(i + 1)
-        return at
-
-
-class _Rules:
-    """Neighbouring rules of the same kind: all leave out, or all are exceptions (`!rule`). Their
-    order among themselves does not matter."""
-
-    def __init__(self, exception: bool) -> None:
-        self.exception = exception
-        # By whether they are for folders only: plain names, and expressions for names.
-        self._plain: dict[bool, set[str]] = {True: set(), False: set()}
-        self._wild: dict[bool, list[str]] = {True: [], False: []}
-        self._paths: list[tuple[Pattern, bool]] = []
-        self._names: dict[bool, re.Pattern[str]] = {}
-
-    def add(self, body: str) -> None:
-        name, only_folders = body.rstrip("/"), body.endswith("/")
-        if "/" in name or name in ("", ".", "**"):
-            anywhere = "/" not in name
-            self._paths.append((Pattern(f"**/{body}" if anywhere else body), only_folders))
-        elif _WILD.search(name):
-            self._wild[only_folders].append(fnmatch.translate(name))
-        else:
-            self._plain[only_folders].add(name)
-
-    def compile(self) -> None:
-        """Make one expression of all names: it is much faster than one after the other."""
-        for is_dir in (True, False):
-            wild = [*self._wild[False], *(self._wild[True] if is_dir else ())]
-            self._names[is_dir] = re.compile("|".join(wild) or "(?!)")
-
-    def match(self, parts: Parts, is_dir: bool) -> bool:
-        name = parts[-1]
-        if name in self._plain[False] or (is_dir and name in self._plain[True]):
-            return True
-        if self._names[is_dir].match(name) is not None:
-            return True
-        return any(
-            (is_dir or not only_folders) and pattern.matches(parts)
-            for pattern, only_folders in self._paths
-        )
-
-
-class Ignored:
-    """Which entries a search leaves out: those named in SKIPPED, and those that the text of a
-    .gitignore or one of the `extra` rules names. Of .gitignore only the simple rules are known.
-
-    A file of rules comes with a repository, so the work for one entry is bounded: at most RULES
-    rules are used, WILD_RULES of them with wildcards or folders in them, none longer than
-    RULE_CHARS. `dropped` is how many were not used. The `extra` rules come last and are not
-    bounded here."""
-
-    def __init__(self, rules: str = "", extra: Iterable[str] = ()) -> None:
-        used, self.dropped = _bounded(rules)
-        self._groups: list[_Rules] = []
-        for rule in [*used, *filter(None, map(str.strip, extra))]:
-            exception = rule.startswith("!")
-            if not self._groups or self._groups[-1].exception != exception:
-                self._groups.append(_Rules(exception))
-            self._groups[-1].add(rule.removeprefix("!"))
-        for group in self._groups:
-            group.compile()
-        self._groups.reverse()
-
-    def covers(self, parts: Parts, is_dir: bool) -> bool:
-        """Whether an entry is left out; `parts` is its path below the folder of the rules. The last
-        rule that matches decides."""
-        if is_dir and parts[-1] in SKIPPED:
-            return True
-        for group in self._groups:
-            if group.match(parts, is_dir):
-                return not group.exception
-        return False
-
-
-def _bounded(text: str) -> tuple[list[str], int]:
-    """The rules of a file that are used, and how many are not."""
-    used: list[str] = []
-    wild = dropped = 0
-    for line in text.split("\n"):
-        rule = line.strip()
-        if not rule or rule.startswith("#"):
-            continue
-        is_wild = _WILD.search(rule) is not None or "/" in rule.rstrip("/")
-        if len(rule) > RULE_CHARS or len(used) >= RULES or (is_wild and wild >= WILD_RULES):
-            dropped += 1
-            continue
-        wild += is_wild
-        used.append(rule)
-    return used, dropped
 
 
 # The tree ---------------------------------------------------------------------------------------
@@ -273,45 +126,107 @@ def _reopen(top: int, parts: Parts) -> int:
     return _down(at, ".", LIST)
 
 
+def _below(top: str, path: str) -> Parts:
+    """The path of a folder below another one."""
+    return tuple(name for name in os.path.relpath(path, top).split("/") if name != ".")
+
+
+def _repository(root: str) -> str:
+    """The nearest folder at or above this one that holds a repository; the folder itself if there
+    is none."""
+    folder = root
+    for _ in range(FOLDERS_ABOVE):
+        if os.path.lexists(os.path.join(folder, ".git")):
+            return folder
+        folder = os.path.dirname(folder)
+    return root
+
+
 class Tree:
     """Everything below a folder, level by level, so that a search that ends early has missed what
     lies deepest."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self._deadline = time.monotonic() + request["seconds"]
+        self._deadline = time.monotonic() + float(request["seconds"])
         self._depth = min(request.get("depth") or DEPTH, DEPTH)
         self._closed = Closed(request)
         self._top = _enter(request["path"], self._closed)
         self._seen = 0
         self._cut = ""
-        root = request.get("root") or ""
-        rules = _content(".gitignore", _enter(root, self._closed), self._closed) if root else b""
-        self._ignored = Ignored((rules or b"")[:RULE_BYTES].decode("utf-8", "replace"))
-        request["dropped"] = self._ignored.dropped
+        self._rules_left = SEARCH_RULES
+        self._request = request
         self._extra = Ignored("", request.get("ignore") or ())
-        # The path of the searched folder below the workspace, whose rules apply to whole paths.
-        self._prefix = tuple(os.path.relpath(request["path"], root).split("/")) if root else ()
-        if self._prefix == (".",):
-            self._prefix = ()
+        # The path of the searched folder below the folder to which the rules belong.
+        self._prefix: Parts = ()
+        self._rules = RulesHere()
+        if root := request.get("root") or "":
+            self._rules, self._prefix = self._rules_above(root, request["path"])
+
+    def _rules_above(self, root: str, path: str) -> tuple[RulesHere, Parts]:
+        """The rules of all folders above the searched one, and its path below the first of them:
+        the top of the repository that holds the workspace, or the workspace itself if there is none
+        or if it is left out there (a home folder under version control leaves out everything)."""
+        parts = _below(root, path)
+        above = _repository(root)
+        if above != root:
+            down = _below(above, root)
+            rules = self._rules_of(above, down)
+            if not any(rules.covers(down[:n], True) for n in range(1, len(down) + 1)):
+                # From there down: the rules of each level count from the top.
+                return self._rules_of(above, (*down, *parts)), (*down, *parts)
+        return self._rules_of(root, parts), parts
+
+    def _rules_of(self, top: str, down: Parts) -> RulesHere:
+        """The rules of a folder and of those on the way down from it, without the last one."""
+        rules = RulesHere()
+        for depth in range(len(down)):
+            folder = _enter("/".join((top, *down[:depth])), self._closed)
+            try:
+                rules = self._with_rules(rules, folder, depth, RULE_FILES)
+            finally:
+                os.close(folder)
+        return rules
+
+    def _with_rules(
+        self, rules: RulesHere, folder: int, depth: int, names: Iterable[str]
+    ) -> RulesHere:
+        """The rules together with those of the files of these names in a folder."""
+        texts = [
+            (_content(name, folder, self._closed) or b"")[:RULE_BYTES].decode("utf-8", "replace")
+            for name in RULE_FILES
+            if name in names
+        ]
+        if not any(texts):
+            return rules
+        more = rules.below(depth, "\n".join(texts))
+        _, added = more.levels[0]
+        self._rules_left -= added.used
+        dropped = added.dropped + (added.used if self._rules_left < 0 else 0)
+        self._request["dropped"] = self._request.get("dropped", 0) + dropped
+        return rules if self._rules_left < 0 else more
 
     def entries(self) -> Iterator[TreeEntry]:
         """Raises _Stop when the time is up, or at the end if something was left out."""
-        todo: deque[Parts] = deque([()])
+        todo: deque[tuple[Parts, RulesHere]] = deque([((), self._rules)])
         while todo:
-            above = todo.popleft()
+            above, rules = todo.popleft()
             try:
-                folder = _reopen(self._top, above)
+                folder = self.reopen(above)
             except OSError:
                 continue  # removed meanwhile, or not allowed
             try:
                 self._closed.refuse(folder)
-                for name, is_dir in self._names(folder):
+                names = self._names(folder)
+                present = {name for name, _ in names}.intersection(RULE_FILES)
+                if present:
+                    rules = self._with_rules(rules, folder, len(self._prefix) + len(above), present)
+                for name, is_dir in names:
                     parts = (*above, name)
-                    if self._skips(parts, is_dir):
+                    if self._skips(rules, parts, is_dir):
                         continue
                     yield TreeEntry(parts, is_dir, folder)
                     if is_dir and len(parts) < self._depth:
-                        todo.append(parts)
+                        todo.append((parts, rules))
             except PermissionError:
                 continue  # closed
             finally:
@@ -331,11 +246,21 @@ class Tree:
                 names.append((entry.name, entry.is_dir(follow_symlinks=False)))
         return sorted(names)
 
-    def _skips(self, parts: Parts, is_dir: bool) -> bool:
+    def reopen(self, parts: Parts) -> int:
+        """A descriptor of a folder of the tree, to list it."""
+        return _reopen(self._top, parts)
+
+    def enter(self) -> None:
+        """Make the folder the current one of this process."""
+        os.fchdir(self._top)
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    def _skips(self, rules: RulesHere, parts: Parts, is_dir: bool) -> bool:
         self._check_time()
-        return self._ignored.covers(self._prefix + parts, is_dir) or self._extra.covers(
-            parts, is_dir
-        )
+        return rules.covers(self._prefix + parts, is_dir) or self._extra.covers(parts, is_dir)
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
@@ -358,8 +283,14 @@ class Found:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.items: list[Any] = []
+        self.more: dict[str, int] = {}  # matches that are not shown, by file
+        self._shown = request.get("shown") or ""
         self._limit = request.get("limit", 0)
         self._room = ANSWER_CHARS
+
+    def named(self, parts: Parts) -> str:
+        """A path as the model is to use it."""
+        return os.path.join(self._shown, _shown(parts))
 
     def add(self, item: Any, chars: int) -> None:
         """Raises _Stop if there is no room for it."""
@@ -384,7 +315,7 @@ def _glob(request: dict[str, Any], found: Found) -> None:
     try:
         for entry in Tree(request).entries():
             if not entry.is_dir and any(pattern.matches(entry.parts) for pattern in patterns):
-                heapq.heappush(newest, (_modified(entry), _shown(entry.parts)))
+                heapq.heappush(newest, (_modified(entry), found.named(entry.parts)))
                 if len(newest) > request["limit"]:
                     heapq.heappop(newest)
                     cut = "limit"
@@ -404,24 +335,65 @@ def _modified(entry: TreeEntry) -> float:
 
 
 def _grep(request: dict[str, Any], found: Found) -> None:
-    """Add [path, number of the line, text around the match] for each matching line."""
+    """Add [path, number of the line, text around the match] for each matching line; of one file
+    among many only the first FILE_MATCHES, and count the others."""
     pattern = request["pattern"]
     wanted = re.compile(re.escape(pattern) if request.get("literal") else pattern)
+    needed = needed_text(pattern, literal=bool(request.get("literal")))
+    most = request["limit"] + 1 if request.get("file") else FILE_MATCHES
     closed = Closed(request)
-    for entry in _files(request, closed):
+    for entry in _files(request, closed, needed):
         data = _content(entry.parts[-1], entry.folder, closed)
-        if data is None:
+        if data is None or needed not in data:
             continue
-        name = _shown(entry.parts)
+        name = found.named(entry.parts)
+        count = 0
         for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
             match = wanted.search(line.removesuffix("\r"))
             if match is None:
                 continue
-            around = _around(line, match.start())
-            found.add([name, number, around], len(name) + len(around))
+            count += 1
+            if count <= most:
+                around = _around(line, match.start())
+                found.add([name, number, around], len(name) + len(around))
+        if count > most:
+            found.more[name] = count - most
 
 
-def _files(request: dict[str, Any], closed: Closed) -> Iterator[TreeEntry]:
+def needed_text(pattern: str, *, literal: bool = False) -> bytes:
+    """The longest text that every line that matches must hold, in UTF-8; empty if none is known.
+    Looking for it first is much faster than the expression."""
+    if literal:
+        runs = [pattern]
+    else:
+        try:
+            parsed = importlib.import_module("re._parser").parse(pattern)
+        except (ImportError, AttributeError):  # another Python: it only takes longer
+            return b""
+        runs = [] if parsed.state.flags & re.IGNORECASE else _runs(parsed)
+    # A byte that is no UTF-8 is read as U+FFFD.
+    texts = [run for run in runs if run.isprintable() and "\ufffd" not in run]
+    return max(texts, key=len, default="").encode("utf-8")
+
+
+def _runs(parsed: Any) -> list[str]:
+    """The texts in the sequence of a parsed expression that a match cannot do without."""
+    runs = [""]
+    for code, value in parsed:
+        kind = str(code)
+        if kind == "LITERAL":
+            runs[-1] += chr(value)
+            continue
+        if kind == "SUBPATTERN" and not value[1] and not value[2]:  # no flags of its own
+            runs += _runs(value[3])
+        elif kind in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1:
+            runs += _runs(value[2])
+        if kind != "AT":  # a position, such as the begin of a word
+            runs.append("")
+    return runs
+
+
+def _files(request: dict[str, Any], closed: Closed, needed: bytes) -> Iterator[TreeEntry]:
     """The files that grep reads: the one it was given, or those below a folder."""
     if request.get("file"):
         folder, _, name = request["path"].rpartition("/")
@@ -431,9 +403,77 @@ def _files(request: dict[str, Any], closed: Closed) -> Iterator[TreeEntry]:
         return
     include = request.get("include") or ""
     wanted = [Pattern(p if "/" in p else f"**/{p}") for p in braces(include)] if include else []
-    for entry in Tree(request).entries():
-        if not entry.is_dir and (not wanted or any(p.matches(entry.parts) for p in wanted)):
-            yield entry
+    tree = Tree(request)
+    files = (
+        entry
+        for entry in tree.entries()
+        if not entry.is_dir and (not wanted or any(p.matches(entry.parts) for p in wanted))
+    )
+    yield from _rg_files(tree, files, request["rg"], needed) if request.get("rg") else files
+
+
+def _rg_files(
+    tree: Tree, files: Iterator[TreeEntry], program: str, needed: bytes
+) -> Iterator[TreeEntry]:
+    """Those of the files in which rg finds the text. It only narrows down what is read: which files
+    there are, and what matches, is decided here, so the answers are the same without it. All files
+    if rg cannot tell."""
+    regular = filter(_is_regular, files)
+    cut: _Stop | None = None
+    while cut is None:
+        batch: list[Parts] = []
+        try:
+            batch.extend(entry.parts for entry in islice(regular, BATCH))
+        except _Stop as stop:
+            cut = stop
+        if not batch:
+            break
+        for parts in _narrowed(tree, batch, program, needed):
+            try:
+                folder = tree.reopen(parts[:-1])
+            except OSError:
+                continue  # removed meanwhile
+            yield TreeEntry(parts, False, folder)
+            os.close(folder)
+    if cut is not None:
+        raise cut
+
+
+def _is_regular(entry: TreeEntry) -> bool:
+    """rg would follow a link, and wait for a FIFO."""
+    try:
+        info = os.stat(entry.parts[-1], dir_fd=entry.folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISREG(info.st_mode)
+
+
+def _narrowed(tree: Tree, batch: list[Parts], program: str, needed: bytes) -> list[Parts]:
+    if not needed or len(batch) < FEW:
+        return batch
+    tree.enter()
+    names = [os.fsencode("/".join(parts)) for parts in batch]
+    # Without any settings, of files or variables; no file is taken for binary, or for UTF-16.
+    options = "--no-config --files-with-matches --null --fixed-strings --text --no-mmap"
+    words = [program, *options.split(), "--encoding=none", "--no-messages", "--color=never"]
+    try:
+        ended = subprocess.run(
+            [*words, b"--regexp=" + needed, b"--", *(b"./" + name for name in names)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={"LC_ALL": "C.UTF-8"},
+            timeout=tree.seconds_left,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _Stop("time") from None
+    except OSError:
+        return batch
+    holding = {name.removeprefix(b"./") for name in ended.stdout.split(b"\0") if name}
+    # It could not read every file, or says something else than names.
+    if ended.returncode != (0 if holding else 1) or not holding.issubset(names):
+        return batch
+    return [parts for parts, name in zip(batch, names, strict=True) if name in holding]
 
 
 def _around(line: str, at: int) -> str:
@@ -444,6 +484,7 @@ def _around(line: str, at: int) -> str:
     return ("..." if first else "") + readable + ("..." if len(line) > first + LINE_CHARS else "")
 
 
+_ALWAYS = ("found", "cut")
 SEARCHES: dict[str, Callable[[dict[str, Any], Found], None]] = {
     "ls": _ls,
     "glob": _glob,
@@ -471,15 +512,19 @@ def main(argument: str) -> str:
     except _Stop as stop:
         cut = str(stop)
     except re.error as error:
-        return json.dumps({"error": f"the pattern is no valid regular expression: {error}"})
+        advice = "escape it, or set literal_text"
+        text = f"the pattern is no valid regular expression ({error}): {advice}"
+        return json.dumps({"error": text})
     except (RecursionError, OverflowError, MemoryError):
         return json.dumps({"error": "the pattern, or what it is applied to, is too large"})
     except OSError as error:
         return json.dumps({"error": f"{request['path']}: {error.strerror}"})
-    answer = {"found": found.items, "cut": cut}
-    return json.dumps(answer | ({"dropped": request["dropped"]} if request.get("dropped") else {}))
+    answer = {"found": found.items, "cut": cut, "more": found.more}
+    answer["dropped"] = request.get("dropped", 0)
+    return json.dumps({key: value for key, value in answer.items() if value or key in _ALWAYS})
 
 
-if __name__ == "__main__":
+def run(argument: str) -> str:
+    """As `main`, in a process of its own."""
     _limit_memory()
-    sys.stdout.write(main(sys.argv[1]))
+    return main(argument)

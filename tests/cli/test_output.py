@@ -132,6 +132,17 @@ class NotesTests(unittest.TestCase):
         result = Message("t", "tool", "S", [ToolResultPart("c", "bash", "x")])
         self.assertEqual(self.told(result), ([], "thinking"))
 
+    def test_a_tool_that_failed_is_told_with_the_code_of_its_command(self) -> None:
+        command = calling("a", "", id="c", name="bash", input='{"command": "make"}', finished=True)
+        content = "Exit code 2\nno rule\x1b[2J"
+        failed = Message("t", "tool", "S", [ToolResultPart("c", "bash", content, is_error=True)])
+        self.told(command, failed, failed)
+        line = "✗ bash make → Exit code 2 (+1 line)"
+        self.assertEqual(self.progress.failed.call_args_list, [mock.call(line)])
+        done = Message("u", "tool", "S", [ToolResultPart("d", "bash", "fine")])
+        self.told(done)
+        self.assertEqual(self.progress.failed.call_count, 1)
+
     def test_who_is_waited_for_is_told_once_with_the_answer(self) -> None:
         request = PermissionRequest("p", "S", "c", "bash", params={"command": "rm x"})
         notes, now = self.told(PermissionNotification("c"), request, request)

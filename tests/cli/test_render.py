@@ -300,6 +300,25 @@ class ShownTests(unittest.TestCase):
             ],
         )
 
+    def test_what_has_failed_is_red(self) -> None:
+        with mock.patch.dict(os.environ, {"TERM": "xterm", "NO_COLOR": ""}):
+            style = Style(mock.Mock(isatty=lambda: True))
+        call = ToolCallPart("c", "bash", '{"command": "make"}', finished=True)
+        failed = ToolResultPart("c", "bash", "Exit code 2\nno rule", is_error=True)
+        messages = (
+            self.message("x", "user", ShellCommandPart("ls", "", 2), FinishPart("stop")),
+            self.message("a", "assistant", call, FinishPart("tool_use")),
+            self.message("t", "tool", failed, FinishPart("stop")),
+        )
+        found = [new for m in messages for new in self.shown.take(m)]
+        reading = [line for new in found for line in reading_lines(new, style)]
+        brief = [brief_line(new, style) for new in found]
+        self.assertIn(style.red("exit code 2"), reading)
+        self.assertIn(style.red("    failed: Exit code 2 (+1 line)"), reading)
+        self.assertIn(style.red("$ ls (exit code 2)"), brief)
+        self.assertIn(style.red("  failed: Exit code 2 (+1 line)"), brief)
+        self.assertTrue(style.red("x").startswith("\x1b[31m"))
+
 
 class RequestTests(unittest.TestCase):
     def test_a_request_is_new_once_and_answered_once(self) -> None:

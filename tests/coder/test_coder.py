@@ -385,7 +385,8 @@ class ToolTests(CoderBench):
         )
         expected = ToolResultPart("c1", "echo", "text", '{"a": 1}', False, "aGk=", "image/png")
         self.assertEqual(result, expected)
-        sent = ChatMessage("tool", "text", tool_call_id="c1")
+        note = "(image/png: not shown, this model takes no such input)"
+        sent = ChatMessage("tool", f"text\n{note}", tool_call_id="c1")
         self.assertEqual(self.provider.requests[1].messages[-1], sent)
 
     async def test_a_result_that_says_stop_ends_the_turn_and_the_calls_behind_it_do_not_run(
@@ -802,9 +803,30 @@ class HistoryTests(unittest.TestCase):
                     signature="signed",
                     tool_calls=[ToolCall("c1", "ls", '{"path": "."}')],
                 ),
-                ChatMessage("tool", "a.txt", tool_call_id="c1", is_error=True),
+                ChatMessage("tool", "Error: a.txt", tool_call_id="c1", is_error=True),
             ],
         )
+
+    def test_the_result_of_a_failed_call_says_once_that_it_is_an_error(self) -> None:
+        failed = [result("c1", is_error=True), result("c2", is_error=True)]
+        failed[1].tool_results[0].content = "Error: as it was stored before"
+        chat = self.roles(user("a"), calling("c1", "c2"), *failed)
+        self.assertEqual(
+            [text for role, text in chat if role == "tool"],
+            ["Error: a.txt", "Error: as it was stored before"],
+        )
+
+    def test_an_image_of_a_tool_is_sent_to_a_model_that_takes_images(self) -> None:
+        shown = result("c1")
+        shown.tool_results[0].data, shown.tool_results[0].mime_type = "aGk=", "image/png"
+        sent = chat_messages([user("a"), calling("c1"), shown], images=True)[-1]
+        self.assertEqual((sent.text, sent.images), ("a.txt", [Image("image/png", "aGk=")]))
+        sent = chat_messages([user("a"), calling("c1"), shown])[-1]
+        self.assertEqual(sent.images, [])
+        self.assertIn("image/png: not shown", sent.text)
+        shown.tool_results[0].data = "no base64"
+        sent = chat_messages([user("a"), calling("c1"), shown], images=True)[-1]
+        self.assertEqual(sent.images, [], "providers would refuse every later request")
 
     def test_results_stand_right_behind_their_call_in_the_order_of_the_calls(self) -> None:
         messages = [user("a"), calling("c1", "c2"), result("c2", "2"), user("b"), result("c1", "1")]

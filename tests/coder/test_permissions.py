@@ -298,8 +298,8 @@ class DenialTests(TwoClients):
             [
                 ("user", "both"),
                 ("assistant", one + two),
-                ("tool", denied["content"]),
-                ("tool", unrun["content"]),
+                ("tool", f"Error: {denied['content']}"),
+                ("tool", f"Error: {unrun['content']}"),
                 ("user", "why not?"),
             ],
         )
@@ -403,7 +403,7 @@ class QuestionScenarios(TwoClients):
                 [result] = results(await self.anna.messages(session))
                 self.assertTrue(result["is_error"])
                 self.assertIn(words, result["content"])
-                self.assertEqual(ended["text"], f"The tool said: {result['content']}")
+                self.assertEqual(ended["text"], f"The tool said: Error: {result['content']}")
         self.assertEqual(self.anna.events.all("question_batch_request"), [])
 
     @scenario(235)

@@ -614,6 +614,13 @@ class CommandTests(ScopeCase):
         scope = command_scope(command, locate(self.root, "."), self.root, resolve)
         self.assertEqual((scope.parts, looked), ((f"text {command}",), []))
 
+    def test_a_path_that_cannot_be_looked_up_covers_only_the_same_text(self) -> None:
+        def resolve(path: str) -> str:
+            raise FileNotFoundError(path)  # the link was replaced between two steps of the lookup
+
+        scope = command_scope("ls src", locate(self.root, "."), self.root, resolve)
+        self.assertEqual(scope.parts, ("text ls src",))
+
     def test_the_words_for_the_user_name_what_is_covered(self) -> None:
         place = locate(self.root, ".")
 

@@ -4,6 +4,7 @@ daemon's own files."""
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import socket
 from typing import TYPE_CHECKING, cast
@@ -13,9 +14,9 @@ from crushlite.coder.context import context_files
 from crushlite.coder.gitfacts import git_facts
 from crushlite.coder.tools import differences as differing, files
 from crushlite.coder.tools.differences import differences
-from crushlite.worktree import walk
+from crushlite.worktree import rules, walk
 from crushlite.worktree.paths import OwnFolders
-from crushlite.worktree.walk import Ignored
+from crushlite.worktree.rules import Ignored
 from tests.support.basics import chain_of_links
 from tests.support.tools import SECRET, ToolTestCase
 
@@ -78,12 +79,12 @@ class NeverWaitTests(ToolTestCase):
 class RuleTests(ToolTestCase):
     def test_the_work_of_a_file_of_rules_is_bounded(self) -> None:
         many = Ignored("".join(f"*a{n}*b{n}*\n" for n in range(30_000)))
-        self.assertEqual(many.dropped, 30_000 - walk.WILD_RULES)
+        self.assertEqual(many.dropped, 30_000 - rules.WILD_RULES)
         self.assertTrue(many.covers(("xa1xb1x",), False))
-        self.assertEqual(Ignored("x\n" * 30_000).dropped, 30_000 - walk.RULES)
+        self.assertEqual(Ignored("x\n" * 30_000).dropped, 30_000 - rules.RULES)
         self.assertEqual(Ignored("**/a" * 1000).dropped, 1)
         alternating = Ignored("".join(f"!*a{n}\n*b{n}\n" for n in range(30_000)))
-        self.assertEqual(alternating.dropped, 60_000 - walk.WILD_RULES)
+        self.assertEqual(alternating.dropped, 60_000 - rules.WILD_RULES)
 
     def test_the_last_rule_that_matches_decides(self) -> None:
         ignored = Ignored("*.log\n!keep.log\nkeep.log/\n!b/keep.log\nx\n!x\nx\n", ["!no"])
@@ -99,13 +100,43 @@ class RuleTests(ToolTestCase):
                 self.assertEqual(ignored.covers(tuple(path.split("/")), is_dir), expected)
 
     async def test_the_model_learns_what_was_left_out(self) -> None:
-        rules = "".join(f"*{n}x*\n" for n in range(walk.WILD_RULES + 7))
-        (self.root / ".gitignore").write_text(rules)
+        text = "".join(f"*{n}x*\n" for n in range(rules.WILD_RULES + 7))
+        (self.root / ".gitignore").write_text(text)
         (self.root / "a").write_text("needle")
         for name, arguments in (("ls", {}), ("glob", {"pattern": "*"}), ("grep", {"pattern": "n"})):
             outcome = await self.use(name, **arguments)
             self.assertIn("7 rules of .gitignore", outcome.content)
             self.assertIn("a", outcome.content)
+
+    async def test_the_rules_of_all_levels_are_bounded_together(self) -> None:
+        half = "".join(f"*{n}x*\n" for n in range(rules.WILD_RULES // 2))
+        folder = self.root
+        for _ in range(3):
+            (folder / ".gitignore").write_text(half)
+            folder /= "deep"
+            folder.mkdir()
+        (folder / "a").write_text("")
+        outcome = await self.use("glob", pattern="**/a")
+        self.assertIn("deep/deep/deep/a", outcome.content)
+        self.assertIn(f"{rules.WILD_RULES // 2} rules of .gitignore", outcome.content)
+
+    async def test_the_rules_of_one_search_are_bounded(self) -> None:
+        for number in range(9):
+            (self.root / f"d{number}").mkdir()
+            (self.root / f"d{number}" / ".gitignore").write_text("a\nb\n")
+            (self.root / f"d{number}" / "a").write_text("")
+        request = {"search": "glob", "pattern": "**/a", "path": str(self.root), "seconds": 60}
+        with mock.patch.object(walk, "SEARCH_RULES", 8):
+            answer = json.loads(walk.main(json.dumps({**request, "limit": 100})))
+        self.assertEqual(answer["dropped"], 10)
+        self.assertEqual(sorted(answer["found"]), [f"d{number}/a" for number in range(4, 9)])
+
+    async def test_a_file_of_rules_that_is_no_file_is_not_waited_for(self) -> None:
+        (self.root / "deep").mkdir()
+        os.mkfifo(self.root / "deep" / ".gitignore")
+        os.symlink(self.outside / "secret.txt", self.root / ".crushignore")
+        (self.root / "deep" / "a").write_text("")
+        self.assertEqual((await self.use("glob", pattern="**/a")).content, "deep/a")
 
     async def test_a_huge_folder_is_cut_and_said_to_be(self) -> None:
         with mock.patch.object(walk, "FOLDER_ENTRIES", 5):

@@ -1,4 +1,4 @@
-"""view, write, edit, multiedit: what they read, what they ask, and what is on disk afterwards."""
+"""write, edit, multiedit: what they ask, and what is on disk afterwards."""
 
 from __future__ import annotations
 
@@ -10,74 +10,11 @@ import threading
 from typing import Any
 from unittest import mock
 
-from crushlite.coder.tools import files
 from crushlite.errors import StoreFull
 from crushlite.worktree import paths
 from tests.support.tools import ToolTestCase
 
 NOT_TEXT: list[Any] = [None, 7, 1.5, True, [], {}, ["a"], "half \ud800"]
-
-
-class ViewTests(ToolTestCase):
-    async def test_a_file_is_shown_with_line_numbers_and_recorded_as_read(self) -> None:
-        (self.root / "a.py").write_text("one\ntwo\n")
-        outcome = await self.use("view", file_path="a.py")
-        self.assertEqual(outcome.content, "<file>\n     1|one\n     2|two\n</file>")
-        path = str(self.root / "a.py")
-        self.assertEqual(json.loads(outcome.metadata), {"file_path": path, "content": "one\ntwo"})
-        self.assertEqual((self.turn.read, self.turn.asked), ([path], []))
-
-    async def test_a_part_can_be_asked_for_and_the_rest_is_announced(self) -> None:
-        (self.root / "a").write_text("".join(f"line {n}\n" for n in range(10)))
-        outcome = await self.use("view", file_path="a", offset=2, limit="3")
-        self.assertIn("     3|line 2\n     4|line 3\n     5|line 4\n", outcome.content)
-        self.assertIn("5 more lines; continue with offset 5", outcome.content)
-        self.assert_failed(await self.use("view", file_path="a", offset=10), "past its end")
-
-    async def test_long_lines_and_long_files_are_cut(self) -> None:
-        (self.root / "a").write_text("x" * 5000 + "\n" + "y" * 1900 + "\n" + "z\n" * 5000)
-        outcome = await self.use("view", file_path="a")
-        self.assertIn("x" * files.LINE_CHARS + "...\n", outcome.content)
-        self.assertIn("3002 more lines", outcome.content)
-        (self.root / "b").write_text(("y" * 1900 + "\n") * 1000)
-        outcome = await self.use("view", file_path="b")
-        self.assertLess(len(outcome.content), files.VIEW_CHARS + 2000)
-        self.assertIn("more lines; continue with offset 1", outcome.content)
-
-    async def test_lines_end_at_line_ends_only(self) -> None:
-        (self.root / "a").write_bytes(b"\xef\xbb\xbfa\x0cb\r\nc\xe2\x80\xa8d\r\n")
-        outcome = await self.use("view", file_path="a")
-        self.assertEqual(outcome.content, "<file>\n     1|a\x0cb\n     2|c\u2028d\n</file>")
-
-    async def test_empty_files_are_shown_and_what_is_no_text_is_refused(self) -> None:
-        (self.root / "empty").write_text("")
-        self.assertFalse((await self.use("view", file_path="empty")).is_error)
-        (self.root / "binary").write_bytes(b"\x7fELF\0\0")
-        self.assert_failed(await self.use("view", file_path="binary"), "binary")
-        (self.root / "latin").write_bytes(b"caf\xe9")
-        self.assert_failed(await self.use("view", file_path="latin"), "UTF-8")
-        self.assert_failed(await self.use("view", file_path="."), "directory")
-        self.assert_failed(await self.use("view", file_path="none"), "No such file")
-        with open(self.root / "big", "wb") as file:
-            file.truncate(paths.FILE_BYTES + 1)
-        self.assert_failed(await self.use("view", file_path="big"), "larger")
-
-    async def test_view_asks_outside_the_workspace_and_shows_where(self) -> None:
-        secret = self.outside / "secret.txt"
-        outcome = await self.use("view", file_path="../outside/secret.txt", limit=5)
-        self.assert_denied(outcome, "nobody allowed that")
-        asked = self.turn.asked[0]
-        self.assertEqual((asked.tool, asked.action, asked.path), ("view", "read", str(secret)))
-        self.assertEqual(asked.params, {"file_path": str(secret), "offset": 0, "limit": 5})
-        self.assertEqual(asked.call_id, "call-1")
-        self.allow()
-        self.assertIn("secret of", (await self.use("view", file_path=str(secret))).content)
-
-    async def test_wrong_arguments_are_explained(self) -> None:
-        for wrong in NOT_TEXT:
-            self.assert_failed(await self.use("view", file_path=wrong))
-        for wrong in (-1, "x", 1.5, [], {}, True, 10**30, "9" * 400, float("nan")):
-            self.assert_failed(await self.use("view", file_path="a", offset=wrong), "offset")
 
 
 class ChangeTests(ToolTestCase):

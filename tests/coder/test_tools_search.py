@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import sys
 import time
 import unittest
 from typing import TYPE_CHECKING, Any
@@ -13,8 +15,9 @@ from unittest import mock
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.coder.tools import search
 from crushlite.coder.tools.search import Grep
-from crushlite.worktree import walk
-from crushlite.worktree.walk import Ignored, Pattern, braces, main
+from crushlite.worktree import rules, walk
+from crushlite.worktree.rules import Ignored, Pattern, braces
+from crushlite.worktree.walk import main
 from tests.support.archive import run_from_archive
 from tests.support.tools import SECRET, ToolTestCase
 
@@ -51,7 +54,7 @@ class PatternTests(unittest.TestCase):
 
     def test_braces_are_bounded(self) -> None:
         self.assertEqual(braces("a{b,c{d,e}}"), ["ab", "acd", "ab", "ace"])
-        self.assertLessEqual(len(braces("{a,b}" * 30)), walk.MOST_BRACES + 2)
+        self.assertLessEqual(len(braces("{a,b}" * 30)), rules.MOST_BRACES + 2)
         self.assertEqual(braces("{}{"), ["{"])
 
     def test_patterns_do_not_explode(self) -> None:
@@ -150,8 +153,12 @@ class LsTests(TreeTestCase):
         self.assertIn("secret.txt", (await self.use("ls", path="..//outside")).content)
 
     async def test_what_is_no_folder_is_explained(self) -> None:
-        self.assert_failed(await self.use("ls", path="none"), "No such file")
-        self.assert_failed(await self.use("ls", path="a.py"), "Not a directory")
+        self.assert_failed(await self.use("ls", path="none"), "none does not exist")
+        self.assert_failed(await self.use("ls", path="a.py"), "a.py is a file: use view")
+        self.assert_failed(await self.use("glob", pattern="*", path="a.py"), "is a file")
+        for name, more in (("ls", {}), ("glob", {"pattern": "*"}), ("grep", {"pattern": "x"})):
+            outcome = await self.use(name, path="scr", **more)
+            self.assert_failed(outcome, "scr does not exist: did you mean src?")
         arguments: list[dict[str, Any]] = [
             *({"path": 7}, {"depth": "x"}, {"ignore": "x"}, {"ignore": [7]}, {"ignore": {}}),
             *({"ignore": ["x"] * 101}, {"ignore": ["x" * 3000]}, {"path": "a\0b"}),
@@ -167,8 +174,12 @@ class GlobTests(TreeTestCase):
         outcome = await self.use("glob", pattern="**/*.py")
         self.assertEqual(outcome.content, "src/b.py\na.py\nout.py")
         outcome = await self.use("glob", pattern="*.{py,ts}", path="src/deep/er")
-        self.assertEqual(outcome.content, "c.ts")
-        self.assertEqual((await self.use("glob", pattern="*.zig")).content, "No files found")
+        self.assertEqual(outcome.content, "src/deep/er/c.ts")
+        self.assertEqual((await self.use("glob", pattern="**/*.zig")).content, "No files found")
+        outcome = await self.use("glob", pattern="*.zig")
+        self.assertIn("for all folders below it use **/*.zig", outcome.content)
+        outcome = await self.use("glob", pattern=f"{self.root}/src/*.py")
+        self.assertEqual(outcome.content, "src/b.py")
 
     async def test_glob_shows_a_limited_number_of_files(self) -> None:
         for n in range(150):
@@ -207,7 +218,13 @@ class GrepTests(TreeTestCase):
         outcome = await self.use("grep", pattern="needle", path="note.log")
         self.assertEqual(outcome.content, "note.log:\n  1: needle")
         outcome = await self.use("grep", pattern="needle", path="build")
-        self.assertIn("g.py", outcome.content)
+        self.assertEqual(outcome.content, "build/g.py:\n  1: needle")
+        outcome = await self.use("grep", pattern="needle", path=str(self.root / "src/b.py"))
+        self.assertEqual(outcome.content, "src/b.py:\n  2: needle(2)")
+        outcome = await self.use("grep", pattern="zzz(")
+        self.assertIn("set literal_text", outcome.content)
+        outcome = await self.use("grep", pattern="zzz.")
+        self.assertIn("for a plain text set literal_text", outcome.content)
 
     async def test_links_are_not_followed(self) -> None:
         outcome = await self.use("grep", pattern="secret")
@@ -216,12 +233,24 @@ class GrepTests(TreeTestCase):
         self.assertEqual(self.turn.asked[0].action, "read")
         self.allow()
         outcome = await self.use("grep", pattern="secret", path="out")
-        self.assertIn(SECRET, outcome.content)
+        self.assertEqual(outcome.content, f"{self.outside}/secret.txt:\n  1: {SECRET}")
+        outcome = await self.use("glob", pattern="*", path="out")
+        self.assertEqual(outcome.content, f"{self.outside}/secret.txt")
 
     async def test_many_matches_long_lines_and_large_files_are_cut(self) -> None:
         self.put("many.txt", "hit\n" * 500)
+        self.put("src/one.txt", "hit\n")
         outcome = await self.use("grep", pattern="hit")
+        self.assertIn("  20: hit\n", outcome.content)
+        self.assertNotIn("  21: hit\n", outcome.content)
+        self.assertIn("src/one.txt:\n  1: hit", outcome.content)
+        self.assertIn("(480 more matches in many.txt: search it alone", outcome.content)
+        self.assertTrue(json.loads(outcome.metadata)["truncated"])
+        outcome = await self.use("grep", pattern="hit", path="many.txt")
         self.assertIn("only 100 are shown", outcome.content)
+        for n in range(10):
+            self.put(f"{n}.txt", "hit\n" * 15)
+        self.assertIn("only 100 are shown", (await self.use("grep", pattern="hit")).content)
         self.put("long.txt", "x" * 9000 + "target" + "y" * 9000)
         outcome = await self.use("grep", pattern="target")
         self.assertIn("target", outcome.content)
@@ -247,6 +276,153 @@ class GrepTests(TreeTestCase):
         for wrong in arguments:
             self.assert_failed(await self.use("grep", **wrong))
         self.assertFalse((await self.use("grep", pattern="a\0b")).is_error)
+
+
+class RuleFileTests(TreeTestCase):
+    async def found(self, **more: Any) -> list[str]:
+        outcome = await self.use("glob", pattern="**/*.x", **more)
+        return sorted(outcome.content.split("\n"))
+
+    async def test_the_rules_of_every_folder_count_below_it_and_the_deepest_decides(self) -> None:
+        for name in ("a.x", "p/a.x", "p/b.x", "p/q/a.x", "p/q/b.x", "r/a.x", "r/out/c.x", "#.x"):
+            self.put(name)
+        self.put(".gitignore", "/a.x\nb.x\n\\#.x\n")
+        self.put("p/.gitignore", "!b.x\n/q/a.x\n")
+        self.put("p/q/.gitignore", "b.x\n")
+        self.put("r/.crushignore", "out/\n")
+        wanted = ["p/a.x", "p/b.x", "r/a.x"]
+        self.assertEqual(await self.found(), wanted)
+        self.assertEqual(await self.found(path="p"), wanted[:2])
+        self.assertEqual(await self.found(path="p/q"), ["No files found"])
+        self.put(".crushignore", "p/\n")
+        self.assertEqual(await self.found(), ["r/a.x"])
+        self.put("r/.gitignore", "!out/\n")
+        self.assertEqual(await self.found(), ["r/a.x"], "the rules of .crushignore come last")
+
+    async def test_a_workspace_in_a_repository_has_the_rules_of_the_repository(self) -> None:
+        self.put("a.x")
+        self.put("dist/b.x")
+        (self.base / ".gitignore").write_text("dist/\n/demo/c.x\n")
+        self.put("c.x")
+        (self.root / ".git/e.py").unlink()
+        (self.root / ".git").rename(self.base / ".git")
+        self.assertEqual(await self.found(), ["a.x"])
+        self.assertEqual(await self.found(path="dist"), ["dist/b.x"])
+
+    async def test_a_repository_that_leaves_out_the_workspace_is_not_its_own(self) -> None:
+        self.put("a.x")
+        (self.root / ".git/e.py").unlink()
+        (self.root / ".git").rename(self.base / ".git")
+        for text in ("*\n", "demo\n", "/demo/\n"):
+            (self.base / ".gitignore").write_text(text)
+            self.assertEqual(await self.found(), ["a.x"])
+
+
+RG = """#!{python}
+import json, os, sys
+words = sys.argv[1:]
+at = words.index("--")
+with open({log!r}, "a") as log:
+    print(json.dumps([words[:at], dict(os.environ), len(words) - at - 1]), file=log)
+if {fault!r} == "fails":
+    sys.exit(2)
+needed = os.fsencode(next(w for w in words if w.startswith("--regexp="))[9:])
+found = [name for name in words[at + 1:] if needed in open(name, "rb").read()]
+if {fault!r} == "talks":
+    print("searching " + str(len(words)) + " files")
+start = 2 if {fault!r} == "short" else 0
+sys.stdout.buffer.write(b"".join(os.fsencode(name[start:]) + b"\\0" for name in found))
+sys.exit(0 if found else 1)
+"""
+
+
+class RgTests(TreeTestCase):
+    """A program stands in for rg; it takes the options and gives the answers of rg."""
+
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        for number in range(150):
+            self.put(f"many/{number:03}.txt", f"line\nvalue_{number} = {number % 7}\n")
+        self.put("many/utf.txt", "caf\u00e9 \ufffd value_x\n".encode() + b"\xff value_\n")
+        self.log = self.outside / "log"
+        os.mkfifo(self.root / "many" / "fifo")
+
+    def install(self, folder: Path, fault: str = "") -> Path:
+        folder.mkdir(exist_ok=True)
+        program = folder / "rg"
+        text = RG.format(python=sys.executable, log=str(self.log), fault=fault)
+        program.write_text(text)
+        program.chmod(0o755)
+        return program
+
+    async def grep(self, folder: Path, **arguments: Any) -> str:
+        with mock.patch.object(search, "RG_FOLDERS", (str(folder),)):
+            return (await self.use("grep", **arguments)).content
+
+    async def test_answers_are_the_same_with_rg_and_without(self) -> None:
+        for fault in ("", "fails", "talks", "short"):
+            self.install(self.outside / f"rg-{fault}", fault)
+        searches: list[dict[str, Any]] = [
+            {"pattern": r"value_\d+ = 3"},
+            {"pattern": "value_14 = 0", "literal_text": True},
+            {"pattern": "caf\u00e9"},
+            {"pattern": "\ufffd value_"},
+            {"pattern": "nothing like that"},
+            {"pattern": "(?i)VALUE_12 "},
+            {"pattern": "line|value_99"},
+            {"pattern": "value_(1|2)00", "include": "*.txt"},
+            {"pattern": "value_1", "path": "many"},
+        ]
+        for arguments in searches:
+            with self.subTest(arguments):
+                wanted = await self.grep(self.outside / "none", **arguments)
+                for fault in ("", "fails", "talks", "short"):
+                    found = await self.grep(self.outside / f"rg-{fault}", **arguments)
+                    self.assertEqual(found, wanted, fault)
+        self.assertGreater(len(self.log.read_text().split("\n")), 16)
+
+    async def test_rg_gets_no_settings_from_anywhere(self) -> None:
+        self.install(self.outside / "good")
+        self.context.env = {**self.context.env, "RIPGREP_CONFIG_PATH": str(self.put("rgrc", "-v"))}
+        self.put(".ripgreprc", "--pre=./evil\n")
+        await self.grep(self.outside / "good", pattern="-value_")
+        words, env, count = json.loads(self.log.read_text())
+        self.assertEqual(env.keys() - {"LC_CTYPE"}, {"LC_ALL"})
+        self.assertEqual(words[0], "--no-config")
+        self.assertEqual(words[-1], "--regexp=-value_")
+        self.assertGreater(count, 150)
+
+    async def test_a_program_of_the_workspace_is_never_rg(self) -> None:
+        inside = self.install(self.root / "bin")
+        link = self.outside / "link"
+        link.mkdir()
+        (link / "rg").symlink_to(inside)
+        self.context.env = {**self.context.env, "PATH": f"{self.root / 'bin'}:."}
+        for folder in (self.root / "bin", link):
+            self.assertIn("value_7 ", await self.grep(folder, pattern="value_7 "))
+        self.assertFalse(self.log.exists())
+
+    def test_the_needed_text_is_in_every_match(self) -> None:
+        for pattern, needed, line in (
+            ("abc", "abc", "xabcx"),
+            (r"foo\(bar", "foo(bar", "foo(bar"),
+            (r"^def (\w+)\(self", "(self", "def f(self)"),
+            ("colou?r", "colo", "color"),
+            ("(abc)+x?yz", "abc", "abcabcyz"),
+            ("a|b", "", "b"),
+            ("(?i)abc", "", "ABC"),
+            ("(?i:abc)de", "de", "ABCde"),
+            ("(?!abc)d", "d", "d"),
+            ("[ab]c*", "", "b"),
+            (r"\bword\b", "word", "a word"),
+            ("(?x) a b # c", "ab", "ab"),
+            ("x{0,3}y{2}", "y", "yy"),
+            ("\ufffd", "", "\ufffd"),
+        ):
+            with self.subTest(pattern):
+                self.assertIsNotNone(re.search(pattern, line))
+                self.assertEqual(walk.needed_text(pattern).decode(), needed)
+                self.assertIn(needed, line)
 
 
 class EndlessTests(TreeTestCase):

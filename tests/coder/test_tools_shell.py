@@ -11,6 +11,7 @@ from unittest import mock
 
 from crushlite.clock import FakeClock
 from crushlite.coder.tools.shell import Bash
+from crushlite.commands.background import Background
 from crushlite.errors import Conflict
 from tests.support.tools import ToolTestCase
 
@@ -32,6 +33,7 @@ class ShellTestCase(ToolTestCase):
         await super().asyncSetUp()
         self.clock = FakeClock()
         self.tools["bash"] = Bash(self.clock)
+        self.turn.jobs = Background(self.clock)
         self.allow()
 
     async def bash(self, command: str, **arguments: Any) -> ToolOutcome:
@@ -43,6 +45,13 @@ class ShellTestCase(ToolTestCase):
         await self.turn.started.wait()
         await self.turn.said.wait()
         return task
+
+    async def job(self, command: str = FOREVER) -> ToolOutcome:
+        """Start a command in the background; it outlives the second that is looked at it."""
+        task = await self.waiting(command, run_in_background=True)
+        await self.clock.settle()
+        await self.clock.advance(1)
+        return await task
 
 
 class BashTests(ShellTestCase):
@@ -70,12 +79,42 @@ class BashTests(ShellTestCase):
         self.assertEqual((metadata["description"], metadata["background"]), ("test", False))
         self.assertEqual(self.clock.pending, 0)
 
-    async def test_a_failing_command_is_no_error_but_says_its_code(self) -> None:
+    async def test_a_failing_command_is_an_error_that_begins_and_is_shown_with_its_code(
+        self,
+    ) -> None:
         outcome = await self.bash("echo no; exit 3")
-        self.assertEqual(outcome.content, f"no\nExit code 3\n\n<cwd>{self.root}</cwd>")
-        self.assertFalse(outcome.is_error)
+        self.assertEqual(outcome.content, f"Exit code 3\nno\n\n<cwd>{self.root}</cwd>")
+        self.assertTrue(outcome.is_error)
+        self.assertFalse(outcome.stop)
+        metadata = json.loads(outcome.metadata)
+        self.assertEqual((metadata["output"], metadata["exit_code"]), ("no\nExit code 3", 3))
         self.assertIn("Exit code 143", (await self.bash("kill -TERM $$; wait")).content)
-        self.assertIn("(no output)\n\n<cwd>", (await self.bash("test 1")).content)
+        outcome = await self.bash("test 1")
+        self.assertIn("(no output)\n\n<cwd>", outcome.content)
+        self.assertNotIn("exit_code", outcome.metadata)
+
+    async def test_a_failing_command_names_the_variables_that_it_did_not_get(self) -> None:
+        many = {f"A_{n:02}_TOKEN": "x" for n in range(30)}
+        self.turn.env = {"PATH": "/bin", "LC_ALL": "C", "GH_TOKEN": "hidden"}
+        outcome = await self.bash('test -n "$GH_TOKEN"')
+        self.assertIn("may hold secrets: GH_TOKEN. If the command needs one", outcome.content)
+        self.assertIn("permissions.command_variables", outcome.content)
+        self.assertNotIn("hidden", outcome.content)
+        self.assertNotIn("GH_TOKEN", (await self.bash("true; :")).content)
+        self.turn.env |= many
+        outcome = await self.bash("false; false")
+        self.assertIn("A_19_TOKEN and 11 more.", outcome.content)
+        self.turn.env = {"PATH": "/bin"}
+        self.assertNotIn("secrets", (await self.bash("exit 1")).content)
+
+    async def test_no_editor_or_pager_waits_for_anybody(self) -> None:
+        self.context.env = {**self.context.env, "EDITOR": "cat", "GIT_PAGER": "less"}
+        for name in ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"):
+            outcome = await self.bash(f"eval ${name} no-such-file && echo went on")
+            self.assertIn("went on", outcome.content)
+        outcome = await self.bash("echo $PAGER $GIT_PAGER $MANPAGER; git init -q .; git commit")
+        self.assertIn("cat cat cat\n", outcome.content)
+        self.assertIn("Exit code 1", outcome.content)
 
     async def test_a_folder_in_the_workspace_and_one_outside(self) -> None:
         (self.root / "src").mkdir()
@@ -124,6 +163,7 @@ class BashTests(ShellTestCase):
         self.assertLess(len(outcome.content), 31_000)
         self.assertTrue(outcome.content.startswith("1\n2\n"))
         self.assertIn("bytes left out", outcome.content)
+        self.assertIn("narrow it with grep, head or tail", outcome.content)
         self.assertIn("100000\nlast\n", outcome.content)
         self.assertLess(len(outcome.metadata), 70_000)
 
@@ -180,8 +220,10 @@ class TimeTests(ShellTestCase):
         self.assertFalse(task.done())
         await self.clock.advance(2)
         outcome = await task
-        self.assertIn("begun\nThe command was killed after 120 seconds", outcome.content)
-        self.assertIn("Exit code", outcome.content)
+        ending = "Exit code 137: the command was killed after 120 seconds"
+        self.assertTrue(outcome.content.startswith(ending), outcome.content)
+        self.assertIn("set run_in_background\nbegun\n", outcome.content)
+        self.assertTrue(outcome.is_error)
         self.assertFalse(alive(self.turn.commands[0].pid))
 
     async def test_a_command_that_cannot_become_a_job_has_the_rest_of_its_time(self) -> None:
@@ -205,42 +247,75 @@ class TimeTests(ShellTestCase):
 
 class JobTests(ShellTestCase):
     async def test_a_job_is_started_read_and_killed(self) -> None:
-        outcome = await self.bash(FOREVER, run_in_background=True)
+        outcome = await self.job()
         self.assertIn("job 1", outcome.content)
-        self.assertTrue(json.loads(outcome.metadata)["background"])
+        self.assertIn('shell_id "1"', outcome.content)
         self.assertTrue(self.turn.asked[0].params["run_in_background"])
-        await self.turn.said.wait()
-        outcome = await self.use("job_output", job_id="1")
-        self.assertEqual(outcome.content, "begun\nJob 1 is still running.")
-        self.assertFalse(json.loads(outcome.metadata)["done"])
-        outcome = await self.use("job_kill", job_id=1)
+        shown = {"shell_id": "1", "command": FOREVER, "description": "test"}
+        shown["working_directory"] = str(self.root)
+        metadata = json.loads(outcome.metadata)
+        self.assertTrue(metadata["background"])
+        self.assertEqual(metadata, metadata | shown)
+        outcome = await self.use("job_output", shell_id="1")
+        running = "begun\nJob 1 is still running. To wait for its end, set wait."
+        self.assertEqual((outcome.content, outcome.is_error), (running, False))
+        wanted = {**shown, "done": False, "output": "begun\n"}
+        self.assertEqual(json.loads(outcome.metadata), wanted)
+        outcome = await self.use("job_kill", shell_id=1)
         self.assertEqual(outcome.content, "Job 1 was killed.")
+        self.assertEqual(json.loads(outcome.metadata), {**shown, "done": True})
         self.assertFalse(alive(self.turn.commands[0].pid))
         outcome = await self.use("job_output", job_id="1")
-        self.assertIn("Exit code 137\nJob 1 has ended.", outcome.content)
-        self.assert_failed(await self.use("job_output", job_id="1"), "no job 1")
-        self.assert_failed(await self.use("job_kill", job_id="1"), "no job 1")
+        self.assertTrue(outcome.content.startswith("Exit code 137: the command was killed\n"))
+        self.assertIn("Job 1 has ended.", outcome.content)
+        self.assertTrue(outcome.is_error)
+        metadata = json.loads(outcome.metadata)
+        self.assertEqual((metadata["done"], metadata["exit_code"]), (True, 137))
+        self.assertTrue(metadata["output"].endswith("\nExit code 137: the command was killed"))
+        self.assert_failed(await self.use("job_output", shell_id="1"), "no job 1")
+        self.assert_failed(await self.use("job_kill", shell_id="1"), "no job 1")
 
-    async def test_a_job_that_ended_well_says_so(self) -> None:
-        await self.bash("echo fine", run_in_background=True)
-        await self.turn.commands[0].wait()
-        await asyncio.sleep(0)
-        outcome = await self.use("job_output", job_id="1")
-        self.assertEqual(outcome.content, "fine\nJob 1 has ended.")
+    async def test_a_command_that_dies_within_a_second_does_not_become_a_job(self) -> None:
+        outcome = await self.bash("echo port in use; exit 7", run_in_background=True)
+        self.assertTrue(outcome.content.startswith("Exit code 7\nport in use\n"), outcome.content)
+        metadata = json.loads(outcome.metadata)
+        self.assertEqual((outcome.is_error, metadata["background"]), (True, False))
+        self.assertEqual((self.turn.jobs.live, self.clock.pending), (0, 0))
+        outcome = await self.bash("echo done already", run_in_background=True)
+        self.assertTrue(outcome.content.startswith("done already\n"), outcome.content)
+
+    async def test_waiting_for_a_job_ends_with_the_job_or_after_a_minute(self) -> None:
+        os.mkfifo(self.root / "go")
+        await self.job("echo begun; read line < go; echo fine")
+        for wait in (True, "true", 10**6):
+            task = asyncio.create_task(self.use("job_output", shell_id="1", wait=wait))
+            await self.clock.settle()
+            await self.clock.advance(59)
+            self.assertFalse(task.done())
+            await self.clock.advance(1)
+            self.assertEqual((await task).content, "begun\nJob 1 is still running.")
+        task = asyncio.create_task(self.use("job_output", shell_id="1", wait=10**6))
+        await self.clock.settle()
+        (self.root / "go").write_text("now\n")
+        self.assertEqual((await task).content, "begun\nfine\nJob 1 has ended.")
+        self.assert_failed(await self.use("job_output", shell_id="1", wait=True), "no job 1")
 
     async def test_a_command_that_cannot_become_a_job_is_killed(self) -> None:
         with mock.patch.object(self.turn, "keep", side_effect=Conflict("too many jobs")):
-            outcome = await self.bash(FOREVER, run_in_background=True)
+            outcome = await self.job()
         self.assert_failed(outcome, "too many jobs")
         self.assertTrue((await self.turn.commands[0].wait()).canceled)
 
     async def test_survivors_are_reported(self) -> None:
         left = mock.Mock(survivors=2)
+        await self.job()
         with mock.patch.object(self.turn, "kill_job", return_value=left):
-            self.assert_failed(await self.use("job_kill", job_id="1"), "2 processes")
+            self.assert_failed(await self.use("job_kill", shell_id="1"), "2 processes")
 
     async def test_wrong_arguments_are_explained(self) -> None:
         ids: list[Any] = [None, [], {}, True, 1.5, "x", "\ud800"]
         for wrong in ids:
             for name in ("job_output", "job_kill"):
-                self.assert_failed(await self.use(name, job_id=wrong))
+                self.assert_failed(await self.use(name, shell_id=wrong))
+        for wrong in ([], "soon", {}):
+            self.assert_failed(await self.use("job_output", shell_id="1", wait=wrong), "wait")

@@ -134,7 +134,8 @@ class AllToolsTests(ToolTestCase):
     async def test_all_tools_have_a_schema_and_can_be_disabled(self) -> None:
         names = [tool.name for tool in all_tools()]
         wanted = (
-            "bash job_output job_kill view ls glob grep edit multiedit write fetch todos question"
+            "bash job_output job_kill view ls glob grep edit multiedit write fetch download todos "
+            "question"
         )
         self.assertEqual(sorted(names), sorted(wanted.split()))
         self.assertNotIn("bash", [tool.name for tool in all_tools(["bash"])])

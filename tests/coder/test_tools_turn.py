@@ -109,9 +109,9 @@ class TurnTests(Bench):
             "bash", "allow", command="exec sleep 1000", description="", run_in_background=True
         )
         self.assertIn("job 1", outcome.content)
-        outcome, _ = await self.use("job_output", job_id="1")
+        outcome, _ = await self.use("job_output", shell_id="1")
         self.assertIn("still running", outcome.content)
-        outcome, asked = await self.use("job_kill", job_id="1")
+        outcome, asked = await self.use("job_kill", shell_id="1")
         self.assertEqual((outcome.content, asked), ("Job 1 was killed.", False))
 
     async def test_todos_and_questions_work_on_a_real_turn(self) -> None:

@@ -1,9 +1,10 @@
-"""fetch against a small server, and pages as text."""
+"""fetch and download against a small server, and pages as text."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import time
 import unittest
 import zlib
@@ -11,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from crushlite.agent.base import Verdict
-from crushlite.coder.tools import web
+from crushlite.coder.tools import download, web
 from crushlite.coder.tools.markup import markdown, plain_text
 from crushlite.http.messages import Headers
 from tests.support.tools import Asked, ToolTestCase
@@ -120,7 +121,7 @@ class Server:
         self._over.set()
 
 
-class FetchTests(ToolTestCase):
+class WebTestCase(ToolTestCase):
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
         self.server = Server()
@@ -129,6 +130,8 @@ class FetchTests(ToolTestCase):
         self.addCleanup(self.server.stop)
         self.allow()
 
+
+class FetchTests(WebTestCase):
     async def test_a_page_is_asked_for_and_converted(self) -> None:
         url = self.server.page("/a?b=c", b"<h1>Hi</h1><p>there", "text/html; charset=utf-8")
         outcome = await self.use("fetch", url=url, format="markdown", timeout=7)
@@ -179,8 +182,8 @@ class FetchTests(ToolTestCase):
         url = self.server.page("/bomb", bomb, "text/plain", Content_Encoding="deflate")
         outcome = await self.use("fetch", url=url, format="text")
         self.assertLess(len(outcome.content), web.SHOWN_CHARS + 200)
-        page = web._Page(200, Headers([("content-encoding", "deflate")]), bomb, False)
-        self.assertEqual(len(web._unpacked(page)), web.BODY_BYTES)
+        page = web.Page(200, Headers([("content-encoding", "deflate")]), bomb, False)
+        self.assertEqual(len(web.unpacked(page, web.BODY_BYTES)), web.BODY_BYTES)
         for encoding in ("gzip", "br"):
             url = self.server.page("/bad", b"junk", "text/plain", Content_Encoding=encoding)
             self.assert_failed(await self.use("fetch", url=url, format="text"), "answer")
@@ -219,8 +222,8 @@ class FetchTests(ToolTestCase):
             ("http://a.example/", "http://a.example:81/", 2),
         ):
             self.turn.asked.clear()
-            moved = web._Page(302, Headers([("location", target)]), b"", cut=False)
-            found = web._Page(200, Headers([("content-type", "text/plain")]), b"x", cut=False)
+            moved = web.Page(302, Headers([("location", target)]), b"", cut=False)
+            found = web.Page(200, Headers([("content-type", "text/plain")]), b"x", cut=False)
             with mock.patch.object(web.Fetch, "_get", side_effect=[moved, found]):
                 await self.use("fetch", url=start, format="text")
             self.assertEqual(len(self.turn.asked), asked, (start, target))
@@ -299,3 +302,74 @@ class FetchTests(ToolTestCase):
             self.assert_denied(await self.use("fetch", url=url, format="text"))
             self.assertEqual(self.turn.asked[-1].params["url"], shown)
             self.assertEqual(self.turn.asked[-1].description, f"Fetch {shown}")
+
+
+class DownloadTests(WebTestCase):
+    async def test_a_file_is_asked_for_and_saved_as_it_is(self) -> None:
+        data = bytes(range(256)) * 100
+        url = self.server.page("/a.bin", data, "application/zip")
+        outcome = await self.use("download", url=url, file_path="new/a.bin", timeout=7)
+        self.assertEqual(outcome.content, "new/a.bin created: 25600 bytes, application/zip")
+        path = self.root / "new/a.bin"
+        self.assertEqual(path.read_bytes(), data)
+        asked = self.turn.asked[0]
+        self.assertEqual((asked.tool, asked.action), ("download", "download"))
+        self.assertEqual((asked.path, asked.call_id), (str(path), "call-1"))
+        self.assertEqual(asked.params, {"url": url, "file_path": str(path), "timeout": 7})
+        self.assertEqual(asked.description, f"Download {url} to {path}")
+        assert asked.scope is not None
+        self.assertEqual(asked.scope.parts, (f"{self.server.url} new/a.bin",))
+        self.assertEqual(self.turn.changed, [], "the history holds texts only")
+        url = self.server.page("/a.txt", b"text\n", "text/plain")
+        await self.use("download", url=url, file_path="a.txt")
+        self.assertEqual(self.turn.changed, [(str(self.root / "a.txt"), None, "text\n")])
+
+    async def test_only_new_files_of_the_workspace_are_written(self) -> None:
+        url = self.server.page("/a", b"x")
+        (self.root / "old").write_text("kept")
+        (self.root / "link").symlink_to(self.outside)
+        for name, words in (
+            ("old", "exists already"),
+            (".", "exists already"),
+            ("../outside/b", "outside of the project"),
+            ("link/b", "outside of the project"),
+            (str(self.outside / "secret.txt"), "outside of the project"),
+        ):
+            self.assert_failed(await self.use("download", url=url, file_path=name), words)
+        self.assertEqual((self.turn.asked, self.server.requests), ([], []))
+        self.turn.meanwhile = lambda asked: (self.root / "new").write_text("kept")
+        self.assert_failed(await self.use("download", url=url, file_path="new"), "exists now")
+        self.assertEqual((self.root / "new").read_text(), "kept")
+
+    async def test_after_a_denial_nothing_is_sent_and_nothing_saved(self) -> None:
+        self.deny("no network")
+        url = self.server.page("/a", b"x")
+        self.assert_denied(await self.use("download", url=url, file_path="a"), "no network")
+        self.assertEqual((self.server.requests, os.listdir(self.root)), ([], []))
+
+    async def test_a_redirect_to_another_server_asks_again(self) -> None:
+        self.server.page("/end", b"x")
+        url = self.server.redirect("/a", f"http://localhost:{self.server.port}/end")
+        await self.use("download", url=url, file_path="a")
+        self.assertEqual(len(self.turn.asked), 2)
+        self.assertIn("localhost", self.turn.asked[1].params["url"])
+
+    async def test_files_that_run_by_themselves_are_asked_for_each_time(self) -> None:
+        url = self.server.page("/a", b"x")
+        await self.use("download", url=url, file_path=".git/hooks/post-commit")
+        scope = self.turn.asked[0].scope
+        self.assertEqual(scope and scope.parts, ())
+
+    async def test_what_is_too_large_or_an_error_is_not_saved(self) -> None:
+        with mock.patch.object(download, "DOWNLOAD_BYTES", 1000):
+            url = self.server.page("/big", b"x" * 1001)
+            outcome = await self.use("download", url=url, file_path="a")
+            self.assert_failed(outcome, "more than 1000 bytes")
+            packed = zlib.compress(b"0" * 5000)
+            url = self.server.page("/bomb", packed, Content_Encoding="deflate")
+            outcome = await self.use("download", url=url, file_path="a")
+            self.assert_failed(outcome, "more than 1000 bytes")
+        self.server.answers["/none"] = b"HTTP/1.1 404 Gone\r\nContent-Length: 1\r\n\r\nx"
+        outcome = await self.use("download", url=f"{self.server.url}/none", file_path="a")
+        self.assert_failed(outcome, "answered 404 Not Found: nothing was saved")
+        self.assertEqual(os.listdir(self.root), [])

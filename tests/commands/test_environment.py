@@ -143,6 +143,11 @@ class EnvironmentTests(unittest.TestCase):
         left = without_secrets(env, secrets=["v-4711"], allowed=allowed)
         self.assertEqual(sorted(left), sorted(allowed))
 
+    def test_the_user_names_exceptions_by_their_beginning(self) -> None:
+        env = {"AWS_SECRET_ACCESS_KEY": "a", "AWS_SESSION_TOKEN": "b", "MY_AWS_TOKEN": "c"}
+        left = without_secrets(env | {"AWS": "://u:p@h/"}, allowed=["AWS_*", "M*_TOKEN"])
+        self.assertEqual(sorted(left), ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+
     def test_long_values_take_no_long_time(self) -> None:
         pieces = ("://", "a", "eyJ_", ":", "-----BEGIN ", "?a", "&key", "://a.", "0", "sk-")
         for text in (first + piece * 10_000 for piece in pieces for first in ("?", "://", "eyJ")):

@@ -262,6 +262,26 @@ class TwoWindows(BrowserCase):
         run.release()
         await anna.wait("document.querySelector('#cancel').hidden")
 
+    async def test_a_failing_command_is_red_with_its_code_and_a_job_has_its_command(self) -> None:
+        await self.serve()
+        (window,) = await self.enter(1)
+        await window.type("#prompt", "try it" + ENTER)
+        run = await self.daemon.entered(1)
+
+        async def fail(turn: Turn) -> None:
+            call = await turn.tool_call("bash", json.dumps({"command": "make"}))
+            metadata = {"output": "no rule\nExit code 2", "exit_code": 2}
+            await turn.tool_result(call, "Exit code 2\nno rule", is_error=True, metadata=metadata)
+            call = await turn.tool_call("job_output", json.dumps({"shell_id": "7"}))
+            metadata = {"shell_id": "7", "command": "npm run dev", "output": "", "done": False}
+            await turn.tool_result(call, "Job 7 is still running.", metadata=metadata)
+
+        await run.begin(fail)
+        await window.shows("exit 2", ".tool .chip[data-kind=failed]")
+        await window.shows("no rule\nExit code 2", ".tool .output")
+        await window.shows("7 npm run dev", ".tool summary")
+        run.release()
+
     async def test_a_question_answered_in_one_window_closes_in_the_other(self) -> None:
         await self.serve()
         anna, bert = await self.enter(2)

@@ -12,8 +12,10 @@ import json
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...errors import BadRequest
 from ...records import dataclass
 from ...threads import DaemonThreads
+from ...worktree.names import similar_paths
 from ...worktree.paths import OwnFolders, locate
 from ..providers.base import ToolSpec
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FILE_SECONDS = 30.0  # for one call; a local disk that syncs under load can take several
+VIEW_LINES = 400
 SEARCHES = 8  # at the same time in a daemon; each may take 512 MiB and a core
 
 
@@ -45,6 +48,10 @@ class ToolContext:
     # By session and resolved path: the digest of a file's content when the model last saw it. A
     # change is refused if the file has another content now.
     seen: dict[tuple[str, str], str] = field(default_factory=dict)
+    view_lines: int = VIEW_LINES  # that view shows if the model does not say how many
+    images: bool = True  # whether the model takes images
+    # By session: the run that looked at images last, and the bytes of these.
+    images_of: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     async def blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a thread. Raises BadRequest if it takes longer than FILE_SECONDS."""
@@ -91,13 +98,27 @@ class Tool(Protocol):
         ...
 
 
+def view_lines(window: int) -> int:
+    """How many lines of a file `view` shows by itself to a model with a context window of so many
+    tokens (0: unknown): they should take a small part of it."""
+    return VIEW_LINES if window <= 0 else min(max(window // 100, 100), VIEW_LINES)
+
+
 def spec_of(tool: Tool) -> ToolSpec:
     return ToolSpec(tool.name, tool.description, tool.parameters)
 
 
 def failure(text: str) -> ToolOutcome:
-    """The outcome of a call that failed; the model reads the text."""
-    return ToolOutcome(f"Error: {text}", is_error=True)
+    """The outcome of a call that failed; the model reads the text. That it is an error is not part
+    of the text: clients show it beside it, and history.py tells the model."""
+    return ToolOutcome(text, is_error=True)
+
+
+def missing(place: Place, root: Path) -> BadRequest:
+    """The error for a path that does not exist, with similar ones of the workspace. Blocks."""
+    found = similar_paths(root, place.path, place.closed) if place.inside else []
+    meant = f": did you mean {' or '.join(found)}?" if found else ". Use glob or ls to find it"
+    return BadRequest(f"{place.shown} does not exist{meant}")
 
 
 def denied(reason: str = "", metadata: Mapping[str, Any] | None = None) -> ToolOutcome:

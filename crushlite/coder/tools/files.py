@@ -1,4 +1,4 @@
-"""view, write, edit and multiedit: reading and changing files.
+"""write, edit and multiedit: changing files.
 
 A change is made only if the model has seen the file as it is now. It asks for permission, showing
 the whole file before and after; replaces the file as one step; keeps its mode, its line ends and
@@ -12,20 +12,20 @@ keeps each where it was not edited.
 from __future__ import annotations
 
 import bisect
-import io
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import BadRequest
 from ...hosting.tasks import run_to_the_end
 from ...records import dataclass
 from ...worktree.paths import digest, exists, read_bytes, write_bytes
-from .arguments import flag, number, objects, plain, schema, text
-from .base import ToolOutcome, denied, failure
+from . import matching
+from .arguments import flag, objects, plain, schema, text
+from .base import ToolOutcome, denied, failure, missing
 from .differences import differences
-from .scope import file_scope, outside_scope
+from .scope import file_scope
 
 if TYPE_CHECKING:
     import os
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from ...worktree.paths import Place
     from .base import ToolUse
 
-VIEW_LINES = 2000
-LINE_CHARS = 2000
-VIEW_CHARS = 200_000  # of one answer: more would fill the context of most models
 # Of a file that is changed. Both versions go to every client with the permission request: together,
 # as JSON, they are mostly less than the 8 MiB that a stream of events may hold.
 CHANGE_BYTES = 2 * 1024 * 1024
@@ -44,74 +41,7 @@ MOST_EDITS = 200
 EDIT_SECONDS = 5.0  # for all edits of one call
 BOM = "\ufeff"
 
-_PATH = {"type": "string", "description": "Path of the file, absolute or from the project's root"}
-
-
-class View:
-    name = "view"
-    description = (
-        "Read a text file, with line numbers. Large files: give offset (first line, from 0) and "
-        "limit. Read a file before you change it."
-    )
-    parameters = schema(
-        {
-            "file_path": _PATH,
-            "offset": {"type": "integer", "description": "First line to show, counted from 0"},
-            "limit": {"type": "integer", "description": f"How many lines, {VIEW_LINES} if absent"},
-        },
-        "file_path",
-    )
-    read_only = True
-
-    async def run(self, call: ToolUse) -> ToolOutcome:
-        place = await _located(call)
-        offset, limit = number(call, "offset", 0), number(call, "limit", VIEW_LINES) or VIEW_LINES
-        if not place.inside:
-            params = {"file_path": str(place.path), "offset": offset, "limit": limit}
-            verdict = await call.turn.permission(
-                call.name,
-                "read",
-                description=f"Read a file outside the project: {place.path}",
-                params=params,
-                path=str(place.path),
-                tool_call_id=call.id,
-                scope=outside_scope(place),
-            )
-            if not verdict:
-                return denied(verdict.reason)
-        seen, shown, total = await call.context.blocking(_viewed, place, offset, limit)
-        call.context.seen[_key(call, place)] = seen
-        await call.turn.file_read(str(place.path))
-        if not shown and total:
-            return failure(f"{place.shown} has {total} lines; offset {offset} is past its end")
-        metadata = {"file_path": str(place.path), "content": "\n".join(shown)}
-        return ToolOutcome(_numbered(shown, offset, total), metadata=json.dumps(metadata))
-
-
-def _viewed(place: Place, offset: int, limit: int) -> tuple[str, list[str], int]:
-    """The digest of a file, the lines of this range, as many as one answer can hold and long ones
-    cut, and how many lines the file has. Blocks."""
-    data, _ = read_bytes(place)
-    shown: list[str] = []
-    total, room = 0, VIEW_CHARS
-    # One by one: a list of all lines takes twenty times as much memory as the file.
-    for line in io.StringIO(_plain(_decoded(data, place).removeprefix(BOM)), newline="\n"):
-        if offset <= total < offset + limit and room >= 0:
-            piece = line.removesuffix("\n")
-            piece = piece if len(piece) <= LINE_CHARS else f"{piece[:LINE_CHARS]}..."
-            room -= len(piece) + 8
-            if room >= 0:
-                shown.append(piece)
-        total += 1
-    return digest(data), shown, total
-
-
-def _numbered(lines: list[str], offset: int, total: int) -> str:
-    """The lines with their numbers, and how to read on if there are more."""
-    body = "\n".join(f"{n:6}|{line}" for n, line in enumerate(lines, offset + 1))
-    left = total - offset - len(lines)
-    more = f"\n({left} more lines; continue with offset {offset + len(lines)})" if left > 0 else ""
-    return f"<file>\n{body}\n</file>{more}"
+PATH = {"type": "string", "description": "Path of the file, absolute or from the project's root"}
 
 
 # The file to change -----------------------------------------------------------------------------
@@ -136,13 +66,13 @@ class _File:
         """A text of the model with the line ends of this file; unchanged for a new file."""
         if self.data is None:
             return content
-        return _plain(content).removeprefix(self.bom).replace("\n", self.newline)
+        return plain_ends(content).removeprefix(self.bom).replace("\n", self.newline)
 
     def stored(self, raw: str) -> bytes:
         return (self.bom + raw).encode("utf-8")
 
 
-def _plain(content: str) -> str:
+def plain_ends(content: str) -> str:
     """A text with plain line ends."""
     return content.replace("\r\n", "\n")
 
@@ -154,7 +84,7 @@ def _shown(file: _File, after: str) -> tuple[str, str]:
     ends = {end for text in texts for end in re.findall("\r?\n", text)}
     if len(ends) > 1 or (file.data is None and "\r\n" in ends):
         return file.raw, after
-    return _plain(file.raw), _plain(after)
+    return plain_ends(file.raw), plain_ends(after)
 
 
 def _lines(content: str) -> list[str]:
@@ -164,33 +94,39 @@ def _lines(content: str) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _decoded(data: bytes, place: Place) -> str:
+def decoded(data: bytes, place: Place) -> str:
+    """The text of a file. Raises BadRequest, with advice, for one that holds no UTF-8 text."""
     if b"\0" in data[:8192]:
-        raise BadRequest(f"{place.shown} is a binary file")
+        raise BadRequest(f"{place.shown} is a binary file: use bash with file, strings or xxd")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise BadRequest(f"{place.shown} is not UTF-8 text") from None
+        advice = f"read it with bash, such as iconv -f latin1 -t utf-8 {place.shown}"
+        raise BadRequest(f"{place.shown} is not UTF-8 text: {advice}") from None
 
 
-def _key(call: ToolUse, place: Place) -> tuple[str, str]:
+def seen_key(call: ToolUse, place: Place) -> tuple[str, str]:
+    """Under which a file's content is remembered in ToolContext.seen."""
     return call.turn.session_id, str(place.path)
 
 
-async def _located(call: ToolUse) -> Place:
+async def located(call: ToolUse) -> Place:
+    """The file that the model wants."""
     return await call.context.locate(text(call, "file_path"))
 
 
 async def _open(call: ToolUse, *, new: bool = False) -> _File:
     """The file to change; with `new` it need not exist. Raises BadRequest if the model has not seen
     it as it is now."""
-    place = await _located(call)
-    seen = call.context.seen.get(_key(call, place))
+    place = await located(call)
+    seen = call.context.seen.get(seen_key(call, place))
     there = await call.context.blocking(exists, place)
     if not there and new:
         return _File(place)
     if not there:
-        raise BadRequest(f"{place.shown} does not exist")
+        raise await call.context.blocking(missing, place, call.context.path)
+    if await call.context.blocking(place.path.is_dir):
+        raise BadRequest(f"{place.shown} is a directory: name a file in it")
     if seen is None:  # checked before reading: outside the project that needs a permission
         raise BadRequest(f"view {place.shown} before you change it")
     return await call.context.blocking(_read, place, seen)
@@ -201,7 +137,7 @@ def _read(place: Place, seen: str) -> _File:
     data, info = read_bytes(place, CHANGE_BYTES)
     if digest(data) != seen:
         raise BadRequest(f"{place.shown} has changed since you viewed it: view it again")
-    content = _decoded(data, place)
+    content = decoded(data, place)
     bom = BOM if content.startswith(BOM) else ""
     return _File(place, data, info, bom, content.removeprefix(BOM))
 
@@ -246,7 +182,9 @@ async def _diff(call: ToolUse, file: _File, after: str) -> tuple[str, int, int]:
     """A unified diff, and how many lines it adds and removes."""
 
     def compare() -> tuple[str, int, int]:
-        return differences(file.place.shown, _lines(_plain(file.raw)), _lines(_plain(after)))
+        return differences(
+            file.place.shown, _lines(plain_ends(file.raw)), _lines(plain_ends(after))
+        )
 
     return await call.context.blocking(compare)
 
@@ -256,7 +194,7 @@ def _versions(file: _File, after: str) -> dict[str, Any]:
     permission request holds them in any case."""
     if len(file.raw) + len(after) > SHOWN_CHARS:
         return {}
-    return {"old_content": _plain(file.raw), "new_content": _plain(after)}
+    return {"old_content": plain_ends(file.raw), "new_content": plain_ends(after)}
 
 
 # The tools that change --------------------------------------------------------------------------
@@ -268,7 +206,7 @@ class Write:
         "Create a file, or replace the whole content of one you have viewed. Missing folders are "
         "made. For a small change use edit."
     )
-    parameters = schema({"file_path": _PATH, "content": {"type": "string"}}, "file_path", "content")
+    parameters = schema({"file_path": PATH, "content": {"type": "string"}}, "file_path", "content")
     read_only = False
 
     async def run(self, call: ToolUse) -> ToolOutcome:
@@ -286,41 +224,62 @@ class Write:
         return ToolOutcome(f"{file.place.shown} {what}", metadata=json.dumps(metadata))
 
 
-def _replaced(file: _File, raw: str, edit: dict[str, Any]) -> str:
-    """The text `raw` after one edit. Raises BadRequest if its old_string does not fit."""
-    old = _plain(plain(edit.get("old_string"), "old_string"))
-    new = _plain(plain(edit.get("new_string"), "new_string"))
+class _Edited(NamedTuple):
+    """A text after one or several edits, and what the model must know about them."""
+
+    raw: str
+    notes: tuple[str, ...] = ()
+    failed: tuple[dict[str, Any], ...] = ()  # edits that did not fit: their number and the error
+
+
+def _replaced(file: _File, raw: str, edit: dict[str, Any]) -> _Edited:
+    """The text `raw` after one edit. Raises BadRequest, which says why, if its old_string does not
+    fit."""
+    old = plain_ends(plain(edit.get("old_string"), "old_string"))
+    new = plain_ends(plain(edit.get("new_string"), "new_string"))
     everywhere = flag(edit.get("replace_all"), "replace_all")
     if old == new:
-        raise BadRequest("old_string and new_string are the same")
+        raise BadRequest("old_string and new_string are the same: nothing would change")
     if not old:
         raise BadRequest("old_string is empty: use write to replace the whole file")
-    content = _plain(raw)
+    content = plain_ends(raw)
     found = content.count(old)
+    notes: tuple[str, ...] = ()
+    if not found:
+        moved = None if everywhere else matching.reindented(content, old, new)
+        if moved is None:
+            raise BadRequest(f"old_string was not found: {matching.explain(content, old, new)}")
+        old, new, line = moved
+        note = f"old_string had another indentation than line {line}: made with that of the file"
+        found, notes = 1, (note,)
     if len(content) + found * (len(new) - len(old)) > CHANGE_BYTES:
         raise BadRequest(f"the file would be larger than {CHANGE_BYTES} bytes")
-    if not found:
-        raise BadRequest("old_string was not found: it must match the file exactly")
     if found > 1 and not everywhere:
-        raise BadRequest(f"old_string was found {found} times: add context, or set replace_all")
+        raise BadRequest(matching.ambiguous(content, old, found))
     if len(content) == len(raw):
-        return content.replace(old, new.replace("\n", file.newline))
-    return _spliced(raw, content, old, new.replace("\n", file.newline))
+        return _Edited(content.replace(old, new.replace("\n", file.newline)), notes)
+    return _Edited(_spliced(raw, content, old, new.replace("\n", file.newline)), notes)
 
 
-def _edited(file: _File, edits: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The text after several edits, and those that did not fit. Raises BadRequest if they take more
-    than EDIT_SECONDS, or make the file too large."""
-    after, failed = file.raw, []
+def _edited(file: _File, edits: list[dict[str, Any]]) -> _Edited:
+    """The text after several edits. Of a file that does not exist, the first one is its content.
+    Raises BadRequest if they take more than EDIT_SECONDS, or make the file too large."""
+    after = file.raw
+    notes: list[str] = []
+    failed: list[dict[str, Any]] = []
     deadline = time.monotonic() + EDIT_SECONDS
     for index, edit in enumerate(edits, 1):
         if time.monotonic() > deadline:
             raise BadRequest(f"the edits take too long: make {index // 2 or 1} at a time")
         try:
-            after = _replaced(file, after, edit)
+            if file.data is None and index == 1:
+                after = plain(edit.get("new_string"), "new_string")
+                continue
+            after, more, _ = _replaced(file, after, edit)
+            notes += [f"edit {index}: {note}" for note in more]
         except BadRequest as error:
             failed.append({"index": index, "error": error.message})
-    return after, failed
+    return _Edited(after, tuple(notes), tuple(failed))
 
 
 def _spliced(raw: str, content: str, old: str, new: str) -> str:
@@ -339,7 +298,10 @@ def _spliced(raw: str, content: str, old: str, new: str) -> str:
 
 
 _EDIT = {
-    "old_string": {"type": "string", "description": "Exact text to replace, with its indentation"},
+    "old_string": {
+        "type": "string",
+        "description": "Exact text to replace, with its indentation and without line numbers",
+    },
     "new_string": {"type": "string", "description": "What to put in its place"},
     "replace_all": {"type": "boolean", "description": "Replace every occurrence"},
 }
@@ -351,15 +313,16 @@ class Edit:
         "Replace one exact piece of text in a file you have viewed. The piece must occur exactly "
         "once, unless replace_all is set. With an empty old_string a new file is created."
     )
-    parameters = schema({"file_path": _PATH, **_EDIT}, "file_path", "old_string", "new_string")
+    parameters = schema({"file_path": PATH, **_EDIT}, "file_path", "old_string", "new_string")
     read_only = False
 
     async def run(self, call: ToolUse) -> ToolOutcome:
         old, new = text(call, "old_string"), text(call, "new_string")
         file = await _open(call, new=not old)
-        after = new
+        edited = _Edited(new)
         if file.data is not None:
-            after = await call.context.blocking(_replaced, file, file.raw, call.input)
+            edited = await call.context.blocking(_replaced, file, file.raw, call.input)
+        after = edited.raw
         _, added, removed = await _diff(call, file, after)
         metadata = {
             "additions": added,
@@ -370,18 +333,19 @@ class Edit:
         if refused is not None:
             return refused
         done = f"{file.place.shown}: {added} lines added, {removed} removed"
-        return ToolOutcome(done, metadata=json.dumps(metadata))
+        return ToolOutcome("\n".join([done, *edited.notes]), metadata=json.dumps(metadata))
 
 
 class MultiEdit:
     name = "multiedit"
     description = (
         "Make several exact replacements in one file you have viewed, one after the other, as one "
-        "change. Edits that do not fit are reported; the others are made."
+        "change. Edits that do not fit are reported; the others are made. With an empty old_string "
+        "the first edit creates a file."
     )
     parameters = schema(
         {
-            "file_path": _PATH,
+            "file_path": PATH,
             "edits": {
                 "type": "array",
                 "items": schema(_EDIT, "old_string", "new_string"),
@@ -395,9 +359,9 @@ class MultiEdit:
 
     async def run(self, call: ToolUse) -> ToolOutcome:
         edits = objects(call, "edits", MOST_EDITS)
-        file = await _open(call)
-        after, failed = await call.context.blocking(_edited, file, edits)
-        if after == file.raw:
+        file = await _open(call, new=edits[0].get("old_string") == "")
+        after, notes, failed = await call.context.blocking(_edited, file, edits)
+        if file.data is not None and after == file.raw:
             reasons = "; ".join(f"edit {f['index']}: {f['error']}" for f in failed)
             return failure(f"nothing was changed: {reasons or 'the edits undo each other'}")
         _, added, removed = await _diff(call, file, after)
@@ -406,11 +370,11 @@ class MultiEdit:
             "removals": removed,
             **_versions(file, after),
             "edits_applied": len(edits) - len(failed),
-            "edits_failed": failed,
+            "edits_failed": list(failed),
         }
         refused = await _change(call, file, after, metadata)
         if refused is not None:
             return refused
-        notes = "".join(f"\nedit {f['index']} failed: {f['error']}" for f in failed)
-        done = f"{file.place.shown}: {metadata['edits_applied']} edits made{notes}"
-        return ToolOutcome(done, metadata=json.dumps(metadata))
+        notes += tuple(f"edit {f['index']} failed: {f['error']}" for f in failed)
+        done = f"{file.place.shown}: {metadata['edits_applied']} edits made"
+        return ToolOutcome("\n".join([done, *notes]), metadata=json.dumps(metadata))

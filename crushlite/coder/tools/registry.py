@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...clock import SystemClock
-from .files import Edit, MultiEdit, View, Write
+from .download import Download
+from .files import Edit, MultiEdit, Write
 from .search import Glob, Grep, Ls
 from .shell import Bash, JobKill, JobOutputTool
 from .talk import QuestionTool, Todos
+from .view import View
 from .web import Fetch
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def all_tools(disabled: Collection[str] = (), *, clock: Clock | None = None) -> 
         MultiEdit(),
         Write(),
         Fetch(clock),
+        Download(clock),
         Todos(),
         QuestionTool(),
     ]

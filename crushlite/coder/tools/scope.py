@@ -11,7 +11,7 @@ here. A later call is covered if each of its own parts was granted.
   everything else the part is the whole text: shells, interpreters, unknown programs, variables,
   substitutions, globs, redirections, assignments, `cd`, functions, paths outside of the workspace.
 - A change to a file: all ordinary files of the workspace.
-- A page: all of its server.
+- A page: all of its server. A download: all of its server, to the same file.
 - Nothing at all: files outside of the workspace, and those of guarded.py, also where the text of a
   command names one.
 """
@@ -142,7 +142,11 @@ def command_scope(
     if len(paths) > MOST_PATHS:
         paths, programs = [], None
     for path in paths:
-        place = Path(resolve(os.path.join(cwd.path, path)))
+        try:
+            place = Path(resolve(os.path.join(cwd.path, path)))
+        except OSError:  # a link that is being replaced: where it leads is not known
+            programs = None
+            continue
         if place != root and root not in place.parents:
             programs = None
         else:
@@ -259,6 +263,15 @@ def outside_scope(place: Place) -> Scope:
     """The scope of anything with a file or folder outside of the workspace."""
     where = place.path
     return Scope((), f"nothing more than this: {where} is outside of the project, asked each time")
+
+
+def download_scope(server: str, place: Place) -> Scope:
+    """The scope of saving something of a server as a file; `server` is its scheme, host and
+    port."""
+    if name := guarded_in(Path(place.shown)):
+        return Scope((), f"nothing more than this: {name} is asked for each time")
+    part = f"{server} {place.shown}"
+    return Scope((part,), f"anything of {server}, saved as {place.shown}")
 
 
 def page_scope(server: str) -> Scope:

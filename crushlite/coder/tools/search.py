@@ -1,13 +1,17 @@
 """ls, glob and grep: finding things in the project.
 
 The search itself is worktree/walk.py, run as a process of its own. This module checks what the
-model wants, asks for permission if that is outside the workspace, and words the answer.
+model wants, asks for permission if that is outside the workspace, and words the answer. Paths in it
+are relative to the workspace, so that the model can use them as they are; those outside are
+absolute.
 """
 
 from __future__ import annotations
 
 import importlib.resources
 import json
+import os
+import re
 import stat
 import sys
 from functools import cache
@@ -18,10 +22,12 @@ from ...clock import wait_at_most
 from ...errors import BadRequest
 from ...hosting.plain import OWN_DATA_DIR
 from .arguments import flag, number, schema, text, texts
-from .base import ToolOutcome, denied
+from .base import ToolOutcome, denied, missing
 from .scope import outside_scope
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ...clock import Clock
     from ...worktree.paths import Place
     from .base import ToolUse
@@ -34,14 +40,41 @@ GRACE = 3.0  # more seconds for the program, which cannot look at its clock insi
 PATTERN_CHARS = 2000
 MOST_IGNORED = 100
 ANSWER_BYTES = 1 << 20
+# Where rg may be, if it is installed. Not PATH: a folder in it may belong to a repository.
+RG_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
 
 _FOLDER = {"type": "string", "description": "Folder to look in; the project's root if absent"}
+
+
+# Makes modules of a package from their sources and runs the search.
+_BOOT = """
+import sys, types
+package = sys.modules["worktree"] = types.ModuleType("worktree")
+package.__path__ = []
+for name, source in SOURCES.items():
+    module = sys.modules[f"worktree.{name}"] = types.ModuleType(f"worktree.{name}")
+    module.__package__ = "worktree"
+    exec(compile(source, f"{name}.py", "exec"), module.__dict__)
+sys.stdout.write(module.run(sys.argv[1]))
+"""
 
 
 @cache
 def _program() -> str:
     """The source of the search program."""
-    return (importlib.resources.files(worktree) / "walk.py").read_text("utf-8")
+    folder = importlib.resources.files(worktree)
+    sources = {name: (folder / f"{name}.py").read_text("utf-8") for name in ("rules", "walk")}
+    return f"SOURCES = {sources!r}\n{_BOOT}"
+
+
+def _rg(root: str) -> str:
+    """The path of rg, if it is installed and not part of the workspace; else empty."""
+    for folder in RG_FOLDERS:
+        path = os.path.realpath(os.path.join(folder, "rg"))
+        inside = f"{path}/".startswith(f"{root.rstrip('/')}/")
+        if not inside and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
 
 
 class _Search:
@@ -49,6 +82,7 @@ class _Search:
 
     name = ""
     read_only = True
+    of_files = False  # whether `path` may be a file
 
     def __init__(self, clock: Clock, *, seconds: float = SECONDS) -> None:
         self._clock = clock
@@ -62,6 +96,7 @@ class _Search:
         raw = text(call, "path", required=False) or "."
         place = await call.context.locate(raw)
         if place.inside:
+            await call.context.blocking(_require, place, call.context.path, self.of_files)
             return place, None
         verdict = await call.turn.permission(
             call.name,
@@ -83,6 +118,7 @@ class _Search:
             "root": str(call.context.path) if place.inside else "",
             "seconds": self._seconds,
             "closed": sorted(place.closed),
+            "shown": _folder_shown(place, file=bool(request.get("file"))),
         }
         async with call.context.searches:
             answer = await self._run(call, request)
@@ -120,7 +156,27 @@ class _Search:
         }
         dropped = value.get("dropped", 0)
         rules = f"\n({dropped} rules of .gitignore are too many and were not used)"
-        return found, remarks.get(value["cut"], "") + (rules if dropped else "")
+        more = "".join(
+            f"\n({count} more matches in {name}: search it alone, or be more specific)"
+            for name, count in value.get("more", {}).items()
+        )
+        return found, more + remarks.get(value["cut"], "") + (rules if dropped else "")
+
+
+def _require(place: Place, root: Path, of_files: bool) -> None:
+    """Raise BadRequest, with advice, unless the place exists and is of the right kind. Blocks."""
+    try:
+        mode = place.path.lstat().st_mode
+    except OSError:
+        raise missing(place, root) from None
+    if stat.S_ISREG(mode) and not of_files:
+        raise BadRequest(f"{place.shown} is a file: use view, or name its folder")
+
+
+def _folder_shown(place: Place, *, file: bool) -> str:
+    """What comes before the paths that a search finds in a folder, or for a file in its folder."""
+    shown = os.path.dirname(place.shown) if file else place.shown
+    return "" if shown == "." else shown
 
 
 def _pattern(call: ToolUse) -> str:
@@ -188,7 +244,7 @@ class Glob(_Search):
     )
 
     async def run(self, call: ToolUse) -> ToolOutcome:
-        pattern = _pattern(call)
+        pattern = _pattern(call).removeprefix(f"{call.context.path}/")
         if pattern.startswith("/") or ".." in pattern.split("/"):
             raise BadRequest("pattern begins at path and does not lead out of it: set path")
         place, refused = await self._begin(call, "read", {"pattern": pattern})
@@ -196,11 +252,14 @@ class Glob(_Search):
             return refused
         found, remark = await self._search(call, place, pattern=pattern, limit=RESULTS)
         content = "\n".join(found) or "No files found"
+        if not found and "**" not in pattern:
+            content += f". The pattern begins at path; for all folders below it use **/{pattern}"
         return _outcome(content, len(found), remark, "number_of_files")
 
 
 class Grep(_Search):
     name = "grep"
+    of_files = True
     description = (
         "Find lines in files by a regular expression (Python's), or by a text with literal_text. "
         "Binary and very large files are left out."
@@ -232,8 +291,11 @@ class Grep(_Search):
             literal=literal,
             file=await call.context.blocking(_is_file, place),
             limit=RESULTS,
+            rg=await call.context.blocking(_rg, str(call.context.path)),
         )
         content = _by_file(found) or "No matches found"
+        if not found and not literal and re.search(r"[\\\[({.*+?|^$]", pattern):
+            content += ". The pattern is a regular expression; for a plain text set literal_text"
         return _outcome(content, len(found), remark, "number_of_matches")
 
 

@@ -5,6 +5,9 @@ permission. A command in the foreground is waited for. After `auto_background_af
 on as a job of the session, whose id the model gets; if there are too many jobs, or the model has
 set more than the time limit, it is killed at the limit. When the tool call is cancelled, the
 command is killed at once, not only at the end of the run.
+
+A command that fails gives a result that is an error, and begins with its exit code: so every client
+shows it as failed, and the model cannot overlook it.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ...clock import wait_at_most
+from ...commands.background import JobInfo
 from ...errors import BadRequest, Conflict
 from ...worktree.paths import locate
-from .arguments import flag, number, schema, text
+from .arguments import flag, number, plain, schema, text
 from .base import ToolOutcome, denied, failure
 from .safe import environment, harmless_words
 from .scope import command_scope
@@ -33,14 +37,26 @@ PROGRESS_SECONDS = 0.1
 PROGRESS_BYTES = 4000
 BACKGROUND_AFTER = 60
 COMMAND_BYTES = 64 * 1024  # more could not be read before it is allowed
+QUICK_SECONDS = 1.0  # a command for the background that ends so soon has mostly failed to start
+WAIT_SECONDS = 60  # of job_output
+NAMES = 20  # of variables that were taken away, told when a command fails
+# Programs that would wait for somebody at a terminal do not: an editor leaves the text as it is, a
+# pager prints, git asks for no password.
+NO_TERMINAL = {
+    **dict.fromkeys(("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"), "true"),
+    **dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER"), "cat"),
+    "GIT_TERMINAL_PROMPT": "0",
+}
 
 
 class Bash:
     name = "bash"
     description = (
-        "Run a shell command (bash, without a terminal, standard input closed) and get its output. "
-        f"One that still runs after {BACKGROUND_AFTER} seconds goes on as a background job. To "
-        "look at the project use view, ls, glob and grep: they need no permission."
+        "Run a shell command (bash, without a terminal, standard input closed, no editor or pager) "
+        "and get its output. Each call begins in the project's root: cd does not last. One that "
+        f"still runs after {BACKGROUND_AFTER} seconds goes on as a background job; start servers "
+        "with run_in_background. To look at the project use view, ls, glob and grep: they need no "
+        "permission."
     )
     parameters = schema(
         {
@@ -55,7 +71,7 @@ class Bash:
             },
             "run_in_background": {
                 "type": "boolean",
-                "description": "Do not wait for it: returns a job id for job_output and job_kill",
+                "description": "Do not wait for it: returns a shell_id for job_output and job_kill",
             },
             "auto_background_after": {
                 "type": "integer",
@@ -89,36 +105,45 @@ class Bash:
             raise
         finally:
             wanted.progress.stop()
+        output = command.output.text()
         metadata: dict[str, Any] = {
             "start_time": int(began * 1000),
             "end_time": int(self._clock.now() * 1000),
-            "output": command.output.text(),
+            "output": output,
             "description": wanted.description,
             "working_directory": str(wanted.place.path),
             "background": bool(job_id),
         }
+        failed = False
         if ended is None:
-            metadata["shell_id"] = job_id
-            content = _in_background(job_id, command)
+            metadata |= {"shell_id": job_id, "command": wanted.command}
+            content = _in_background(job_id, output)
         else:
-            content = _with_ending(command.output.text(), ended, self._timeout)
+            ending = _ending(ended, self._timeout)
+            failed = bool(ending)
+            if failed:
+                metadata |= {"exit_code": ended.code, "output": _with_ending(output, ending)}
+            content = _after_ending(output, ending)
+            content += _removed_variables(call, words is None) if failed else ""
         content += f"\n\n<cwd>{wanted.place.path}</cwd>"
-        return ToolOutcome(content, metadata=json.dumps(metadata))
+        return ToolOutcome(content, is_error=failed, metadata=json.dumps(metadata))
 
     async def _wait(
         self, call: ToolUse, command: Command, wanted: _WantedCommand
     ) -> tuple[str, Exit | None]:
         """Wait for a command. Return the id of the job that it has become and None, or an empty id
         and how it ended."""
-        if wanted.background:
-            return call.turn.keep(command), None
         done = command.done
+        if wanted.background:
+            if await wait_at_most(self._clock, done, QUICK_SECONDS):
+                return "", done.result()
+            return call.turn.keep(command, wanted.info), None
         left = self._timeout
         if wanted.foreground_seconds < self._timeout:
             if await wait_at_most(self._clock, done, wanted.foreground_seconds):
                 return "", done.result()
             try:
-                return call.turn.keep(command), None
+                return call.turn.keep(command, wanted.info), None
             except Conflict:  # there are too many jobs: wait for the rest of its time
                 left -= wanted.foreground_seconds
         if await wait_at_most(self._clock, done, left):
@@ -148,6 +173,10 @@ class _WantedCommand:
         folder = text(call, "working_dir", required=False) or "."
         place = await call.context.blocking(locate, call.context.path, folder)
         return cls(call, place, clock)
+
+    @property
+    def info(self) -> JobInfo:
+        return JobInfo(self.command, self.description, str(self.place.path))
 
     async def permission(self) -> Verdict:
         call, place = self._call, self.place
@@ -179,7 +208,7 @@ class _WantedCommand:
         self.progress.command = await call.turn.command(
             self.command,
             cwd=str(self.place.path),
-            env=dict(call.context.env),
+            env={**call.context.env, **NO_TERMINAL},
             on_output=self.progress.on_output,
         )
         return self.progress.command
@@ -221,64 +250,126 @@ class _Progress:
             self._call.turn.progress(self._call.id, self.command.output.text(PROGRESS_BYTES))
 
 
-def _in_background(job_id: str, command: Command) -> str:
-    so_far = command.output.text().rstrip("\n")
-    note = f"It runs in the background as job {job_id}: see job_output and job_kill."
-    return f"{so_far}\n{note}" if so_far else note
+def _shown(info: JobInfo) -> dict[str, Any]:
+    """What clients show of a command, beside its output."""
+    return {
+        "command": info.command,
+        "description": info.description,
+        "working_directory": info.folder,
+    }
 
 
-def _with_ending(output: str, ended: Exit, timeout: float | None = None) -> str:
-    """The output of a command, followed by how it ended unless its exit code is 0."""
-    lines = [output.rstrip("\n")]
+def _in_background(job_id: str, output: str) -> str:
+    note = f"It runs in the background as job {job_id}: use job_output and job_kill with shell_id "
+    note += f'"{job_id}".'
+    return "\n".join(part for part in (output.rstrip("\n"), note) if part)
+
+
+def _ending(ended: Exit, timeout: float | None = None) -> str:
+    """How a command ended; empty if it ended well."""
     if ended.timed_out:
         after = f" after {timeout:g} seconds" if timeout is not None else ""
-        lines.append(f"The command was killed{after}: it took too long")
-    elif ended.canceled:
-        lines.append("The command was killed")
-    if ended.code:
-        lines.append(f"Exit code {ended.code}")
-    return "\n".join(line for line in lines if line) or "(no output)"
+        advice = "if it needs longer, set run_in_background"
+        return f"Exit code {ended.code}: the command was killed{after}, {advice}"
+    if ended.canceled:
+        return f"Exit code {ended.code}: the command was killed"
+    return f"Exit code {ended.code}" if ended.code else ""
 
 
-_JOB = {"job_id": {"type": "string", "description": "As bash gave it"}}
+def _with_ending(output: str, ending: str) -> str:
+    """The output as clients show it: its end is what they show first."""
+    return "\n".join([output.rstrip("\n"), ending]).strip("\n") if ending else output
+
+
+def _after_ending(output: str, ending: str) -> str:
+    """The output as the model gets it: how a command has failed stands first."""
+    lines = [line for line in (ending, output.rstrip("\n")) if line]
+    if "bytes left out ..." in output:
+        lines.append("(the middle of the output is left out: narrow it with grep, head or tail)")
+    return "\n".join(lines) or "(no output)"
+
+
+def _removed_variables(call: ToolUse, whole: bool) -> str:
+    """The names of the variables that the command did not get because they may be secrets: it may
+    have failed for want of one. With `whole` the command had the environment of commands."""
+    names = sorted(name for name in call.turn.env.keys() - call.context.env.keys() if name)
+    if not whole or not names:
+        return ""
+    shown = ", ".join(name[:100] for name in names[:NAMES] if name.isprintable())
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return (
+        f"\n(Not set for commands, as they may hold secrets: {shown}{more}. If the command needs "
+        "one, tell the user to name it in permissions.command_variables of their own crush.json.)"
+    )
+
+
+# Jobs -------------------------------------------------------------------------------------------
+
+_JOB = {"shell_id": {"type": "string", "description": "The id of the job, as bash gave it"}}
 
 
 def _job_id(call: ToolUse) -> str:
-    """The argument of this name; models often write it as a number."""
-    value = call.input.get("job_id")
+    """The id of a job. Models often write it as a number, or call it job_id."""
+    key = "shell_id" if call.input.get("shell_id") is not None else "job_id"
+    value = call.input.get(key)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return text(call, "job_id")
+    return plain(value, "shell_id")
+
+
+def _seconds(value: object) -> float:
+    """How long job_output is to wait. Raises BadRequest unless it is a boolean or a number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(min(max(value, 0), WAIT_SECONDS))
+    return float(WAIT_SECONDS) if flag(value, "wait") else 0.0
 
 
 class JobOutputTool:
     name = "job_output"
-    description = "The output so far of a background job, and whether it has ended."
-    parameters = schema(_JOB, "job_id")
+    description = (
+        "The output so far of a background job, and whether it has ended. With wait it answers at "
+        f"the end of the job, or after {WAIT_SECONDS} seconds: do not ask again and again."
+    )
+    parameters = schema(
+        {**_JOB, "wait": {"type": "boolean", "description": "Wait for the end of the job"}},
+        "shell_id",
+    )
     read_only = False  # a job that has ended is removed when its output is read
 
     async def run(self, call: ToolUse) -> ToolOutcome:
-        job_id = _job_id(call)
-        found = call.turn.job_output(job_id)
+        job_id, seconds = _job_id(call), _seconds(call.input.get("wait"))
+        if seconds:
+            await call.turn.wait_for_job(job_id, seconds)
+        info, found = call.turn.job_info(job_id), call.turn.job_output(job_id)
+        ending = "" if found.exit is None else _ending(found.exit)
+        metadata: dict[str, Any] = {
+            "shell_id": job_id,
+            **_shown(info),
+            "done": found.done,
+            "output": _with_ending(found.text, ending),
+        }
         if found.exit is None:
             state = f"Job {job_id} is still running."
+            if not seconds:
+                state += " To wait for its end, set wait."
             content = "\n".join(part for part in (found.text.rstrip("\n"), state) if part)
         else:
-            content = f"{_with_ending(found.text, found.exit)}\nJob {job_id} has ended."
-        metadata = {"shell_id": job_id, "done": found.done, "output": found.text}
-        return ToolOutcome(content, metadata=json.dumps(metadata))
+            metadata["exit_code"] = found.exit.code
+            content = f"{_after_ending(found.text, ending)}\nJob {job_id} has ended."
+        return ToolOutcome(content, is_error=bool(ending), metadata=json.dumps(metadata))
 
 
 class JobKill:
     name = "job_kill"
     description = "End a background job, with everything it started. Its output stays readable."
-    parameters = schema(_JOB, "job_id")
+    parameters = schema(_JOB, "shell_id")
     read_only = False
 
     async def run(self, call: ToolUse) -> ToolOutcome:
         job_id = _job_id(call)
+        info = call.turn.job_info(job_id)
         ended = await call.turn.kill_job(job_id)
         if ended is not None and ended.survivors:
             return failure(f"job {job_id}: {ended.survivors} processes could not be killed")
-        metadata = {"shell_id": job_id, "done": True}
+        metadata = {"shell_id": job_id, **_shown(info), "done": True}
         return ToolOutcome(f"Job {job_id} was killed.", metadata=json.dumps(metadata))

@@ -1,4 +1,4 @@
-"""fetch: read a page of the web.
+"""fetch: read a page of the web; and what download needs for the same.
 
 It always asks for permission, showing the address; an address in the local network is treated like
 any other. A redirect to another server, or from https to http, asks again, since the permission
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
@@ -26,7 +27,7 @@ from .markup import markdown, plain_text
 from .scope import page_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ...agent.base import Verdict
     from ...clock import Clock
@@ -46,6 +47,11 @@ SHOWN_CHARS = 100_000
 ERROR_CHARS = 2000
 SECONDS, MOST_SECONDS = 30, 120
 URL_CHARS = 4000
+URL = {"type": "string", "description": "With http:// or https://"}
+TIMEOUT = {
+    "type": "integer",
+    "description": f"Seconds, {SECONDS} if absent, at most {MOST_SECONDS}",
+}
 
 _HEADERS: tuple[tuple[str, str], ...] = (
     USER_AGENT,
@@ -63,7 +69,7 @@ _CHARSETS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class _Address:
+class PageAddress:
     """A URL, checked and taken apart."""
 
     scheme: str
@@ -90,7 +96,7 @@ class _Address:
         return f"{self.scheme}://{self.host_header}{self.target}"
 
 
-def _address(url: str) -> _Address:
+def _address(url: str) -> PageAddress:
     """Take a URL apart. Raises BadRequest, phrased for the model, if it cannot be fetched. Names
     are in ASCII from here on, so that the user who is asked can see look-alike letters."""
     if len(url) > URL_CHARS or re.search(r"[\x00-\x20\x7f-\xa0\\]", url):
@@ -110,11 +116,11 @@ def _address(url: str) -> _Address:
     target = quote(parts.path or "/", safe="/:@!$&'()*+,;=~-._%")
     if parts.query:
         target += "?" + quote(parts.query, safe="/?:@!$&'()*+,;=~-._%[]|")
-    return _Address(parts.scheme, host, PORTS[parts.scheme] if port is None else port, target)
+    return PageAddress(parts.scheme, host, PORTS[parts.scheme] if port is None else port, target)
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class Page:
     """A response. `cut` says that the body is longer than what was read."""
 
     status: int
@@ -123,64 +129,53 @@ class _Page:
     cut: bool
 
 
-class Fetch:
-    name = "fetch"
-    description = (
-        "Get a web page or file by its address, as text, as Markdown, or as it is (html). Only "
-        f"texts, at most {BODY_BYTES >> 20} MiB of them."
-    )
-    parameters = schema(
-        {
-            "url": {"type": "string", "description": "With http:// or https://"},
-            "format": {"type": "string", "enum": list(FORMATS)},
-            "timeout": {
-                "type": "integer",
-                "description": f"Seconds, {SECONDS} if absent, at most {MOST_SECONDS}",
-            },
-        },
-        "url",
-        "format",
-    )
-    read_only = False
+class WebTool:
+    """What fetch and download have in common: getting what is at an address, with permission for
+    each server on the way."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._tls = TLS()
 
-    async def run(self, call: ToolUse) -> ToolOutcome:
-        wanted = text(call, "format", required=False) or "text"
-        if wanted not in FORMATS:
-            raise BadRequest(f"format must be one of {', '.join(FORMATS)}")
-        timeout = number(call, "timeout", 0)
+    async def _follow(
+        self,
+        call: ToolUse,
+        permission: Callable[[PageAddress], Awaitable[Verdict]],
+        timeout: int,
+        most: int,
+    ) -> tuple[PageAddress, Page] | ToolOutcome:
+        """Get what is at the url of a call, at most so many bytes of it, and follow redirects; or
+        the outcome of the call if permission was denied. Raises BadRequest if it cannot be got."""
         address = _address(text(call, "url"))
         # Those of the whole environment: the address of a proxy may hold a password.
         proxies = proxies_of({**call.context.env, **call.turn.env})
+        seconds = min(timeout or SECONDS, MOST_SECONDS)
         asked: set[str] = set()
         for _ in range(REDIRECTS + 1):
             if address.origin not in asked:
-                verdict = await _permission(call, address, wanted, timeout)
+                verdict = await permission(address)
                 if not verdict:
                     return denied(verdict.reason)
                 # A redirect to https on the same host needs no question; the other way does.
                 asked |= {address.origin, address.secured}
-            page = await self._get(address, min(timeout or SECONDS, MOST_SECONDS), proxies)
+            page = await self._get(address, seconds, proxies, most)
             location = page.headers.get("location")
             if not 300 <= page.status < 400 or not location:
-                return await call.context.blocking(_outcome, address, page, wanted)
+                return address, page
             address = _redirected(address, location)
-        return failure(f"more than {REDIRECTS} redirects, the last one to {address}")
+        raise BadRequest(f"more than {REDIRECTS} redirects, the last one to {address}")
 
-    async def _get(self, address: _Address, seconds: float, proxies: Proxies) -> _Page:
+    async def _get(self, address: PageAddress, seconds: float, proxies: Proxies, most: int) -> Page:
         """Raises BadRequest if there is no complete answer within `seconds`."""
         try:
             async with time_limit(self._clock, seconds):
-                return await self._exchange(address, proxies)
+                return await self._exchange(address, proxies, most)
         except TimeoutError:
             raise BadRequest(f"{address}: no complete answer within {seconds:g} s") from None
         except (ClientError, OSError, ValueError) as error:
             raise BadRequest(f"{address}: {error}") from None
 
-    async def _exchange(self, address: _Address, proxies: Proxies) -> _Page:
+    async def _exchange(self, address: PageAddress, proxies: Proxies, most: int) -> Page:
         secure = address.scheme == "https"
         proxy = proxies.find(address.host, address.port, secure=secure)
         server = RemoteServer(address.host, address.port, secure, proxy, self._tls)
@@ -194,13 +189,38 @@ class Fetch:
         ):
             async for chunk in response:
                 body += chunk
-                if len(body) > BODY_BYTES:
+                if len(body) > most:
                     cut = True
                     break
-        return _Page(response.status, response.headers, bytes(body[:BODY_BYTES]), cut)
+        return Page(response.status, response.headers, bytes(body[:most]), cut)
 
 
-async def _permission(call: ToolUse, address: _Address, wanted: str, timeout: int) -> Verdict:
+class Fetch(WebTool):
+    name = "fetch"
+    description = (
+        "Get a web page or file by its address, as text, as Markdown, or as it is (html). Only "
+        f"texts, at most {BODY_BYTES >> 20} MiB of them; for other files use download."
+    )
+    parameters = schema(
+        {"url": URL, "format": {"type": "string", "enum": list(FORMATS)}, "timeout": TIMEOUT},
+        "url",
+        "format",
+    )
+    read_only = False
+
+    async def run(self, call: ToolUse) -> ToolOutcome:
+        wanted = text(call, "format", required=False) or "text"
+        if wanted not in FORMATS:
+            raise BadRequest(f"format must be one of {', '.join(FORMATS)}")
+        timeout = number(call, "timeout", 0)
+        ask = partial(_permission, call, wanted, timeout)
+        got = await self._follow(call, ask, timeout, BODY_BYTES)
+        if isinstance(got, ToolOutcome):
+            return got
+        return await call.context.blocking(_outcome, *got, wanted)
+
+
+async def _permission(call: ToolUse, wanted: str, timeout: int, address: PageAddress) -> Verdict:
     params: dict[str, str | int] = {"url": str(address), "format": wanted}
     if timeout:
         params["timeout"] = timeout
@@ -215,7 +235,7 @@ async def _permission(call: ToolUse, address: _Address, wanted: str, timeout: in
     )
 
 
-def _redirected(address: _Address, location: str) -> _Address:
+def _redirected(address: PageAddress, location: str) -> PageAddress:
     """The address that a redirect leads to. Raises BadRequest if it cannot be fetched."""
     try:
         following = urljoin(str(address), location.strip())
@@ -224,35 +244,37 @@ def _redirected(address: _Address, location: str) -> _Address:
     return _address(following)
 
 
-def _outcome(address: _Address, page: _Page, wanted: str) -> ToolOutcome:
+def _outcome(address: PageAddress, page: Page, wanted: str) -> ToolOutcome:
     """The page in the wanted format. Takes its time: call it in a thread."""
     kind = (page.headers.get("content-type") or "").lower()
-    content = _decoded(_unpacked(page), kind)
+    content = _decoded(unpacked(page, BODY_BYTES), kind)
     if content is None or (kind and not _TEXTUAL.match(kind)):
-        return failure(f"{address} is not a text: {kind or 'of an unknown kind'}")
+        return failure(f"{address} is not a text but {kind or 'of an unknown kind'}: use download")
     if "html" in kind or (not kind and content.lstrip()[:1] == "<"):
         content = _CONVERTERS[wanted](content)
     if page.status >= 400:
-        return failure(f"{address} answered {_status(page.status)}\n{content[:ERROR_CHARS]}")
+        return failure(f"{address} answered {status_words(page.status)}\n{content[:ERROR_CHARS]}")
     if page.cut or len(content) > SHOWN_CHARS:
         content = f"{content[:SHOWN_CHARS]}\n(there is more: only the beginning is shown)"
     return ToolOutcome(content or "(the page is empty)")
 
 
-def _status(status: int) -> str:
+def status_words(status: int) -> str:
+    """A status as it is called."""
     known = {int(value): value.phrase for value in HTTPStatus}
     return f"{status} {known.get(status, '')}".rstrip()
 
 
-def _unpacked(page: _Page) -> bytes:
-    """The body, decompressed: some servers compress although they were asked not to."""
+def unpacked(page: Page, most: int) -> bytes:
+    """At most so many bytes of the body, decompressed: some servers compress although they were
+    asked not to."""
     encoding = (page.headers.get("content-encoding") or "identity").lower()
     if encoding in ("identity", ""):
         return page.body
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise BadRequest(f"the answer is encoded as {encoding}, which is not supported")
     try:
-        return zlib.decompressobj(wbits=47).decompress(page.body, BODY_BYTES)
+        return zlib.decompressobj(wbits=47).decompress(page.body, most)
     except zlib.error as error:
         raise BadRequest(f"the answer cannot be decompressed: {error}") from None
 

@@ -12,7 +12,7 @@ const HEADLINES = [
   "pattern",
   "url",
   "query",
-  "job_id",
+  "shell_id",
   "question",
   "description",
 ];
@@ -112,7 +112,8 @@ export class Card {
     this.metadata = objectOf(result?.metadata || "");
     const unread = Object.keys(input).length === 0 && raw !== "" && raw !== "{}";
     const rows = changesOf(input, this.metadata);
-    setText(this.words, unread ? "" : headline(input));
+    const job = this.metadata.shell_id && call.name !== "bash" ? this.metadata.command : "";
+    setText(this.words, unread ? "" : [headline(input), headline({ command: job })].join(" ").trim());
     this.input.replaceChildren();
     if (unread)
       plainText(this.input.appendChild(el("pre", { class: "output" })), raw); // still coming
@@ -137,7 +138,9 @@ export class Card {
 
   setStatus(call, result, waiting, over) {
     let [kind, words] = ["running", call.finished ? "running" : "writing"];
-    if (result) [kind, words] = result.is_error ? ["failed", "failed"] : ["done", "done"];
+    const code = this.metadata.exit_code;
+    if (result?.is_error) [kind, words] = ["failed", Number.isInteger(code) ? `exit ${code}` : "failed"];
+    else if (result) [kind, words] = ["done", "done"];
     else if (over) [kind, words] = ["failed", "stopped"];
     else if (waiting) [kind, words] = ["waiting", "asks you"];
     this.status.dataset.kind = kind;
@@ -147,7 +150,7 @@ export class Card {
   outputOf(result, live) {
     if (!result) return live || "";
     if (!result.is_error && this.changes.firstChild) return ""; // the diff shows it
-    if (result.is_error || typeof this.metadata.output !== "string") return result.content || "";
+    if (typeof this.metadata.output !== "string") return result.content || "";
     return this.metadata.output;
   }
 }
