@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from ...agent.base import Scope
 from .guarded import guarded_in, guarded_in_text
+from .shellwords import PLAIN_WORD, simple_commands, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
 
 MOST_PATHS = 1000  # of a command: each is looked up in the file system
 MOST_OPTIONS = 10  # characters of a word that may be short options, before a value
-_TOKEN = re.compile(
-    r"(?P<blank>[ \t]+)"
-    r"|(?P<cut>&&|\|\||;|\||\n)"
-    # To and from the null device, and one output into the other: no file is written.
-    r"|(?P<null>(?:(?:[12]|&)?>[ \t]*/dev/null|<[ \t]*/dev/null|[12]?>&[12])(?=[ \t\n;|&]|\Z))"
-    r"|(?P<word>(?:[A-Za-z0-9_./:@%+,=-]+|'[^']*'|\"[^\"$`\\]*\")+)"
-)
-_PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:@%+,=-]+")
 _NOTHING = r"(?!)"
 
 # Programs without subcommands, and which of their words are not covered. Long options can be
@@ -166,29 +159,14 @@ def programs_of(command: str) -> list[str] | None:
 
 def _simple_commands(command: str) -> list[list[str]] | None:
     """The words of each part of a command, with their quotes; None if there is anything else."""
-    parts: list[list[str]] = [[]]
-    at = 0
-    while at < len(command):
-        token = _TOKEN.match(command, at)
-        if token is None:
-            return None
-        at = token.end()
-        if token.lastgroup == "cut":
-            parts.append([])
-        elif token.lastgroup == "word":
-            parts[-1].append(token[0])
-    shown = command.replace("\n", "").replace("\t", "")
-    return [part for part in parts if part] if shown.isprintable() else None
-
-
-def _unquoted(word: str) -> str:
-    return re.sub(r"'([^']*)'|\"([^\"]*)\"", lambda quoted: quoted[1] or quoted[2] or "", word)
+    parts = simple_commands(command)
+    return None if parts is None else [part.words for part in parts if part.words]
 
 
 def _program(raw: list[str]) -> str | None:
     """Program and subcommand of a simple command; None if it is not covered by the tables."""
     program, *rest = raw
-    words = [_unquoted(word) for word in rest]
+    words = [unquoted(word) for word in rest]
     if any(word.startswith("@") for word in words):  # some programs read more words from there
         return None
     if program in _PROGRAMS:
@@ -198,7 +176,7 @@ def _program(raw: list[str]) -> str | None:
         return program if _covers(_RUNNERS[program], words) else None
     if program == "git" and rest[:1] == ["--no-pager"]:
         del rest[0], words[0]
-    if not rest or not _PLAIN_WORD.fullmatch(rest[0]):
+    if not rest or not PLAIN_WORD.fullmatch(rest[0]):
         return None
     names, options = _SUBCOMMANDS.get(program, ("", _NOTHING))
     length = 1
@@ -226,7 +204,7 @@ def _paths(command: str) -> list[str]:
     and `a,x`."""
     found: list[str] = []
     for raw in (word for part in _simple_commands(command) or () for word in part):
-        word = _unquoted(raw)
+        word = unquoted(raw)
         found += [word, *re.split(r"[=:,]", word)[1:]]
         if re.match("-[^-]", word):
             found += [word[at:] for at in range(2, min(len(word), MOST_OPTIONS))]
