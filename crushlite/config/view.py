@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..protocol.config import AgentInfo
+    from ..protocol.permissions import PermissionRule
     from .merge import Merged
     from .providers import Provider, Selected
 
@@ -54,6 +55,7 @@ class Loaded:
     warnings: tuple[ConfigWarning, ...]
     files: tuple[Path, ...]  # that exist, in order of rising priority
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
+    rules: tuple[PermissionRule, ...] = ()  # granted for good
 
 
 class Config:
@@ -65,6 +67,7 @@ class Config:
         merged = loaded.merged
         self.providers = dict(providers)
         self.allowed_tools = loaded.allowed_tools
+        self.rules = loaded.rules
         self.files = loaded.files
         self.own_folders = loaded.own_folders
         self.options = ConfigOptions.of(merged.get("options") or {})
@@ -85,10 +88,11 @@ class Config:
     def same_as(self, other: Config) -> bool:
         """Whether the two differ in nothing but warnings and the files that were read."""
         mine, its = (c._merged.values for c in (self, other))
-        return (mine, self.providers, self.allowed_tools) == (
+        return (mine, self.providers, self.allowed_tools, self.rules) == (
             its,
             other.providers,
             other.allowed_tools,
+            other.rules,
         )
 
     def small_of(self, provider_id: str) -> SelectedModel | None:

@@ -19,6 +19,7 @@ class Reason(enum.Enum):
     PROVIDER_MOVED = enum.auto()  # a project's file gives a provider another address
     PROVIDER_LEFT_OUT = enum.auto()  # a provider cannot be used
     HEADER_LEFT_OUT = enum.auto()  # a header cannot be set
+    RULE_INCOMPLETE = enum.auto()  # an entry of permissions.rules allows nothing
     MODEL_UNKNOWN = enum.auto()  # a model was chosen that no usable provider has
 
 

@@ -14,17 +14,23 @@ here. A later call is covered if each of its own parts was granted.
 - A page: all of its server.
 - Nothing at all: files outside of the workspace, and those of guarded.py, also where the text of a
   command names one.
+
+Besides, a rule is offered for the user to choose, which can also be kept for good: the first words
+of a command (rules.py), or the folder of a file. Where there is none, it is the scope above.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...agent.base import Scope
 from .guarded import guarded_in, guarded_in_text
+from .rules import covering_parts, offered_words, rule_part
 from .shellwords import PLAIN_WORD, simple_commands, unquoted
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 MOST_PATHS = 1000  # of a command: each is looked up in the file system
 MOST_OPTIONS = 10  # characters of a word that may be short options, before a value
 _NOTHING = r"(?!)"
+ORDINARY = "ordinary files"
 
 # Programs without subcommands, and which of their words are not covered. Long options can be
 # abbreviated, so the beginning of a name counts.
@@ -121,24 +128,70 @@ def command_scope(
     """The scope of a command that runs in `cwd`. `root` is the workspace, resolved. Looks words up
     in the file system: call it in a thread."""
     name = guarded_in_text(command) or (guarded_in(Path(cwd.shown)) if cwd.inside else "")
-    programs = programs_of(command) if cwd.inside and not name else None
-    paths = _paths(command) if programs is not None else []
+    raw = _simple_commands(command) if cwd.inside and not name else None
+    inside, guarded = _look_up(raw, cwd, root, resolve) if raw else (False, "")
+    programs = programs_of(command) if inside else None
+    if name or (programs is not None and guarded):
+        return Scope((), f"nothing more than this: {name or guarded} is asked for each time")
+    if programs is None:
+        scope = Scope((f"text {command}",), f"this very command, in {cwd.path}")
+    else:
+        parts = tuple(f"program {program}" for program in programs)
+        words = _listed([f"`{program}`" for program in programs])
+        words = f"{words}, with other arguments in the project too, in {cwd.path}"
+        scope = Scope(parts, words)
+    return _with_rule(scope, raw if raw and inside and not guarded else [], cwd)
+
+
+def _with_rule(scope: Scope, raw: list[list[str]], cwd: Place) -> Scope:
+    """A scope with the rule that is offered besides, and with what else covers the command. `raw`
+    are its simple commands, none if no rule can cover it."""
+    covered_by: list[frozenset[str]] = []
+    rule: dict[str, str] = {}  # part -> words
+    for words in raw:
+        program = _program(words)
+        by_program = frozenset() if program is None else frozenset({f"program {program}"})
+        covered_by.append(covering_parts(words) | by_program)
+        offered = offered_words(words)
+        if program in _PROGRAMS:
+            rule[f"program {program}"] = f"`{program}`"
+        elif offered is not None:
+            rule[rule_part(offered)] = f"commands that start with `{shlex.join(offered)}`"
+    if not raw or not all(covered_by):
+        return replace(scope, rule_parts=scope.parts, rule_words=scope.words)
+    if len(rule) == 0 or not all(set(rule) & group for group in covered_by):
+        return replace(
+            scope, rule_parts=scope.parts, rule_words=scope.words, covered_by=tuple(covered_by)
+        )
+    words_of_rule = f"{_listed(list(rule.values()))}, with further words that are no options"
+    return replace(
+        scope,
+        rule_parts=tuple(rule),
+        rule_words=f"{words_of_rule}, in {cwd.path}",
+        covered_by=tuple(covered_by),
+    )
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def _look_up(
+    raw: list[list[str]], cwd: Place, root: Path, resolve: Callable[[str], str]
+) -> tuple[bool, str]:
+    """Whether all that may be a path among the words of a command is in the workspace, and the
+    first name among them that is always asked for."""
+    paths = _paths(raw)
     if len(paths) > MOST_PATHS:
-        paths, programs = [], None
+        return False, ""
+    inside, name = True, ""
     for path in paths:
         place = Path(resolve(os.path.join(cwd.path, path)))
         if place != root and root not in place.parents:
-            programs = None
+            inside = False
         else:
             name = name or guarded_in(place.relative_to(root))
-    if name:
-        return Scope((), f"nothing more than this: {name} is asked for each time")
-    if programs is None:
-        return Scope((f"text {command}",), f"this very command, in {cwd.path}")
-    listed = [f"`{program}`" for program in programs]
-    words = " and ".join([", ".join(listed[:-1]), listed[-1]] if listed[1:] else listed)
-    parts = tuple(f"program {program}" for program in programs)
-    return Scope(parts, f"{words}, with other arguments in the project too, in {cwd.path}")
+    return inside, name
 
 
 def programs_of(command: str) -> list[str] | None:
@@ -199,12 +252,11 @@ def _covers(options: str, words: list[str]) -> bool:
     )
 
 
-def _paths(command: str) -> list[str]:
+def _paths(raw: list[list[str]]) -> list[str]:
     """What of the words of a command may be a path: `x`, and also of `--option=x`, `-abx`, `a:x`
     and `a,x`."""
     found: list[str] = []
-    for raw in (word for part in _simple_commands(command) or () for word in part):
-        word = unquoted(raw)
+    for word in (unquoted(word) for part in raw for word in part):
         found += [word, *re.split(r"[=:,]", word)[1:]]
         if re.match("-[^-]", word):
             found += [word[at:] for at in range(2, min(len(word), MOST_OPTIONS))]
@@ -218,10 +270,24 @@ def file_scope(place: Place, root: Path) -> Scope:
     """The scope of a change to a file."""
     if not place.inside:
         return outside_scope(place)
-    if name := guarded_in(Path(place.shown)):
+    path = Path(place.shown)
+    if name := guarded_in(path):
         return Scope((), f"nothing more than this: {name} is asked for each time")
     kinds = "not .git, settings, start files, hooks, CI and instructions of agents"
-    return Scope(("ordinary files",), f"this tool on every ordinary file in {root} ({kinds})")
+    words = f"this tool on every ordinary file in {root} ({kinds})"
+    folder = path.parent
+    rule = f"this tool on every ordinary file in {root / folder} ({kinds})"
+    return Scope(
+        (ORDINARY,),
+        words,
+        rule_parts=(_below(folder),),
+        rule_words=rule,
+        covered_by=(frozenset({ORDINARY, *map(_below, path.parents)}),),
+    )
+
+
+def _below(folder: Path) -> str:
+    return ORDINARY if folder == Path() else f"{ORDINARY} below {folder}"
 
 
 def outside_scope(place: Place) -> Scope:
@@ -232,4 +298,5 @@ def outside_scope(place: Place) -> Scope:
 
 def page_scope(server: str) -> Scope:
     """The scope of fetching a page; `server` is its scheme, host and port."""
-    return Scope((server,), f"every page of {server}")
+    words = f"every page of {server}"
+    return Scope((server,), words, rule_parts=(server,), rule_words=words)
