@@ -11,12 +11,14 @@ from ..errors import CrushliteError, NotFound, UsageError
 from ..protocol.config import SelectedModel
 from .chat_dialogs import QuestionDialog
 from .lookup import SHORT, choose
+from .permissions import rule_lines
 from .tables import table
 from .text import ago, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..protocol.permissions import PermissionRule
     from ..protocol.sessions import Session
     from .chat_session import Chat
 
@@ -32,6 +34,7 @@ HELP = (
     ("/later TEXT", "a prompt with a turn of its own, after what runs"),
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [N|NAME]", "the models, or choose one for later prompts"),
+    ("/permissions [remove N]", "what is allowed unasked; take a rule back"),
     ("/summarize", "replace the conversation so far by a summary"),
     ("/show [N]", "all of a tool call, reasoning or command output"),
     ("/skip", "leave a question without an answer"),
@@ -48,6 +51,7 @@ class Commands:
         self._chat = chat
         self._listed: list[str] = []  # sessions, as /sessions numbered them last
         self._models: list[tuple[str, str]] = []  # provider and model, as /model did
+        self._rules: list[str] = []  # as /permissions did
         self._table: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -60,6 +64,7 @@ class Commands:
             "/later": self._later,
             "/now": self._now,
             "/model": self._model,
+            "/permissions": self._permissions,
             "/summarize": self._summarize,
             "/show": self._show,
             "/skip": self._skip,
@@ -222,6 +227,33 @@ class Commands:
         if not command:
             raise UsageError("which command?")
         await self._chat.shell(command)
+
+    async def _permissions(self, rest: str) -> None:
+        rules = await self._chat.workspace.rules()
+        verb, _, number = rest.partition(" ")
+        if verb == "remove":
+            rule = self._rule(number.strip(), rules)
+            await self._chat.workspace.remove_rule(rule.id)
+            return self._chat.note(f"taken back: {one_line(rule.words)}")
+        if not rules:
+            return self._chat.note("nothing is allowed beyond what was asked")
+        self._rules = [rule.id for rule in rules]
+        lines = [
+            f"{number:>3}  {line}" if not more else f"     {line}"
+            for number, rule in enumerate(rules, 1)
+            for more, line in enumerate(rule_lines(rule))
+        ]
+        self._chat.screen.lines(lines, "list")
+
+    def _rule(self, given: str, rules: list[PermissionRule]) -> PermissionRule:
+        """A rule by its number in the last list, its id, or the beginning of that. Raises
+        CrushliteError if there is none."""
+        if given.isdecimal() and 1 <= int(given) <= len(self._rules):
+            given = self._rules[int(given) - 1]
+        found = choose(given, [rule.id for rule in rules], "rules")
+        if not found:
+            raise NotFound(f"no rule {given}: /permissions lists them")
+        return next(rule for rule in rules if rule.id == found)
 
     async def _model(self, rest: str) -> None:
         workspace = self._chat.workspace

@@ -13,7 +13,7 @@ from ..errors import BadRequest, ConfigError
 from ..protocol.codec import encode
 from .loading import Pending
 from .providers import ROLES
-from .rules import KEY as RULES, entry_id, entry_of
+from .rules import add_rule, drop_rule
 from .warnings import Reason
 from .writing import edited, put, take
 
@@ -69,29 +69,10 @@ class FileProfile:
         return self._change(scope, lambda document: take(document, key))
 
     def keep_rule(self, rule: PermissionRule) -> bool:
-        """Write a rule to the user's own file."""
-        entry = entry_of(rule)
-
-        def edit(document: dict[str, Any]) -> None:
-            if entry_id(entry) not in map(entry_id, _rules(document)):
-                put(document, RULES, [*_rules(document), entry])
-
-        return self._change(0, edit)
+        return self._change(0, lambda document: add_rule(document, rule))
 
     def remove_rule(self, rule_id: str) -> bool:
-        """Remove a rule from the user's own file. Raises BadRequest if another file holds it."""
-
-        def edit(document: dict[str, Any]) -> None:
-            before = _rules(document)
-            left = [entry for entry in before if entry_id(entry) != rule_id]
-            if len(left) == len(before):
-                raise BadRequest(
-                    f"{RULES}: this rule is not in {self.files.file(0)}: remove it from "
-                    f"{self.config.origin(RULES)} by hand"
-                )
-            put(document, RULES, left)
-
-        return self._change(0, edit)
+        return self._change(0, lambda document: drop_rule(document, rule_id))
 
     def choose_model(self, wanted: ModelChoice) -> bool:
         role, choice = wanted.model_type, wanted.model
@@ -145,10 +126,6 @@ class FileProfile:
                     raise ConfigError(f"{warning}; the user's own file is scope 0")
 
         return self.files.change(scope, edit, accept)
-
-
-def _rules(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return (document.get("permissions") or {}).get("rules") or []
 
 
 def _recent(document: dict[str, Any], wanted: ModelChoice) -> list[dict[str, Any]]:

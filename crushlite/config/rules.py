@@ -14,9 +14,11 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadRequest
 from ..protocol.permissions import PermissionRule
 from .merge import spell
 from .warnings import Reason
+from .writing import put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,18 +56,35 @@ def rules_of(layers: Iterable[Layer], warn: Warn) -> tuple[PermissionRule, ...]:
     )
 
 
-def entry_of(rule: PermissionRule) -> dict[str, Any]:
-    """What is written to a file for a rule."""
-    return {
+def add_rule(document: dict[str, Any], rule: PermissionRule) -> None:
+    """Put a rule into the document of the user's file, unless it is there. Raises ConfigError."""
+    entry = {
         "tool": rule.tool_name,
         "action": rule.action,
         "path": rule.path,
         "parts": list(rule.parts),
         "words": rule.words,
     }
+    if _entry_id(entry) not in map(_entry_id, _entries(document)):
+        put(document, KEY, [*_entries(document), entry])
 
 
-def entry_id(entry: dict[str, Any]) -> str:
+def drop_rule(document: dict[str, Any], rule_id: str) -> None:
+    """Remove a rule from the document of the user's file. Raises BadRequest if it is not there."""
+    left = [entry for entry in _entries(document) if _entry_id(entry) != rule_id]
+    if len(left) == len(_entries(document)):
+        raise BadRequest(
+            "this rule was written by hand into another file: `crushlite config show "
+            f"{KEY}` names it, remove it there"
+        )
+    put(document, KEY, left)
+
+
+def _entries(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return (document.get("permissions") or {}).get("rules") or []
+
+
+def _entry_id(entry: dict[str, Any]) -> str:
     """The id of a rule: entries that allow the same have the same."""
     said = [entry.get(key) for key in _NEEDED]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
@@ -73,7 +92,7 @@ def entry_id(entry: dict[str, Any]) -> str:
 
 def _rule(entry: dict[str, Any]) -> PermissionRule:
     return PermissionRule(
-        id=entry_id(entry),
+        id=_entry_id(entry),
         tool_name=entry["tool"],
         action=entry["action"],
         path=entry["path"],

@@ -69,10 +69,7 @@ class Workspace:
         clock: Clock,
         settings: Settings,
     ) -> None:
-        self.id = workspace_id
-        self.path = path
-        self.env = env
-        self.profile = profile
+        self.id, self.path, self.env, self.profile = workspace_id, path, env, profile
         self.store = ScopedStore(store, scope)
         self.clock = clock
         self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
