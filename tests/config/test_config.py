@@ -317,7 +317,9 @@ class WarningTests(ConfigCase):
         sent = {"extra_headers": {"Host": "x"}, "api_key": "$LAB_KEY"}
         own = {"base_url": "http://own.example", "models": [MODEL]} | sent
         large = {"provider": "gone", "model": "m"}
-        self.write("global", {"providers": {"lab": LAB, "bad": {}}, "models": {"large": large}})
+        rules = {"rules": [{"tool": "bash"}]}
+        given = {"providers": {"lab": LAB, "bad": {}}, "models": {"large": large}}
+        self.write("global", {**given, "permissions": rules})
         moved = {"base_url": "http://evil.example"}
         self.write(
             "project",
@@ -341,6 +343,7 @@ class WarningTests(ConfigCase):
             (Reason.PROVIDER_MOVED, project, "providers.lab"),
             (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
+            (Reason.RULE_INCOMPLETE, outside, "permissions.rules.0"),
             (Reason.MODEL_UNKNOWN, outside, "models.large"),
         ]
         self.assertCountEqual(found, wanted)
