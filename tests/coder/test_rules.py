@@ -28,6 +28,10 @@ OFFERED = {
     "cargo +nightly build x y": ["starts with cargo +nightly build x"],
     "git push origin main": ["starts with git push"],
     "git push origin HEAD:main x": ["starts with git push origin HEAD:main x"],
+    "gh pr view 12": ["starts with gh pr view"],
+    "terraform plan": ["starts with terraform plan"],
+    "go test ./...": ["starts with go test"],
+    "git stash push x": ["starts with git stash push"],
     "uv run pytest tests": ["starts with uv run pytest"],
     "npm test && make check": ["starts with npm test", "starts with make check"],
     "npm test 2>&1 | head -5": ["starts with npm test", "program head"],
@@ -39,6 +43,14 @@ NO_RULE = r"""
 make
 ./run.sh
 npm run
+npm install
+npm install x
+npm i
+yarn add x
+uv add x
+go get x
+cargo install x
+git stash
 uv run
 sh -c x
 bash x.sh
@@ -277,6 +289,16 @@ class CommandRuleTests(RuleCase):
                 self.assertIn(str(self.root), scope.rule_words)
                 for part in expected:
                     self.assertIn(part.split(" ", 1)[1].removeprefix("with "), scope.rule_words)
+
+    def test_the_words_say_all_that_the_rule_covers(self) -> None:
+        scope = command_scope("npm test 2>&1 | head -5", locate(self.root, "."), self.root)
+        self.assertEqual(
+            scope.rule_words,
+            "commands that start with `npm test` and add no options, and `head` with other "
+            f"arguments in the project, in {self.root}",
+        )
+        same = command_scope("touch a", locate(self.root, "."), self.root)
+        self.assertEqual((same.rule_parts, same.rule_words), (same.parts, same.words))
 
     def test_where_there_is_no_rule_the_very_same_command_is_offered(self) -> None:
         for command in NO_RULE:

@@ -223,7 +223,13 @@ class HarmlessTests(SafeTestCase):
         self.commit()
         secret = f"new {KEY}"
         os.link(self.root / ".crushlite" / "crush.json", self.root / "hard.txt")
-        for command in ("cat hard.txt", "grep import hard.txt", "git blame .crushlite/crush.json"):
+        deep = self.root / ".crushlite" / "a" / "b" / "c"
+        deep.mkdir(parents=True)
+        (deep / "d.txt").write_text("deep")
+        for command in (
+            *("cat hard.txt", "grep import hard.txt", "cat .crushlite/a/b/c/d.txt"),
+            *("git blame .crushlite/crush.json", "git blame -- ./.Crushlite/crush.json"),
+        ):
             await self.asks(command)
         (self.root / "hard.txt").unlink()
         for command in ("grep -rn import", "grep -rn import . src", "git grep import", "git diff"):
@@ -243,6 +249,15 @@ class HarmlessTests(SafeTestCase):
             self.assertIn(b"link", ended.stderr)
             (self.root / name).unlink()
             os.rename(self.root / f"{name}.old", self.root / name)
+
+    async def test_no_file_can_be_written_even_if_a_program_tried(self) -> None:
+        words = harmless_words("echo x", self.at)
+        assert words is not None
+        at = words.index("/usr/bin/echo")
+        tried = [*words[:at], "/bin/sh", "sh", "-c", "echo x > pwned"]
+        ended = subprocess.run(tried, capture_output=True, cwd="/", timeout=60)
+        self.assertNotEqual(ended.returncode, 0)
+        self.assertEqual((self.root / "pwned").read_text(), "")
 
     async def test_a_pipe_that_is_read_no_longer_ends_what_writes_to_it(self) -> None:
         (self.root / "a.txt").write_text("x\n" * 200_000)

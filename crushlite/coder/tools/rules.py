@@ -46,8 +46,24 @@ _GIT = """
     add commit push pull fetch checkout switch restore merge stash tag branch status log diff show
     rm mv cherry-pick revert reset
 """
-# Their next word says what is run.
-_LAUNCHERS = frozenset({"run", "run-script", "exec", "x", "dlx", "tool", "task", "compose"})
+# Programs whose subcommand is one word, and whose further words are not subcommands themselves.
+_NPM = "test t lint build check format"
+_ONE_WORD = {
+    "git": _GIT,
+    **dict.fromkeys(("npm", "pnpm", "yarn"), _NPM),
+    "cargo": "build check test clippy doc fmt bench",
+    "go": "build test vet fmt list",
+    "ruff": "check format",
+}
+# Any word that follows these is a target or a task.
+_TARGETS = frozenset({"make", "gmake", "ninja", "just", "rake", "gradle", "gradlew", "mvn", "mvnw"})
+# The word after these says what is done or run.
+_LAUNCHERS = frozenset(
+    {"run", "run-script", "exec", "x", "dlx", "tool", "task", "compose", "stash"}
+)
+# Their further words are code from elsewhere.
+_INSTALLERS = frozenset({"install", "i", "add", "get", "link", "global", "publish", "update", "up"})
+_SUBCOMMAND = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def rule_part(words: list[str]) -> str:
@@ -64,20 +80,34 @@ def covering_parts(raw: list[str]) -> frozenset[str]:
 
 
 def offered_words(raw: list[str]) -> list[str] | None:
-    """The first words of the rule to offer for a simple command: program and subcommand, and
+    """The first words of the rule to offer for a simple command: program and subcommands, and
     everything up to the last option with a value that it may have. If options come first, the
     subcommand may be the word after that. None if there is no rule."""
     words = _ruled(raw)
     if len(words) < 2:  # of a program alone it is not known what its words mean
         return None
+    count = _subcommands(words)
     options = [at for at, word in enumerate(words) if at and _is_bound(word)]
-    count = options[-1] + (3 if options[0] == 1 else 2) if options else 2
-    if words[1] in _LAUNCHERS:
-        if len(words) < 3:
-            return None
-        count = max(count, 3)
+    if options:
+        count = max(count, options[-1] + (3 if options[0] == 1 else 2))
     wanted = words[:count]
-    return wanted if len(shlex.join(wanted)) <= MOST_CHARS else None
+    return wanted if count and len(shlex.join(wanted)) <= MOST_CHARS else None
+
+
+def _subcommands(words: list[str]) -> int:
+    """How many words a program and its subcommands are; zero if there is no rule for it. Of an
+    unknown program all words that could be subcommands count: `gh pr view` is not `gh pr merge`."""
+    program, first = _name(words[0]), words[1]
+    if first in _LAUNCHERS:
+        return 3 if len(words) > 2 else 0
+    if program != "git" and first in _INSTALLERS:
+        return 0
+    if program in _TARGETS or first in _ONE_WORD.get(program, "").split():
+        return 2
+    count = 1
+    while count < len(words) and _SUBCOMMAND.fullmatch(words[count]):
+        count += 1
+    return max(count, 2)
 
 
 def _ruled(raw: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ A command is harmless only if all of this holds; in any doubt, permission is ask
 It is then run in a small environment of its own. No shell reads the text: the words that were
 found are handed over. If there are several parts, /bin/sh connects them, with every word quoted.
 Paths are checked once more in the process that becomes the program: a link that is put there after
-the first check makes it fail.
+the first check makes it fail. That process has a limit of zero bytes for files.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _ENVIRONMENT = {"PATH": ":".join(FOLDERS), "LC_ALL": "C.UTF-8", "PAGER": "cat", 
 _LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 # A Python program that enters a folder from the root, through no link, checks files and folders in
-# the same way, and execs a program there.
+# the same way, and execs a program there that cannot write to any file.
 _ENTER = """
-import os, signal, stat, sys
+import os, resource, signal, stat, sys
 folder, count, *rest = sys.argv[1:]
 paths, (program, *words) = rest[:int(count)], rest[int(count):]
 PASS = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_NOFOLLOW
@@ -80,6 +80,7 @@ except OSError as error:
     sys.exit(f"{path}: {error.strerror}")
 os.closerange(3, at + 1)
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 os.execv(program, words)
 """
 

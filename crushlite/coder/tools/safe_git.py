@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .safe_options import DIGITS, TEXT, Arguments, Options
@@ -26,7 +27,6 @@ from .safe_repository import is_plain_repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -141,7 +141,8 @@ _GREP = Options(
     number=True,
     attached="color",
 )
-_REFS = {"sort": r"-?[a-z:]+", **dict.fromkeys(("contains", "merged", "no-merged"), r"[\w./@^~-]+")}
+_SORT = r"-?(?:(?:v|version):)?(?:refname|committerdate|creatordate|authordate|taggerdate)"
+_REFS = {"sort": _SORT, **dict.fromkeys(("contains", "merged", "no-merged"), r"[\w./@^~-]+")}
 _COMMIT_COUNT = {"n": DIGITS}
 
 
@@ -329,8 +330,9 @@ def harmless_arguments(
     if not command.shows_files or not hidden:
         return words
     if arguments[0] == "blame":  # it takes one file, and no pattern of files
-        named = [(cwd / word) for word in operands]
-        return None if any(n.is_relative_to(f) for n in named for f in hidden) else words
+        named = [Path(str(cwd / word).casefold()) for word in operands]
+        folders = [Path(str(folder).casefold()) for folder in hidden]
+        return None if any(n.is_relative_to(f) for n in named for f in folders) else words
     names = [str(folder.relative_to(top)) for folder in hidden]
     if not all(re.fullmatch(r"[\w./-]+", name) for name in names):
         return None

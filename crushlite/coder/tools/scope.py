@@ -145,35 +145,35 @@ def command_scope(
 
 def _with_rule(scope: Scope, raw: list[list[str]], cwd: Place) -> Scope:
     """A scope with the rule that is offered besides, and with what else covers the command. `raw`
-    are its simple commands, none if no rule can cover it."""
+    are its simple commands, none if no rule can cover it. If a part of the command has no rule, the
+    scope itself is offered."""
+    scope = replace(scope, rule_parts=scope.parts, rule_words=scope.words)
     covered_by: list[frozenset[str]] = []
-    rule: dict[str, str] = {}  # part -> words
+    starts: dict[str, str] = {}  # part -> words
+    programs: dict[str, str] = {}
     for words in raw:
-        program = _program(words)
-        by_program = frozenset() if program is None else frozenset({f"program {program}"})
-        covered_by.append(covering_parts(words) | by_program)
-        offered = offered_words(words)
+        program, offered = _program(words), offered_words(words)
+        part = "" if program is None else f"program {program}"
+        covered_by.append(covering_parts(words) | ({part} if part else frozenset()))
         if program in _PROGRAMS:
-            rule[f"program {program}"] = f"`{program}`"
+            programs[part] = f"`{program}`"
         elif offered is not None:
-            rule[rule_part(offered)] = f"commands that start with `{shlex.join(offered)}`"
+            starts[rule_part(offered)] = f"`{shlex.join(offered)}`"
     if not raw or not all(covered_by):
-        return replace(scope, rule_parts=scope.parts, rule_words=scope.words)
-    if len(rule) == 0 or not all(set(rule) & group for group in covered_by):
-        return replace(
-            scope, rule_parts=scope.parts, rule_words=scope.words, covered_by=tuple(covered_by)
-        )
-    words_of_rule = f"{_listed(list(rule.values()))}, with further words that are no options"
-    return replace(
-        scope,
-        rule_parts=tuple(rule),
-        rule_words=f"{words_of_rule}, in {cwd.path}",
-        covered_by=tuple(covered_by),
-    )
+        return scope
+    scope = replace(scope, covered_by=tuple(covered_by))
+    rule = {**starts, **programs}
+    if rule.keys() == set(scope.parts) or not all(rule.keys() & group for group in covered_by):
+        return scope
+    texts = [f"commands that start with {_listed(list(starts.values()), 'or')} and add no options"]
+    if programs:
+        texts.append(f"{_listed(list(programs.values()))} with other arguments in the project")
+    words_of_rule = f"{', and '.join(texts if starts else texts[1:])}, in {cwd.path}"
+    return replace(scope, rule_parts=tuple(rule), rule_words=words_of_rule)
 
 
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+def _listed(words: list[str], last: str = "and") -> str:
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def _look_up(
