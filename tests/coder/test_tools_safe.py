@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING
 
 from crushlite.coder.tools.safe import FOLDERS, Surroundings, environment, harmless_words
-from crushlite.coder.tools.safe_programs import PROGRAMS
+from crushlite.coder.tools.safe_git import COMMANDS as GIT_COMMANDS
+from crushlite.coder.tools.safe_programs import PROGRAMS, Program
 from crushlite.worktree.paths import OwnFolders
-from tests.support.tools import ToolTestCase
+from tests.support.tools import SECRET, ToolTestCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +65,39 @@ def bypasses() -> Iterator[str]:
         yield from (head + base for head in HEADS)
     yield from ODD
     yield from HOSTILE
+
+
+OPERANDS = (
+    *("a.txt", "src/main.py", "src", "x", "5", "always", "f", "HEAD", "oneline", "out/secret.txt"),
+    *("link.txt", "pipe", "-", "--", "/etc/passwd", "../outside/secret.txt", ".", "import", "''"),
+    *(".crushlite", ".crushlite/crush.json", "HEAD~1", "v1", "HEAD:a.txt", "-name", "-type"),
+)
+
+
+def drawn(source: random.Random) -> str:
+    """A program with options, some of them cut or clustered, and operands."""
+    name = source.choice([*PROGRAMS, *("grep", "find", "du"), *(f"git {c}" for c in GIT_COMMANDS)])
+    options = known_options(name)
+    words = [name]
+    for _ in range(source.randint(0, 5)):
+        kind = source.random()
+        if kind < 0.35 and options:
+            option = source.choice(options)
+            cut = option if source.random() < 0.8 else option[:-1]
+            words.append(cut + source.choice(("", "", "=1", "=always", "=x")))
+        elif kind < 0.55:
+            letters = "abcdefghilmnopqrstuvwxzABCDEFHLMNOPRSTUVX125"
+            words.append("-" + "".join(source.choices(letters, k=source.randint(1, 3))))
+        else:
+            words.append(source.choice(OPERANDS))
+    return " ".join(words)
+
+
+def known_options(name: str) -> list[str]:
+    program, _, command = name.partition(" ")
+    options = GIT_COMMANDS[command].options if command else PROGRAMS.get(program, Program()).options
+    long = [f"--{word}" for word in (*options.long_flags.split(), *options.long_values)]
+    return [*long, *(f"-{letter}" for letter in (*options.flags, *options.values))]
 
 
 class SafeTestCase(ToolTestCase):
@@ -249,6 +284,34 @@ class HarmlessTests(SafeTestCase):
             self.assertIn(b"link", ended.stderr)
             (self.root / name).unlink()
             os.rename(self.root / f"{name}.old", self.root / name)
+
+    async def test_drawn_arguments_read_nothing_outside_and_change_nothing(self) -> None:
+        """Files are named like values and options are cut and clustered: whatever a program takes
+        for a file, nothing that is outside or closed is shown."""
+        self.commit()
+        for name in ("always", "x", "5", "f", "HEAD", "oneline"):
+            os.symlink(self.outside / "secret.txt", self.root / name)
+        before = self.picture()
+        source = random.Random(14)
+        ran = 0
+        for _ in range(600):
+            command = drawn(source)
+            words = harmless_words(command, self.at)
+            if words is None:
+                continue
+            ran += 1
+            ended = subprocess.run(
+                words, cwd="/", env=environment(), stdin=DEVNULL, capture_output=True, timeout=60
+            )
+            for secret in (SECRET, f"new {KEY}", "root:x:0"):
+                self.assertNotIn(secret.encode(), ended.stdout + ended.stderr, command)
+        self.assertGreater(ran, 40)
+        self.assertEqual(self.picture(), before)
+
+    def picture(self) -> set[tuple[str, int, int]]:
+        """All files with their times and sizes."""
+        found = [(path, path.lstat()) for path in self.base.rglob("*")]
+        return {(str(path), info.st_mtime_ns, info.st_size) for path, info in found}
 
     async def test_no_file_can_be_written_even_if_a_program_tried(self) -> None:
         words = harmless_words("echo x", self.at)

@@ -155,7 +155,7 @@ def _is_object(found: Arguments) -> bool:
     return len(found.given & set("tspe")) == 1 and len(found.operands) == 1
 
 
-_COMMANDS: dict[str, GitCommand] = {
+COMMANDS: dict[str, GitCommand] = {
     "status": GitCommand(
         Options(
             "sbz",
@@ -307,9 +307,9 @@ def harmless_arguments(
         arguments = arguments[1:]
     if (exact := _EXACT.get(tuple(arguments))) is not None:
         return [*place, *_BEFORE, *exact]
-    if not arguments or arguments[0] not in _COMMANDS:
+    if not arguments or arguments[0] not in COMMANDS:
         return None
-    command = _COMMANDS[arguments[0]]
+    command = COMMANDS[arguments[0]]
     found = command.options.sort(arguments[1:])
     if found is None or not command.fits(found):
         return None
