@@ -108,7 +108,7 @@ class Commands:
     # Around the chat ----------------------------------------------------------------------------
 
     async def _help(self, rest: str) -> None:
-        lines = [f"{name:<22} {text}" for name, text in HELP]
+        lines = [f"{name:<23} {text}" for name, text in HELP]
         keys = "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one."
         self._chat.screen.lines([*lines, "", keys], "help")
 

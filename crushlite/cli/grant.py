@@ -31,10 +31,10 @@ EXAMPLES = """\
 """
 
 _ACTIONS = {
+    "always": "allow_always",
     "deny": "deny",
     "session": "allow_session",
     "rule": "allow_rule",
-    "always": "allow_always",
 }
 _OPTIONS = {action: f"--{name}" for name, action in _ACTIONS.items()}
 _DONE = {
@@ -62,15 +62,15 @@ def add_parser(commands: Any) -> None:
     how.add_argument(
         "--rule", action="store_true", help="allow the rule that the list offers, for the session"
     )
-    how.add_argument(
-        "--always", action="store_true", help="keep that rule for good, in your own file"
-    )
+    add("--always", action="store_true", help="allow that rule for good, in your own file")
     add("--reason", metavar="TEXT", default="", help="of a refusal; it goes to the model")
     add_json(parser, "the list, or who answered,")
     add_connection(parser, start=False)
 
 
 async def run(options: argparse.Namespace) -> int:
+    if options.always and (options.deny or options.session):
+        raise UsageError("--always keeps the rule: it goes neither with --deny nor with --session")
     action = next((act for name, act in _ACTIONS.items() if getattr(options, name)), "allow")
     if not options.request and (action != "allow" or options.reason):
         raise UsageError("which request? `crushlite grant` lists them")

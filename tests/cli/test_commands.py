@@ -279,7 +279,8 @@ class GrantTests(Case):
             ("--always",),
             ("x", "--reason", "y"),
             ("x", "--deny", "--session"),
-            ("x", "--rule", "--always"),
+            ("x", "--deny", "--always"),
+            ("x", "--session", "--always"),
         ):
             code, _, _ = await self.call("grant", *arguments)
             self.assertEqual(code, 2, arguments)
