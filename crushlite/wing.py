@@ -24,7 +24,8 @@ What the core asks of a wing, and when:
     routes     once: requests it answers; a route of the core with the same place gives way to it
     open       for each workspace, when it opens: a Part, or None
 
-A Part hears of what runs do in its workspace (commands, changes of files) and is closed with it.
+A Part hears of what runs do in its workspace (commands, changes of files), may keep the rules that
+users have granted for good, and is closed with it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo
+    from .protocol.permissions import PermissionRule
     from .settings import Settings
     from .store import ScopedStore
     from .store.files import Change
@@ -107,6 +109,19 @@ class WorkspacePart:
 
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
+
+    # Rules: what users have allowed for good. A part that keeps them says so.
+
+    keeps_rules = False
+
+    def kept_rules(self) -> Sequence[PermissionRule]:
+        return ()
+
+    async def keep_rule(self, rule: PermissionRule) -> None:
+        """Keep a rule, from now on for all sessions. Raises CrushliteError if that fails."""
+
+    async def remove_rule(self, rule_id: str) -> None:
+        """Keep a rule no longer. Raises CrushliteError if that fails."""
 
     async def close(self) -> None:
         """The workspace closes: its runs have ended, its store is still open."""

@@ -73,10 +73,17 @@ class Verdict(int):
 class Scope:
     """What a grant for the session covers, where that is not every request with the same tool,
     action and path: of those, the ones whose parts were all granted. A part is any text. Without
-    parts nothing is remembered. `words` tells the user, and completes "for this session, ..."."""
+    parts nothing is remembered. `words` tells the user, and completes "for this session, ...".
+
+    `rule_parts` and `rule_words` are another grant to offer, which can also be kept for good.
+    `covered_by` says which parts cover a request besides its own: of each of these sets, one must
+    have been granted. If it is empty, there are no others."""
 
     parts: tuple[str, ...]
     words: str
+    rule_parts: tuple[str, ...] = ()
+    rule_words: str = ""
+    covered_by: tuple[frozenset[str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest
+from ..errors import BadRequest, CrushliteError
 from ..protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from ..protocol.questions import QuestionAnswer, QuestionReply
 from .context import EMPTY, answer, body, optional_client
 
 if TYPE_CHECKING:
+    from ..hosting.workspace import Workspace
     from ..http.messages import Request, Response
     from .context import Context
 
@@ -37,7 +38,7 @@ async def grant(context: Context, request: Request) -> Response:
     if not isinstance(request_id, str):
         raise BadRequest("permission.id must be a string")
     by = optional_client(request) or ""
-    return answer(workspace.permissions.resolve(request_id, wanted.action, by))
+    return await _resolve(workspace, request_id, PermissionAnswer(wanted.action), by)
 
 
 async def answer_permission(context: Context, request: Request) -> Response:
@@ -46,7 +47,37 @@ async def answer_permission(context: Context, request: Request) -> Response:
     by = optional_client(request) or ""
     request_id = request.params["request_id"]
     workspace.permissions.require_known(request_id)
-    return answer(workspace.permissions.resolve(request_id, wanted.action, by, wanted.reason))
+    return await _resolve(workspace, request_id, wanted, by)
+
+
+async def _resolve(
+    workspace: Workspace, request_id: str, wanted: PermissionAnswer, by: str
+) -> Response:
+    """Answer a request. The rule of a winning `allow_always` is in force at once, and kept when
+    this returns; if it cannot be kept, it is one for the session, and the answer is the error."""
+    permissions = workspace.permissions
+    always = wanted.action == "allow_always"
+    if always and not workspace.keeps_rules:
+        raise BadRequest("allow_always: this daemon keeps no rules: use allow_rule")
+    rule = permissions.offered(request_id) if always else None
+    resolution = permissions.resolve(request_id, wanted.action, by, wanted.reason)
+    if rule is not None and resolution.resolved:
+        try:
+            await workspace.carry_out(workspace.keep_rule(rule))
+        except CrushliteError as error:
+            said = f"allowed for this session, but not kept: {error.message}"
+            raise type(error)(said) from None
+    return answer(resolution)
+
+
+async def list_rules(context: Context, request: Request) -> Response:
+    return answer(context.workspace(request).permissions.grants.listed())
+
+
+async def remove_rule(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    await workspace.carry_out(workspace.remove_rule(request.params["rule_id"]))
+    return EMPTY
 
 
 async def list_questions(context: Context, request: Request) -> Response:

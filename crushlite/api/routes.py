@@ -30,6 +30,7 @@ from ..protocol.permissions import (
     Grant,
     PermissionAnswer,
     PermissionRequest,
+    PermissionRule,
     PermissionSkip,
     Resolution,
 )
@@ -192,6 +193,8 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", W + "/permissions", dialogs.list_permissions, gives=list[PermissionRequest]),
     Entry("GET", W + "/permissions/skip", dialogs.get_skip, gives=PermissionSkip),
     Entry("POST", W + "/permissions/skip", dialogs.set_skip, takes=PermissionSkip),
+    Entry("GET", W + "/permissions/rules", dialogs.list_rules, gives=list[PermissionRule]),
+    Entry("DELETE", W + "/permissions/rules/{rule_id}", dialogs.remove_rule),
     Entry(
         "POST",
         W + "/permissions/grant",

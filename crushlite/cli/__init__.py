@@ -52,6 +52,7 @@ COMMANDS = (
     CommandRow("Look", "sessions", "list, show, export, rename, delete sessions"),
     CommandRow("Act", "cancel", "end what runs"),
     CommandRow("Act", "grant", "answer permission requests"),
+    CommandRow("Act", "permissions", "what is allowed unasked, and taking it back"),
     CommandRow("Act", "undo", "put back the files that a run changed", "undo"),
     CommandRow("Care", "models", "models that can be used, with window and price", "config"),
     CommandRow("Care", "config", "effective configuration, and changing it", "config"),

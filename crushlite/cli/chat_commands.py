@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from ..errors import NotFound, UsageError
 from .chat_dialogs import QuestionDialog
 from .lookup import SHORT, choose, find_model
+from .permissions import rule_lines
 from .tables import table
 from .text import ago, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..protocol.permissions import PermissionRule
     from ..protocol.sessions import Session
     from .chat_session import Chat
 
@@ -32,6 +34,7 @@ HELP = (
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [small] [N|NAME]", "the models, or choose one for later prompts"),
     ("/effort [LEVEL]", "how much the model reasons here: none, low ..., on, default"),
+    ("/permissions [remove N]", "what is allowed unasked; take a rule back"),
     ("/summarize", "replace the conversation so far by a summary"),
     ("/show [N]", "all of a tool call, reasoning or command output"),
     ("/skip", "leave a question without an answer"),
@@ -48,6 +51,7 @@ class Commands:
         self._chat = chat
         self._listed: list[str] = []  # sessions, as /sessions numbered them last
         self._models: list[str] = []  # PROVIDER/MODEL, as /model did
+        self._rules: list[str] = []  # as /permissions did
         self._table: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -61,6 +65,7 @@ class Commands:
             "/now": self._now,
             "/model": self._model,
             "/effort": self._effort,
+            "/permissions": self._permissions,
             "/summarize": self._summarize,
             "/show": self._show,
             "/skip": self._skip,
@@ -234,6 +239,33 @@ class Commands:
         now = efforts.get(session_id) or f"as configured, {configured}"
         known = f"; the model has the levels {levels}" if levels else ""
         self._chat.note(one_line(f"reasoning in this session: {now}{known}"))
+
+    async def _permissions(self, rest: str) -> None:
+        rules = await self._chat.workspace.rules()
+        verb, _, number = rest.partition(" ")
+        if verb == "remove":
+            rule = self._rule(number.strip(), rules)
+            await self._chat.workspace.remove_rule(rule.id)
+            return self._chat.note(f"taken back: {one_line(rule.words)}")
+        if not rules:
+            return self._chat.note("nothing is allowed beyond what was asked")
+        self._rules = [rule.id for rule in rules]
+        lines = [
+            f"{number:>3}  {line}" if not more else f"     {line}"
+            for number, rule in enumerate(rules, 1)
+            for more, line in enumerate(rule_lines(rule))
+        ]
+        self._chat.screen.lines(lines, "list")
+
+    def _rule(self, given: str, rules: list[PermissionRule]) -> PermissionRule:
+        """A rule by its number in the last list, its id, or the beginning of that. Raises
+        CrushliteError if there is none."""
+        if given.isdecimal() and 1 <= int(given) <= len(self._rules):
+            given = self._rules[int(given) - 1]
+        found = choose(given, [rule.id for rule in rules], "rules")
+        if not found:
+            raise NotFound(f"no rule {given}: /permissions lists them")
+        return next(rule for rule in rules if rule.id == found)
 
     async def _model(self, rest: str) -> None:
         workspace = self._chat.workspace

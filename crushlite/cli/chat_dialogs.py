@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from ..protocol.questions import QuestionResponse
 from .person import ANSWERS
-from .render import request_lines, scope_words
+from .render import grant_words, request_lines
 from .text import count, visible
 
 if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRequest
     from ..protocol.questions import Question, QuestionBatch
 
+WORDS = {"allow_session": "always", "allow_rule": "rule", "allow_always": "keep"}
 LONG = 15  # lines of a request, after which its first one is said again
 YES_NO = {"y": True, "yes": True, "n": False, "no": False}
 
@@ -62,7 +63,7 @@ class PermissionDialog(Dialog):
         self.action = ""
         self.reason = ""
         self._lines = request_lines(request)
-        self._scope = scope_words(request)
+        self._grants = grant_words(request)
 
     @property
     def done(self) -> bool:
@@ -77,7 +78,7 @@ class PermissionDialog(Dialog):
         return [
             *lines,
             "  y: yes, once   n [reason]: no",
-            f"  always: for this session, {self._scope}",
+            *(f"  {WORDS[action]}: {covered}" for action, covered in self._grants.items()),
         ]
 
     def answer(self, line: str) -> list[str]:
@@ -87,6 +88,8 @@ class PermissionDialog(Dialog):
         action = ANSWERS.get(word.lower(), "")
         if not action or (rest and action != "deny"):
             return ["please answer y, n or always first; /help lists what else can be done"]
+        if action not in ("allow", "deny", *self._grants):
+            return ["no such rule is offered for this: please answer y, n or always"]
         self.action, self.reason = action, rest.strip()
         return []
 

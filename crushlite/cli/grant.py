@@ -9,7 +9,7 @@ from ..errors import RequestNotFound, UsageError
 from ..protocol.codec import encode
 from .common import add_connection, add_json, command, say, show, show_json
 from .lookup import SHORT, choose, running
-from .render import request_lines, request_words, scope_words
+from .render import grant_words, request_lines, request_words
 from .text import visible
 
 if TYPE_CHECKING:
@@ -26,8 +26,24 @@ EXAMPLES = """\
   crushlite grant                  # what is asked
   crushlite grant 3f2a             # allow it, once
   crushlite grant 3f2a --session   # and for this session what the list says
+  crushlite grant 3f2a --always    # and keep the rule that the list offers
   crushlite grant 3f2a --deny --reason "use make test"
 """
+
+_ACTIONS = {
+    "always": "allow_always",
+    "deny": "deny",
+    "session": "allow_session",
+    "rule": "allow_rule",
+}
+_OPTIONS = {action: f"--{name}" for name, action in _ACTIONS.items()}
+_DONE = {
+    "deny": "denied",
+    "allow": "allowed",
+    "allow_session": "allowed for the session",
+    "allow_rule": "allowed by a rule for the session",
+    "allow_always": "allowed by a rule that is kept",
+}
 
 Asked = tuple["RemoteWorkspace", "PermissionRequest"]
 
@@ -43,13 +59,20 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="allow what the list says for the rest of the session",
     )
+    how.add_argument(
+        "--rule", action="store_true", help="allow the rule that the list offers, for the session"
+    )
+    add("--always", action="store_true", help="allow that rule for good, in your own file")
     add("--reason", metavar="TEXT", default="", help="of a refusal; it goes to the model")
     add_json(parser, "the list, or who answered,")
     add_connection(parser, start=False)
 
 
 async def run(options: argparse.Namespace) -> int:
-    if not options.request and (options.deny or options.session or options.reason):
+    if options.always and (options.deny or options.session):
+        raise UsageError("--always keeps the rule: it goes neither with --deny nor with --session")
+    action = next((act for name, act in _ACTIONS.items() if getattr(options, name)), "allow")
+    if not options.request and (action != "allow" or options.reason):
         raise UsageError("which request? `crushlite grant` lists them")
     if options.reason and not options.deny:
         raise UsageError("--reason goes with --deny: an allowed tool is not told why")
@@ -66,13 +89,12 @@ async def run(options: argparse.Namespace) -> int:
                 "`crushlite grant` lists what is open"
             )
         workspace, request = next(pair for pair in asked if pair[1].id == found)
-        return await _answer(workspace, request, options)
+        return await _answer(workspace, request, action, options)
 
 
 async def _answer(
-    workspace: RemoteWorkspace, request: PermissionRequest, options: argparse.Namespace
+    workspace: RemoteWorkspace, request: PermissionRequest, action: str, options: argparse.Namespace
 ) -> int:
-    action = "deny" if options.deny else "allow_session" if options.session else "allow"
     if not options.json:
         # An id may have been typed without a look at the list.
         print(_whole(workspace, request), file=sys.stderr, flush=True)
@@ -80,8 +102,7 @@ async def _answer(
     if options.json:
         show_json(answer)
     elif answer.resolved:
-        words = {"deny": "denied", "allow": "allowed", "allow_session": "allowed for the session"}
-        show(f"{words[action]}: {request_words(request)}")
+        show(f"{_DONE[action]}: {request_words(request)}")
     if not answer.resolved:
         say(f"too late: it was answered already{f' by client {answer.by}' if answer.by else ''}")
     return 0 if answer.resolved else 1
@@ -103,6 +124,7 @@ def _list(asked: list[Asked], *, as_json: bool) -> int:
 
 def _whole(workspace: RemoteWorkspace, request: PermissionRequest) -> str:
     """All of a request: nothing is to be allowed that was not shown."""
-    lines = [*request_lines(request), f"--session: for this session, {scope_words(request)}"]
+    more = [f"{_OPTIONS[action]}: {words}" for action, words in grant_words(request).items()]
+    lines = [*request_lines(request), *more]
     where = f"{request.id}  in {visible(workspace.info.path)}"
     return "\n".join([where, *(f"  {line}" for line in lines)])

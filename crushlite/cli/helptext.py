@@ -41,7 +41,7 @@ def fill(text: str, room: int) -> str:
 
 def row(name: str, text: str, room: int) -> str:
     """An entry of a list: a name, and beside it a text that may take several lines."""
-    return "\n".join(_wrap(text, room, f"  {name:<10} ", " " * 13))
+    return "\n".join(_wrap(text, room, f"  {name:<11} ", " " * 14))
 
 
 def _wrap(text: str, room: int, first: str = "", later: str = "") -> list[str]:

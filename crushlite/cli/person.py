@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import CrushliteError, UsageError
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from .common import say
-from .render import request_lines, scope_words
+from .render import grant_words, request_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +26,10 @@ ANSWERS = {
     **dict.fromkeys(("y", "yes"), "allow"),
     **dict.fromkeys(("n", "no"), "deny"),
     **dict.fromkeys(("a", "always"), "allow_session"),
+    **dict.fromkeys(("r", "rule"), "allow_rule"),
+    **dict.fromkeys(("k", "keep"), "allow_always"),
 }
+KEYS = {"allow_session": "a", "allow_rule": "r", "allow_always": "k"}
 HINT = "answer here with y (yes), n (no) or a (always, in this session), and Enter"
 LATE_SECONDS = 2.0  # after an answer elsewhere, what is typed may still be meant for that request
 
@@ -124,8 +127,8 @@ class TerminalAnswers:
             return
         self._asked = request.id
         self._progress.pause()
-        always = f"  a: for this session, {scope_words(request)}"
-        if self._progress.show_whole([*(f"  {line}" for line in request_lines(request)), always]):
+        more = [f"  {KEYS[action]}: {words}" for action, words in grant_words(request).items()]
+        if self._progress.show_whole([*(f"  {line}" for line in request_lines(request)), *more]):
             self._progress.say(HINT)
         else:
             self._stop_listening()  # what cannot be shown must not be answered here
@@ -158,6 +161,8 @@ class TerminalAnswers:
             self._progress.say(f"the request before was answered elsewhere: for this one, {HINT}")
         elif action is None:
             self._progress.say(HINT)
+        elif action not in ("allow", "deny", *grant_words(request)):
+            self._progress.say(f"no such rule is offered for this: {HINT}")
         else:
             del self._open[request.tool_call_id]
             task = asyncio.create_task(self._answer(request, action))

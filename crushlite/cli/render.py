@@ -418,4 +418,20 @@ def _named(name: str, value: str) -> list[str]:
 def scope_words(request: PermissionRequest) -> str:
     """What a grant for the session covers."""
     covered = request.scope or f"every {request.tool_name} ({request.action}) in {request.path}"
-    return " ".join(visible(covered).split("\n"))
+    return in_line(covered)
+
+
+def grant_words(request: PermissionRequest) -> dict[str, str]:
+    """What can be granted beyond this one request: by action, what it covers. The rule that is
+    offered is left out for the session if it covers the same as a plain grant."""
+    found = {"allow_session": f"for this session, {scope_words(request)}"}
+    if request.rule and request.rule != request.scope:
+        found["allow_rule"] = f"for this session, {in_line(request.rule)}"
+    if request.rule:
+        found["allow_always"] = f"for good, in your own file, {in_line(request.rule)}"
+    return found
+
+
+def in_line(text: str) -> str:
+    """A text on one line, with every character that is not plain made visible."""
+    return " ".join(visible(text).split("\n"))

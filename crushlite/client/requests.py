@@ -20,7 +20,13 @@ from ..protocol.config import (
     SetValue,
 )
 from ..protocol.messages import Attachment, Message, Prompt
-from ..protocol.permissions import PermissionAnswer, PermissionRequest, PermissionSkip, Resolution
+from ..protocol.permissions import (
+    PermissionAnswer,
+    PermissionRequest,
+    PermissionRule,
+    PermissionSkip,
+    Resolution,
+)
 from ..protocol.questions import QuestionBatch, QuestionReply, QuestionResponse
 from ..protocol.runs import Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from ..protocol.sessions import CurrentSession, File, Session, ShellAnswer, ShellCommand
@@ -239,10 +245,19 @@ class WorkspaceRequests:
         return await self.wire.ask_all(PermissionRequest, self.at("permissions"))
 
     async def grant(self, request_id: str, action: str, reason: str = "") -> Resolution:
-        """Answer a permission request with `allow`, `allow_session` or `deny`; the model reads the
-        reason of a denial. `resolved` is False if the request was answered before."""
+        """Answer a permission request with `allow`, `allow_session`, `allow_rule`, `allow_always`
+        or `deny`; the model reads the reason of a denial. `resolved` is False if the request was
+        answered before."""
         target = self.at("permissions", request_id, client_id=self.wire.client_id)
         return await self.wire.ask(Resolution, "POST", target, PermissionAnswer(action, reason))
+
+    async def rules(self) -> list[PermissionRule]:
+        """What is allowed without asking: for sessions of this workspace, and for good."""
+        return await self.wire.ask_all(PermissionRule, self.at("permissions", "rules"))
+
+    async def remove_rule(self, rule_id: str) -> None:
+        """Take back a rule. Raises NotFound if there is none."""
+        await self.wire.send("DELETE", self.at("permissions", "rules", rule_id))
 
     async def skips_permissions(self) -> bool:
         """Whether permissions are granted without asking."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError
 from ..worktree.paths import locate, read_bytes
-from .tools.safe import environment, git_words
+from .tools.safe import Surroundings, environment, harmless_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,7 @@ LINES = 20  # of the status
 LINE_CHARS = 120
 COMMITS = 5
 PARENTS = 32  # folders above the workspace that are looked at
-_STATUS = ("status", "--ignore-submodules=all", "--short", "--branch")
-_LOG = ("log", "--oneline", f"--max-count={COMMITS}", "--no-color", "--no-decorate")
+_COMMANDS = ("git status -sb", f"git log --oneline -n {COMMITS} --no-decorate")
 _HEAD = re.compile(r"ref: refs/heads/([^\x00-\x20\x7f~^:?*\[\\]{1,200})\n?")
 
 
@@ -64,7 +63,8 @@ def _top(path: Path) -> Path | None:
 
 def _commands(top: Path) -> list[list[str]] | None:
     """The commands for status and log; None if git cannot be run safely."""
-    words = [git_words(top, *arguments) for arguments in (_STATUS, _LOG)]
+    at = Surroundings(top, top)
+    words = [harmless_words(command, at) for command in _COMMANDS]
     return [each for each in words if each is not None] if None not in words else None
 
 

@@ -23,6 +23,7 @@ from .files import NAME, Source, environment, find, read
 from .merge import Merged, check
 from .project import Layer, ProjectRules, allowed_tools, choices, how_to_trust
 from .providers import Builder
+from .rules import rules_of
 from .script import ScriptRuns
 from .secrets import literals
 from .trust import Trust, TrustedFiles, TrustStore, resolved
@@ -127,9 +128,11 @@ class ConfigFiles:
         providers = Builder(merged, expander, warn).providers()
         effects.report(merged, warn)
         allowed = allowed_tools(layers, warn)
+        rules = rules_of(layers, warn)
         loaded = Loaded(
             merged,
             allowed_tools=allowed,
+            rules=rules,
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),
             files=tuple(layer.source.path for layer in layers),

@@ -59,6 +59,10 @@ _PROVIDER = {
     "extra_headers": {"*": str},
     "models": [_MODEL],
 }
+_RULE = {
+    **dict.fromkeys(("tool", "action", "path", "words"), str),
+    "parts": _TEXTS,
+}
 _SERVER = {
     **dict.fromkeys(("type", "command", "url"), str),
     **{key: {"*": str} for key in ("env", "headers")},
@@ -73,9 +77,10 @@ SCHEMA: dict[str, Any] = {
     "options": {name: option.kind for name, option in OPTIONS.items()},
     "providers": {"*": _PROVIDER},
     "models": {"*": _SELECTED},
-    "permissions": dict.fromkeys(
-        ("allowed_tools", "project_variables", "command_variables"), _TEXTS
-    ),
+    "permissions": {
+        **dict.fromkeys(("allowed_tools", "project_variables", "command_variables"), _TEXTS),
+        "rules": [_RULE],
+    },
     "mcp": {"*": _SERVER},
     "lsp": {"*": _SERVER},
     "tools": {"*": {"max_depth": int, "max_items": int}},

@@ -12,10 +12,11 @@ from ..protocol.events import ConfigChanged
 from ..wing import WorkspacePart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..agent.base import AgentFactory
     from ..protocol.config import ModelChoice
+    from ..protocol.permissions import PermissionRule
     from ..wing import OpenWorkspace
     from .profile import FileProfile
     from .view import Config
@@ -37,6 +38,8 @@ async def completed(
 class ConfigPart(WorkspacePart):
     """The configuration of one open workspace. `all_parts` holds the part of each open workspace,
     this one included while it is open."""
+
+    keeps_rules = True
 
     def __init__(
         self, workspace: OpenWorkspace, profile: FileProfile, all_parts: list[ConfigPart]
@@ -82,6 +85,15 @@ class ConfigPart(WorkspacePart):
         elif provider.extend and not provider.lists(wanted.model.model):
             await self.look()
         await self.change(self.profile.choose_model, wanted)
+
+    def kept_rules(self) -> Sequence[PermissionRule]:
+        return self.profile.config.rules
+
+    async def keep_rule(self, rule: PermissionRule) -> None:
+        await self.change(self.profile.keep_rule, rule)
+
+    async def remove_rule(self, rule_id: str) -> None:
+        await self.change(self.profile.remove_rule, rule_id)
 
     async def change(self, change: Callable[..., bool], *arguments: Any) -> None:
         """Call one of the profile's changes in a thread. If it changed a file, read the files of

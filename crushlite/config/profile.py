@@ -13,6 +13,7 @@ from ..errors import BadRequest, ConfigError
 from ..protocol.codec import encode
 from .loading import Pending
 from .providers import ROLES
+from .rules import add_rule, drop_rule
 from .warnings import Reason
 from .writing import edited, put, take
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import Agent, AgentFactory
     from ..protocol.config import AgentInfo, ModelChoice, ProviderKey, SelectedModel
+    from ..protocol.permissions import PermissionRule
     from .loading import ConfigFiles
     from .view import Config
 
@@ -83,6 +85,12 @@ class FileProfile:
 
     def remove_value(self, scope: int, key: str) -> bool:
         return self._change(scope, lambda document: take(document, key))
+
+    def keep_rule(self, rule: PermissionRule) -> bool:
+        return self._change(0, lambda document: add_rule(document, rule))
+
+    def remove_rule(self, rule_id: str) -> bool:
+        return self._change(0, lambda document: drop_rule(document, rule_id))
 
     def choose_model(self, wanted: ModelChoice) -> bool:
         role, choice = wanted.model_type, wanted.model

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..protocol.config import AgentInfo
+    from ..protocol.permissions import PermissionRule
     from .hooks import ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
@@ -56,6 +57,7 @@ class Loaded:
     warnings: tuple[ConfigWarning, ...]
     files: tuple[Path, ...]  # that exist, in order of rising priority
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
+    rules: tuple[PermissionRule, ...] = ()  # granted for good
 
 
 class Config:
@@ -66,6 +68,7 @@ class Config:
     def __init__(self, loaded: Loaded, providers: Mapping[str, Provider]) -> None:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
+        self.rules = loaded.rules
         self.files = loaded.files
         self.own_folders = loaded.own_folders
         self.options = ConfigOptions.of(merged.get("options") or {})
@@ -87,7 +90,8 @@ class Config:
 
     def same_as(self, other: Config) -> bool:
         """Whether the two differ in nothing but warnings and the files that were read."""
-        return self.asks_as(other) and self.providers == other.providers
+        same = (self.providers, self.rules) == (other.providers, other.rules)
+        return same and self.asks_as(other)
 
     def asks_as(self, other: Config) -> bool:
         """Whether an agent made of either would be the same."""

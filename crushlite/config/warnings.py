@@ -25,6 +25,7 @@ class Reason(enum.Enum):
     KEY_UNKNOWN = enum.auto()  # a key that nobody knows
     MODEL_UNKNOWN = enum.auto()  # a model was chosen whose provider cannot be used
     MODEL_UNLISTED = enum.auto()  # a chosen model is used, but its window and price are unknown
+    RULE_INCOMPLETE = enum.auto()  # an entry of permissions.rules allows nothing
 
 
 @dataclass(frozen=True, slots=True)

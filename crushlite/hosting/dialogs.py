@@ -35,6 +35,7 @@ from ..errors import BadRequest, RequestNotFound
 from ..protocol.codec import decode, dumps, encode, loads
 from ..protocol.permissions import (
     PERMISSION_ACTIONS,
+    RULE_ACTIONS,
     PermissionNotification,
     PermissionRequest,
     Resolution,
@@ -42,11 +43,14 @@ from ..protocol.permissions import (
 from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
 from ..records import dataclass
 from .difference import difference
+from .grants import Grants, offered_rule, session_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ..agent.base import Scope
     from ..clock import Clock, Timer
+    from ..protocol.permissions import PermissionRule
     from ..protocol.questions import Question, QuestionResponse
 
 R = TypeVar("R", bound=PermissionRequest | QuestionBatch)
@@ -249,10 +253,11 @@ class Denied:
 
 
 class Permissions:
-    """The permission requests of one workspace.
+    """The permission requests of one workspace, and the rules that users have granted.
 
-    `policy(tool, action)` is the configured allow-list. `unattended` is how long a request may
-    stand while `interactive()` is false before it is denied; None waits for ever.
+    `policy(tool, action)` is the configured allow-list, `kept` gives the rules that are for good.
+    `unattended` is how long a request may stand while `interactive()` is false before it is denied;
+    None waits for ever.
     """
 
     def __init__(
@@ -262,9 +267,12 @@ class Permissions:
         clock: Clock,
         interactive: Callable[[], bool] = lambda: True,
         policy: Callable[[str, str], bool] = lambda tool, action: False,
+        kept: Callable[[], Sequence[PermissionRule]] = tuple,
         unattended: float | None = None,
     ) -> None:
         self.skip = False
+        self.grants = Grants(kept)
+        self._clock = clock
         self._publish = publish
         self._policy = policy
         self._queues: _Queues[PermissionRequest, Allowed | Denied] = _Queues(
@@ -274,30 +282,27 @@ class Permissions:
             Denied("denied: no interactive client answered"),
         )
         self._shown: str | None = None  # the id of the request on the stream
-        self._keys: dict[str, frozenset[_Key]] = {}  # of the requests that wait, by id
-        self._granted: set[_Key] = set()  # for their sessions
+        self._scopes: dict[str, Scope | None] = {}  # of the requests that wait, by id
 
     async def ask(
-        self, request: PermissionRequest, run_id: str, parts: tuple[str, ...] | None = None
+        self, request: PermissionRequest, run_id: str, scope: Scope | None = None
     ) -> Allowed | Denied:
-        """Decide a tool's request: by policy, by a remembered grant, or by the first client that
-        answers. Raises BadRequest, phrased for the model, for one that no user could read.
+        """Decide a tool's request: by policy, by a rule that was granted, or by the first client
+        that answers. Raises BadRequest, phrased for the model, for one that no user could read.
 
-        `parts` are what a grant for the session would cover: a later request with the same tool,
-        action and path is covered if each of its parts was granted. None stands for all of them;
-        if there are none, nothing is remembered."""
+        `scope` is what a grant for the session would cover. None stands for every request with the
+        same tool, action and path; if it has no parts, nothing is remembered."""
         if self.skip or self._policy(request.tool_name, request.action):
             return Allowed()
-        keys = _keys(request, parts)
-        if not self._covered(keys):
+        if not self.grants.covers(request, scope):
             await _require_readable(request)
         stored = _sealed(replace(request, id=str(uuid.uuid4())))
-        self._keys[stored.id] = keys
+        self._scopes[stored.id] = scope
         dropped = Denied("the run was canceled")
         try:
             return await self._queues.wait(stored, stored.session_id, run_id, dropped)
         finally:
-            del self._keys[stored.id]
+            del self._scopes[stored.id]
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
@@ -309,15 +314,24 @@ class Permissions:
         return next((request for request in self.listed() if request.id == self._shown), None)
 
     def resolve(self, request_id: str, action: str, by: str = "", reason: str = "") -> Resolution:
-        """Answer a request. `resolved` is false if it was answered before or its id is unknown."""
-        if action not in PERMISSION_ACTIONS:
-            known = ", ".join(PERMISSION_ACTIONS)
+        """Answer a request. `resolved` is false if it was answered before or its id is unknown.
+        Raises BadRequest for an unknown action, or if no rule is offered and one was chosen. A rule
+        that is to be kept for good is granted for the session: keeping it is up to the caller."""
+        if action not in (*PERMISSION_ACTIONS, *RULE_ACTIONS):
+            known = ", ".join((*PERMISSION_ACTIONS, *RULE_ACTIONS))
             raise BadRequest(f"invalid permission action {action!r}: use {known}")
         entry = self._queues.answerable(self._queues.find(request_id))
         if entry is None:
             return Resolution(False, self._queues.winner(request_id) or "")
-        if action == "allow_session":
-            self._granted |= self._keys[entry.request.id]
+        scope = self._scopes[entry.request.id]
+        if action == "allow_session" and (scope is None or scope.parts):
+            rule = session_rule(entry.request, scope, self._clock.now())
+            self.grants.add(rule, scoped=scope is not None)
+        elif action in RULE_ACTIONS:
+            offered = self.offered(request_id)
+            if offered is None:
+                raise BadRequest(f"{action}: no rule is offered for this: allow it once")
+            self.grants.add(offered)
         answer = Denied(reason) if action == "deny" else Allowed()
         self._queues.close(entry, answer, by)
         return Resolution(True, by)
@@ -326,21 +340,20 @@ class Permissions:
         if self._queues.find(request_id) is None and self._queues.winner(request_id) is None:
             raise RequestNotFound(f"no permission request {request_id}: list W/permissions")
 
+    def offered(self, request_id: str) -> PermissionRule | None:
+        """The rule that is offered with an open request; None if there is none."""
+        entry = self._queues.find(request_id)
+        if entry is None:
+            return None
+        return offered_rule(entry.request, self._scopes[request_id], self._clock.now())
+
     def close_run(self, run_id: str) -> None:
         self._queues.close_run(run_id, Denied("the run has ended"))
-
-    def forget_session(self, session_id: str) -> None:
-        """A deleted session's grants must not outlive it."""
-        self._granted = {key for key in self._granted if key[0] != session_id}
-
-    def _covered(self, keys: frozenset[_Key]) -> bool:
-        """Whether requests like this one were granted for the session."""
-        return bool(keys) and keys <= self._granted
 
     def _opened(self, entry: _Entry[PermissionRequest, Allowed | Denied]) -> None:
         request = entry.request
         self._publish(PermissionNotification(request.tool_call_id))
-        if self._covered(self._keys[request.id]):
+        if self.grants.covers(request, self._scopes[request.id]):
             self._queues.close(entry, Allowed())
         else:
             self._show_next()
@@ -361,19 +374,6 @@ class Permissions:
         if self._shown is None and entries:
             self._shown = entries[0].request.id
             self._publish(entries[0].request)
-
-
-# Session, tool, action, path, and one of the parts of a request; None for a request without any.
-_Key = tuple[str, str, str, str, str | None]
-
-
-def _keys(request: PermissionRequest, parts: tuple[str, ...] | None) -> frozenset[_Key]:
-    """What must have been granted for a request to be granted without being asked."""
-    given = (None,) if parts is None else parts
-    return frozenset(
-        (request.session_id, request.tool_name, request.action, request.path, part)
-        for part in given
-    )
 
 
 class Questions:

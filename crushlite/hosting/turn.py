@@ -320,9 +320,9 @@ class LiveTurn:
             params=dict(params or {}),
             path=self._directory(path),
             scope=clean(scope.words) if scope is not None else "",
+            rule=clean(scope.rule_words) if scope is not None else "",
         )
-        parts = scope.parts if scope is not None else None
-        answer = await self._services.permissions.ask(request, self.run_id, parts)
+        answer = await self._services.permissions.ask(request, self.run_id, scope)
         if isinstance(answer, Allowed):
             return Verdict(True)
         self.denied += 1

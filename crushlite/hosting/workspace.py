@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import Agent
     from ..clock import Clock
+    from ..protocol.permissions import PermissionRule
     from ..protocol.sessions import File
     from ..settings import Settings
     from ..store import Store
@@ -68,10 +69,7 @@ class Workspace:
         clock: Clock,
         settings: Settings,
     ) -> None:
-        self.id = workspace_id
-        self.path = path
-        self.env = env
-        self.profile = profile
+        self.id, self.path, self.env, self.profile = workspace_id, path, env, profile
         self.store = ScopedStore(store, scope)
         self.clock = clock
         self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
@@ -84,7 +82,12 @@ class Workspace:
 
         alone = settings.unattended
         self.permissions = Permissions(
-            show, clock=clock, interactive=watched, policy=profile.allows, unattended=alone
+            show,
+            clock=clock,
+            interactive=watched,
+            policy=profile.allows,
+            kept=self._kept_rules,
+            unattended=alone,
         )
         self.questions = Questions(show, clock=clock, interactive=watched, unattended=alone)
         self.transcript = Transcript(
@@ -154,6 +157,33 @@ class Workspace:
         shown = self.permissions.on_stream()
         return [*self.questions.listed(), *([shown] if shown is not None else [])]
 
+    # Rules ---------------------------------------------------------------------------------------
+
+    def _kept_rules(self) -> list[PermissionRule]:
+        return [rule for part in self.parts for rule in part.kept_rules()]
+
+    @property
+    def keeps_rules(self) -> bool:
+        """Whether there is a place for rules that are for good."""
+        return any(part.keeps_rules for part in self.parts)
+
+    async def keep_rule(self, rule: PermissionRule) -> None:
+        """Keep a rule of a session for good, for all sessions. If that fails it stays a rule of the
+        session, and the error is raised."""
+        for part in self.parts:
+            if part.keeps_rules:
+                await part.keep_rule(rule)
+                self.permissions.grants.remove(rule.id)
+
+    async def remove_rule(self, rule_id: str) -> None:
+        """Take back a rule, of a session or for good. Raises NotFound if there is none."""
+        if self.permissions.grants.remove(rule_id):
+            return
+        for part in self.parts:
+            if part.keeps_rules and any(rule.id == rule_id for rule in part.kept_rules()):
+                return await part.remove_rule(rule_id)
+        raise NotFound(f"no rule {rule_id}: list W/permissions/rules")
+
     # Sessions ------------------------------------------------------------------------------------
 
     async def create_session(self, title: str, parent: str = "") -> Session:
@@ -203,7 +233,7 @@ class Workspace:
                 self.runs.readmit(member)
         self.transcript.forget(gone)
         for member in gone:
-            self.permissions.forget_session(member)
+            self.permissions.grants.forget_session(member)
         self.hub.publish("deleted", session)
 
     def _with_busy(self, session: Session) -> Session:

@@ -9,13 +9,17 @@ from ..records import dataclass
 from .codec import omitted
 
 PERMISSION_ACTIONS = ("allow", "allow_session", "deny")
+# Our own: grant the rule that is offered with the request, for the session or for good.
+RULE_ACTIONS = ("allow_rule", "allow_always")
 
 
 @dataclass(slots=True)
 class PermissionRequest:
     """A tool call that waits for a permission. `params` is always an object: the Crush client
     decodes it by tool name. `scope` says in words what `allow_session` would cover; if it is empty,
-    that is every request of this session with the same tool, action and path."""
+    that is every request of this session with the same tool, action and path. `rule` says in words
+    what `allow_rule` would cover, for the session, and `allow_always`, for good; if it is empty,
+    neither can be chosen."""
 
     id: str = ""
     session_id: str = ""
@@ -26,6 +30,7 @@ class PermissionRequest:
     params: dict[str, Any] = field(default_factory=dict)
     path: str = ""
     scope: str = omitted()
+    rule: str = omitted()
 
 
 @dataclass(slots=True)
@@ -50,6 +55,22 @@ class Grant:
 class PermissionAnswer:
     action: str = ""
     reason: str = omitted()  # of a denial, for the model
+
+
+@dataclass(slots=True)
+class PermissionRule:
+    """What is allowed without asking. It covers requests with this tool, action and path that have
+    these parts; `words` tells the user what that is. Without a `session_id` it is for all sessions,
+    and kept in a file of the user."""
+
+    id: str
+    tool_name: str
+    action: str
+    path: str
+    words: str
+    parts: list[str] = field(default_factory=list)
+    session_id: str = omitted()
+    created_at: int = omitted(0)  # of a session's rule
 
 
 @dataclass(slots=True)

@@ -61,6 +61,13 @@ class OwnFolders:
         if closed or (path.parent in self._around and _is_own(path.name)):
             raise BadRequest(f"{path} is {CLOSED}")
 
+    def inside(self, root: Path) -> list[Path] | None:
+        """Those of the folders that are below the workspace; None if it has files of the daemon
+        among its own."""
+        if any(folder.is_relative_to(root) for folder in self._around):
+            return None
+        return [folder for folder in self._folders if folder.is_relative_to(root)]
+
     def identities(self) -> frozenset[Identity]:
         """Device and inode of the folders, and of the files in them: by these they are recognised
         when they are reached through a mount or a hard link. Blocks."""

@@ -11,6 +11,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.agent.base import Scope
 from crushlite.cli import COMMANDS
 from crushlite.cli.grant import _answer
 from crushlite.protocol.permissions import PermissionRequest, Resolution
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MINE = {
     *("chat", "ps", "watch", "sessions", "cancel", "grant", "config", "doctor", "logs", "stop"),
+    "permissions",
 }
 
 
@@ -265,16 +267,92 @@ class GrantTests(Case):
         late = mock.AsyncMock()
         late.info.path = "/p"
         late.grant.return_value = Resolution(False, "bert")
-        options = argparse.Namespace(deny=False, session=False, reason="", json=False)
+        options = argparse.Namespace(reason="", json=False)
         with mock.patch("sys.stderr", io.StringIO()) as errors:
-            code = await _answer(late, PermissionRequest("p", tool_name="bash"), options)
+            code = await _answer(late, PermissionRequest("p", tool_name="bash"), "allow", options)
         self.assertEqual(code, 1)
         self.assertIn("too late: it was answered already by client bert", errors.getvalue())
 
     async def test_flags_that_make_no_sense_are_refused(self) -> None:
-        for arguments in (("--deny",), ("x", "--reason", "y"), ("x", "--deny", "--session")):
+        for arguments in (
+            ("--deny",),
+            ("--always",),
+            ("x", "--reason", "y"),
+            ("x", "--deny", "--session"),
+            ("x", "--deny", "--always"),
+            ("x", "--session", "--always"),
+        ):
             code, _, _ = await self.call("grant", *arguments)
             self.assertEqual(code, 2, arguments)
+
+
+RULED = Scope(("text",), "this very command", ("starts",), "commands that start with `x`\x1b")
+
+
+class PermissionsTests(Case):
+    async def granted(self, option: str) -> tuple[Participant, ScriptedRun]:
+        """A run whose request was answered with `crushlite grant` like that."""
+        anna, _, run = await self.at_work()
+        verdict = run.begin(lambda turn: turn.permission("bash", "execute", scope=RULED))
+        request = await anna.events.wait_for("permission_request")
+        code, _, errors = await self.call("grant", str(request["id"]), option)
+        self.assertEqual(code, 0, errors)
+        self.assertIn("  --session: for this session, this very command\n", errors)
+        self.assertIn("  --rule: for this session, commands that start with `x`\\x1b\n", errors)
+        self.assertIn("  --always: for good, in your own file, commands that start", errors)
+        self.assertTrue(await verdict)
+        return anna, run
+
+    async def asks(self, anna: Participant, run: ScriptedRun) -> bool:
+        """Whether what the rule covers is asked for."""
+        later = Scope(("other",), "", covered_by=(frozenset({"starts"}),))
+        before = len(anna.events.all("permission_request"))
+        verdict = run.begin(lambda turn: turn.permission("bash", "execute", scope=later))
+        await anna.events.wait_for("permission_notification")
+        for request in (await anna.call("GET", "/permissions")).json:
+            await anna.grant(request, "deny")
+        asked = not await verdict
+        self.assertEqual(len(anna.events.all("permission_request")) > before, asked)
+        return asked
+
+    async def listed_and_taken_back(self, option: str, whose: str) -> None:
+        anna, run = await self.granted(option)
+        self.assertFalse(await self.asks(anna, run))
+        code, printed, _ = await self.call("permissions")
+        self.assertEqual(code, 0)
+        first, second = printed.splitlines()
+        self.assertIn(f"  bash (execute), {whose}", first)
+        self.assertEqual(second, "  commands that start with `x`\\x1b")
+        [rule] = await self.json("permissions")
+        code, _, errors = await self.call("permissions", "remove", rule["id"][:6])
+        self.assertEqual(code, 0, errors)
+        self.assertIn("taken back: commands that start with `x`\\x1b", errors)
+        self.assertTrue(await self.asks(anna, run))
+        self.assertEqual(await self.json("permissions"), [])
+
+    async def test_a_rule_of_a_session_is_listed_whole_and_taken_back(self) -> None:
+        await self.listed_and_taken_back("--rule", "in session ")
+
+    async def test_a_rule_for_good_is_listed_whole_and_taken_back(self) -> None:
+        await self.listed_and_taken_back("--always", "for good")
+
+    async def test_without_a_daemon_those_for_good_are_in_the_file(self) -> None:
+        file = self.root / ".local" / "share" / "crushlite" / "crush.json"
+        file.parent.mkdir(parents=True)
+        rule = {"tool": "bash", "action": "execute", "path": "/p", "parts": ["starts with x y"]}
+        file.write_text(json.dumps({"permissions": {"rules": [rule]}, "options": {"debug": True}}))
+        code, printed, errors = await self.run_process("permissions")
+        self.assertEqual((code, errors), (0, ""))
+        self.assertIn("bash (execute), for good\n  starts with x y\n", printed)
+        code, _, errors = await self.run_process("permissions", "remove", "nonsense")
+        self.assertEqual(code, 1)
+        self.assertIn("no rule nonsense", errors)
+        code, _, errors = await self.run_process("permissions", "remove", printed[:8])
+        self.assertEqual((code, errors), (0, "crushlite: taken back: starts with x y\n"))
+        left = json.loads(file.read_text())
+        self.assertEqual(left, {"permissions": {"rules": []}, "options": {"debug": True}})
+        _, _, errors = await self.run_process("permissions")
+        self.assertIn("nothing is allowed beyond what was asked", errors)
 
 
 class SessionsTests(Case):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from crushlite.agent.base import Scope
 from crushlite.protocol.questions import Choice, Question
 from tests.support.cli import ChatCase
 
@@ -50,6 +51,23 @@ class PermissionTests(ChatCase):
             lambda turn: turn.permission("bash", "execute", params={"command": "make"})
         )
         self.assertTrue(again)
+
+    async def test_a_rule_is_kept_listed_and_taken_back(self) -> None:
+        terminal = await self.chat()
+        run = await self.asked(terminal, "hello")
+        scope = Scope(("text",), "this very command", ("starts",), "commands that start with `x`")
+        verdict = run.begin(lambda turn: turn.permission("bash", "execute", scope=scope))
+        await terminal.shows("  keep: for good, in your own file, commands that start with `x`")
+        terminal.enter("keep")
+        self.assertTrue(await verdict)
+        terminal.enter("/permissions")
+        await terminal.shows("bash (execute), for good")
+        later = Scope(("other",), "", covered_by=(frozenset({"starts"}),))
+        self.assertTrue(await run.do(lambda turn: turn.permission("bash", "execute", scope=later)))
+        terminal.enter("/permissions remove 1")
+        await terminal.shows("taken back: commands that start with `x`")
+        run.begin(lambda turn: turn.permission("bash", "execute", scope=later))
+        await terminal.shows(lambda seen: seen.count("? bash (execute)") == 2)
 
     async def test_anything_else_is_no_answer(self) -> None:
         terminal = await self.chat()

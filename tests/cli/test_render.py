@@ -640,6 +640,31 @@ class DialogTests(unittest.TestCase):
             dialog.answer(line)
             self.assertEqual((dialog.action, dialog.reason), (action, reason), line)
 
+    def test_a_rule_can_be_chosen_only_if_it_is_offered(self) -> None:
+        plain = PermissionRequest("p", "s", "c", "bash", scope="all of it")
+        same = PermissionRequest("p", "s", "c", "bash", scope="all of it", rule="all of it")
+        other = PermissionRequest("p", "s", "c", "bash", scope="all of it", rule="a\x1bpart")
+        for request, word, action in (
+            (plain, "rule", ""),
+            (plain, "keep", ""),
+            (same, "rule", ""),
+            (same, "keep", "allow_always"),
+            (other, "r", "allow_rule"),
+            (other, "keep", "allow_always"),
+            (other, "keep it", ""),
+        ):
+            dialog = PermissionDialog(request)
+            self.assertEqual(bool(dialog.answer(word)), not action)
+            self.assertEqual(dialog.action, action)
+        self.assertEqual(
+            PermissionDialog(other).lines()[-3:],
+            [
+                "  always: for this session, all of it",
+                "  rule: for this session, a\\x1bpart",
+                "  keep: for good, in your own file, a\\x1bpart",
+            ],
+        )
+
     def test_a_long_request_is_shown_whole_before_it_can_be_answered(self) -> None:
         params = {"file_path": "a", "new_content": "".join(f"{n}\n" for n in range(1000))}
         dialog = PermissionDialog(PermissionRequest("p", "s", "c", "write", params=params))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.agent.base import Scope
 from crushlite.cli.person import TerminalAnswers
 from crushlite.protocol.permissions import (
     PermissionNotification,
@@ -171,6 +172,28 @@ class AskingTests(TerminalCase):
         await terminal.hears("permission granted", place)
         terminal.press("more\n")
         await terminal.hears("not sent", place)
+        scripted.release()
+        self.assertEqual(await terminal.ends(), 0)
+
+    async def test_a_rule_is_granted_only_where_one_is_offered(self) -> None:
+        terminal, scripted, verdict = await self.asked()
+        place = len(terminal.heard)
+        terminal.press("k\n")
+        place = await terminal.hears("no such rule is offered for this", place)
+        terminal.press("n\n")
+        async with asyncio.timeout(PATIENCE):
+            self.assertFalse(await verdict)
+        scope = Scope(("text",), "this very command", ("starts",), "commands that start with `x`")
+        verdict = scripted.begin(lambda turn: turn.permission("bash", "execute", scope=scope))
+        place = await terminal.hears("  r: for this session, commands that start with `x`", place)
+        place = await terminal.hears("answer here with y", place)
+        terminal.press("r\n")
+        async with asyncio.timeout(PATIENCE):
+            self.assertTrue(await verdict)
+        later = Scope(("other",), "", covered_by=(frozenset({"starts"}),))
+        async with asyncio.timeout(PATIENCE):
+            granted = scripted.do(lambda turn: turn.permission("bash", "execute", scope=later))
+            self.assertTrue(await granted)
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
 

@@ -113,8 +113,8 @@ class PermissionScenarios(TwoClients):
         """For every kind of answer: the notification of the request, then exactly one of its
         outcome."""
         for action in ("allow", "deny", "allow_session"):
-            await self.decided(action, command("true", action))
-        self.plan.append(command("true", "remembered"))
+            await self.decided(action, command("touch it", action))
+        self.plan.append(command("touch it", "remembered"))
         await self.turn(self.anna, self.session, "once more")
         await self.settle(self.anna, self.ben)
         expected = [
@@ -548,7 +548,7 @@ class DetachedTests(ConfiguredTestCase):
 class Unasked(ConfiguredTestCase):
     async def runs_unasked(self, client: Participant) -> bool:
         """Whether a command of the model runs without a permission request."""
-        self.plan.append(command("true"))
+        self.plan.append(command("touch it"))
         run_id = await self.prompt(client, await client.session(), "go on")
         seen = await client.events.wait_for(
             lambda event: event.kind in ("run_complete", "permission_request")

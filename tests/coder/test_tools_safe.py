@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING
 
-from crushlite.coder.tools.safe import harmless_words
-from tests.support.tools import ToolTestCase
+from crushlite.coder.tools.safe import FOLDERS, Surroundings, environment, harmless_words
+from crushlite.coder.tools.safe_git import COMMANDS as GIT_COMMANDS
+from crushlite.coder.tools.safe_programs import PROGRAMS, Program
+from crushlite.worktree.paths import OwnFolders
+from tests.support.tools import SECRET, ToolTestCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+HERE = Path(__file__).parent
+# One command in each line. The workspace has the files a.txt and src/main.py, the links out and
+# src/out to a folder outside and link.txt to a file there, and the FIFO pipe.
+HONEST = (HERE / "harmless_commands.txt").read_text().splitlines()
+HOSTILE = (HERE / "commands_that_ask.txt").read_text().splitlines()
+
+KEY = "the-key-of-the-user"
+WHO = ("NAME", "EMAIL")
 BASES = ("ls", "pwd", "echo hi", "git status")
 
 # What means something to a shell: put after, before and between the words of a command.
@@ -20,64 +34,28 @@ TAILS = (
     *("\rtouch pwned", "& touch pwned", " && touch pwned", " || touch pwned", " | tee pwned"),
     *("|tee pwned", " > pwned", ">pwned", " >> pwned", " 2>pwned", " &>pwned", " <pwned"),
     *(" $(touch pwned)", " `touch pwned`", " <(touch pwned)", " >(tee pwned)", " ${IFS}x"),
-    *(" $HOME", " *", " ?", " [a-z]", " ~", " {a,b}", " !!", " !$", " \\", " 'x'", ' "x"'),
-    *(" # x", "\0", " \0", "\x0b", "\x0c", "\x85", "\u2028", "\u00a0x", " ", "\n", "\t", "  x"),
-    *(" \t x", " $'\\n'", " ^a^b", " (x)", " x=$(y)", "\u037e touch pwned", " \uff1b touch pwned"),
+    *(" $HOME", " *", " ?", " [a-z]", " ~", " {a,b}", " !!", " !$", " \\", ' "$x"', " 'x"),
+    *(" # x", "\0", " \0", "\x0b", "\x0c", "\x85", "\u2028", "\u00a0x", "\n", " '\n'", " '\x1b'"),
+    *(" $'\\n'", " ^a^b", " (x)", " x=$(y)", "\u037e touch pwned", " \uff1b touch pwned"),
 )
 HEADS = (
     *("A=1 ", "PATH=. ", "IFS=x ", "LD_PRELOAD=./x.so ", "env ", "env A=1 ", "command ", "exec "),
     *("nohup ", "nice ", "time ", "timeout 1 ", "sudo ", "xargs ", "eval ", "sh -c ", "bash -c "),
-    *("./", "../", "/bin/", "/usr/bin/", "/bin/./", "~/", " ", "\t", "\n", "\\", "!", "(", "{ "),
+    *("./", "../", "/bin/", "/usr/bin/", "/bin/./", "~/", "\n", "\\", "!", "(", "{ "),
     *("function ls() { x; }; ", "alias ls=x; ", ". ", "source ", "then ", "coproc ", "builtin "),
     *("\ufeff", "\u200b", "$", "'", '"', "`", "&", "|", ";", "<x ", ">x ", "#"),
 )
-ONE_BY_ONE = (
-    # programs that are not on the list, or only look like one of it
-    *("cat a.txt", "head a.txt", "find .", "find . -exec touch pwned +", "sort -o pwned a.txt"),
-    *("sort --compress-program=x a", "env", "xargs touch", "rg --pre x y", "tree -o pwned"),
-    *("file -C -m x", "tee pwned", "touch pwned", "rm a.txt", "cp a b", "ln -s / x", "awk x"),
-    *("python x.py", "perl x", "vi", "less a.txt", "man x", "printf x", "test -e x", "true"),
-    *("hostname evil", "date -s 12:00", "date -f a.txt", "date --file=a.txt", "date -r a.txt"),
-    *(
-        "whoami x",
-        "id root",
-        "id --help",
-        "uname x",
-        "pwd x",
-        "pwd --help",
-        "LS",
-        "Ls",
-        "Git status",
-    ),
+ODD = (
     *("l\u0455", "\uff4c\uff53", "ec\u200bho hi", "g\u0456t status", "ls\u2010l", "echo \u00e9"),
-    *("ls=x", "echo=1 x", "pwd=", "ls:", "ls,", "ls.", "ls%", "ls+", "ls@", "-ls", "ls-", "_"),
-    # ls elsewhere, or more than a listing
-    *("ls ..", "ls ../outside", "ls /", "ls /etc", "ls src/..", "ls src/../..", "ls ./../outside"),
-    *("ls out", "ls out/", "ls src/out", "ls a.txt", "ls none", "ls src src", "ls src out"),
-    *("ls -R", "ls -lR", "ls -L out", "ls -H out", "ls -lL", "ls -d out", "ls --recursive"),
     *(
-        "ls --dereference",
-        "ls --help",
-        "ls --color=always",
-        "ls --",
-        "ls -- out",
-        "ls -",
-        "ls -I x",
+        "echo " + "x" * 2000,
+        "ls " * 700 + "x",
+        "x" * 5000,
+        "echo x\n",
+        "echo x\r",
+        "true;" * 9 + "ls",
     ),
-    *("ls -w 1", "ls -T1", "ls --hyperlink", "ls -Z", "ls //etc", "ls .//..//outside", "ls ./.."),
-    # commands of git that do more than show something
-    *("git", "git log", "git diff", "git show", "git add .", "git commit -m x", "git push"),
-    *("git -c core.fsmonitor=./x status", "git -c alias.status=!x status", "git -C .. status"),
-    *("git --git-dir=evil status", "git --git-dir evil status", "git --exec-path=. status"),
-    *("git --work-tree=.. status", "git -p status", "git --paginate status", "git --help"),
-    *("git status --help", "git status src", "git status ..", "git status -v", "git status -vv"),
-    *("git status --show-stash", "git status --porcelain=v2", "git status -s -s", "git status -bs"),
-    *("git branch", "git branch -D x", "git branch x", "git branch --show-current x", "git st"),
-    *("git branch --edit-description", "git config -l", "git stash", "git fetch", "git grep x"),
-    *("git ls-files", "git rev-parse HEAD", "git -c x=y branch --show-current", "git version"),
-    # size and shape
-    *("echo " + "x" * 2000, "ls " * 400 + "x", "echo" + " x" * 1000, "x" * 5000, "echo\t\tx"),
-    *("echo  x", "echo \tx", "echo x ", "echo x\t", " echo x", "\techo x", "echo x\n", "echo x\r"),
+    *("cat a.txt\n", "git log\n--output=pwned", "git log\t--output=pwned", "cat\n/etc/passwd"),
 )
 
 
@@ -85,35 +63,88 @@ def bypasses() -> Iterator[str]:
     for base in BASES:
         yield from (base + tail for tail in TAILS)
         yield from (head + base for head in HEADS)
-    yield from ONE_BY_ONE
+    yield from ODD
+    yield from HOSTILE
+
+
+OPERANDS = (
+    *("a.txt", "src/main.py", "src", "x", "5", "always", "f", "HEAD", "oneline", "out/secret.txt"),
+    *("link.txt", "pipe", "-", "--", "/etc/passwd", "../outside/secret.txt", ".", "import", "''"),
+    *(".crushlite", ".crushlite/crush.json", "HEAD~1", "v1", "HEAD:a.txt", "-name", "-type"),
+)
+
+
+def drawn(source: random.Random) -> str:
+    """A program with options, some of them cut or clustered, and operands."""
+    name = source.choice([*PROGRAMS, *("grep", "find", "du"), *(f"git {c}" for c in GIT_COMMANDS)])
+    options = known_options(name)
+    words = [name]
+    for _ in range(source.randint(0, 5)):
+        kind = source.random()
+        if kind < 0.35 and options:
+            option = source.choice(options)
+            cut = option if source.random() < 0.8 else option[:-1]
+            words.append(cut + source.choice(("", "", "=1", "=always", "=x")))
+        elif kind < 0.55:
+            letters = "abcdefghilmnopqrstuvwxzABCDEFHLMNOPRSTUVX125"
+            words.append("-" + "".join(source.choices(letters, k=source.randint(1, 3))))
+        else:
+            words.append(source.choice(OPERANDS))
+    return " ".join(words)
+
+
+def known_options(name: str) -> list[str]:
+    program, _, command = name.partition(" ")
+    options = GIT_COMMANDS[command].options if command else PROGRAMS.get(program, Program()).options
+    long = [f"--{word}" for word in (*options.long_flags.split(), *options.long_values)]
+    return [*long, *(f"-{letter}" for letter in (*options.flags, *options.values))]
 
 
 class SafeTestCase(ToolTestCase):
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
         (self.root / "src").mkdir()
-        (self.root / "src" / "main.py").write_text("")
-        (self.root / "a.txt").write_text("")
+        (self.root / "src" / "main.py").write_text("import os\nprint(os.name)\n")
+        (self.root / "a.txt").write_text("b\na\n")
         for name in ("out", "src/out"):
             os.symlink(self.outside, self.root / name)
-        for name in ("ls", "git", "echo"):  # programs of the workspace are never used
+        os.symlink(self.outside / "secret.txt", self.root / "link.txt")
+        os.mkfifo(self.root / "pipe")
+        for name in ("ls", "git", "echo", "cat", "sh"):  # programs of the workspace are never used
             program = self.root / name
             program.write_text("#!/bin/sh\ntouch pwned\n")
             program.chmod(0o755)
+        data = self.root / ".crushlite"
+        data.mkdir()
+        (data / "crush.json").write_text(f"import {KEY}\n")
+        self.context.own = OwnFolders(self.root, [data])
         self.context.env = {"PATH": f"{self.root}:{os.environ['PATH']}", "GIT_DIR": "/nowhere"}
+        self.at = Surroundings(self.root, self.root, self.context.own, os.environ["PATH"])
         self.git("init", "-q", "-b", "main")
 
+    def commit(self) -> None:
+        """Two commits, and changes after them."""
+        for number in (1, 2):
+            (self.root / "a.txt").write_text(f"b\na {number}\n")
+            self.git("add", "-f", "a.txt", "src", ".crushlite")
+            self.git("commit", "-q", "--allow-empty", "-m", f"fix {number}")
+            if number == 1:
+                self.git("tag", "v1")
+        (self.root / "a.txt").write_text("b\na 3\n")
+        (self.root / ".crushlite" / "crush.json").write_text(f"import new {KEY}\n")
+
     def git(self, *words: str) -> None:
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.base)}
+        names = {f"GIT_{who}_{what}": "Kim" for who in ("AUTHOR", "COMMITTER") for what in WHO}
+        place = {"PATH": ":".join(FOLDERS), "HOME": str(self.base)}
         command = ["git", *words]
-        subprocess.run(command, cwd=self.root, env=environment, check=True, timeout=60)
+        subprocess.run(command, cwd=self.root, env={**place, **names}, check=True, timeout=60)
 
     async def runs_unasked(self, command: str, **arguments: str) -> str:
         asked = len(self.turn.asked)
         outcome = await self.use("bash", command=command, description="", **arguments)
         self.assertEqual(len(self.turn.asked), asked, f"{command!r} asked")
         self.assertFalse(outcome.is_error, outcome.content)
-        self.assertNotIsInstance(self.turn.ran[-1], str, "a shell was used")
+        self.assertNotIsInstance(self.turn.ran[-1], str, "a shell read the text")
         return outcome.content
 
     async def asks(self, command: str, **arguments: str) -> None:
@@ -125,116 +156,173 @@ class SafeTestCase(ToolTestCase):
 
 class BypassTests(SafeTestCase):
     async def test_commands_that_only_resemble_harmless_ones_ask(self) -> None:
+        self.commit()
         count = 0
         for command in bypasses():
             with self.subTest(command[:80]):
-                self.assertIsNone(harmless_words(command, self.root))
+                self.assertIsNone(harmless_words(command, self.at))
                 if "\0" in command:
                     outcome = await self.use("bash", command=command, description="")
                     self.assert_failed(outcome, "NUL")
                 else:
                     await self.asks(command)
             count += 1
-        self.assertGreaterEqual(count, 400)
+        self.assertGreaterEqual(count, 1000)
+        self.assertEqual(len(HOSTILE), len(set(HOSTILE)))
         self.assertEqual(self.turn.ran, [])
         self.assertFalse((self.root / "pwned").exists())
 
     async def test_the_same_command_asks_outside_in_the_background_and_through_a_link(self) -> None:
-        for folder in ("..", str(self.outside), "out", "src/out", "/"):
+        for folder in ("..", str(self.outside), "out", "src/out", "/", ".crushlite"):
             await self.asks("ls", working_dir=folder)
         outcome = await self.use("bash", command="ls", description="", run_in_background=True)
         self.assert_denied(outcome)
 
-    async def test_every_single_character_beyond_the_plain_ones_asks(self) -> None:
-        plain = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,-")
+    def test_every_single_character_beyond_the_plain_ones_asks(self) -> None:
+        plain = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,-~^;|")
         for code in (*range(1, 0x300), *range(0x2000, 0x2070), *range(0xFF00, 0xFF60)):
             character = chr(code)
-            found = harmless_words(f"echo x{character}y", self.root)
+            found = harmless_words(f"echo x{character}ls", self.at)
             wanted = character in plain or character in " \t"
             self.assertEqual(found is not None, wanted, repr(character))
 
+    def test_no_option_can_be_abbreviated_and_no_letter_is_taken_on_trust(self) -> None:
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+        for name, program in PROGRAMS.items():
+            options = program.options
+            known = {*options.long_flags.split(), *options.long_values}
+            operands = " a.txt" * max(1, program.operands[0])
+            for option in known:
+                for length in range(1, len(option)):
+                    short = option[:length]
+                    if short not in known:
+                        for value in ("", "=1"):
+                            command = f"{name} --{short}{value}{operands}"
+                            self.assertIsNone(harmless_words(command, self.at), command)
+            for letter in set(letters) - {*options.flags, *options.values}:
+                if letter.isdigit() and options.number:
+                    continue
+                for cluster in (letter, *(flag + letter for flag in options.flags[:1])):
+                    command = f"{name} -{cluster}{operands}"
+                    self.assertIsNone(harmless_words(command, self.at), command)
+
 
 class HarmlessTests(SafeTestCase):
-    async def test_the_harmless_ones_run_unasked_and_without_a_shell(self) -> None:
+    async def test_honest_commands_that_only_read_run_unasked_and_as_in_a_shell(self) -> None:
+        self.commit()
+        self.assertGreaterEqual(len(HONEST), 100)
+        changing = ("ps", "date", "df", "which")
+        for command in HONEST:
+            with self.subTest(command):
+                words = harmless_words(command, self.at)
+                assert words is not None, "it asks"
+                with subprocess.Popen(
+                    words, cwd="/", env=environment(), stdin=DEVNULL, stdout=PIPE, stderr=PIPE
+                ) as process:
+                    out, errors = process.communicate(timeout=60)
+                self.assertEqual((process.returncode, errors), (0, b""), command)
+                self.assertNotIn(b"new " + KEY.encode(), out)
+                if command.startswith(changing):
+                    continue
+                # The same in a shell, where it differs in nothing but what is closed to tools.
+                there = {"PATH": ":".join(FOLDERS), "LC_ALL": "C.UTF-8", "HOME": str(self.base)}
+                expected = subprocess.run(
+                    ["bash", "-c", command],
+                    cwd=self.root,
+                    env=there,
+                    stdin=DEVNULL,
+                    capture_output=True,
+                    timeout=60,
+                ).stdout
+                if ".crushlite" not in expected.decode() and not command.startswith("du"):
+                    self.assertEqual(out, expected)
+
+    async def test_they_run_through_the_tool_without_a_question(self) -> None:
+        self.commit()
         self.assertIn(f"{self.root}\n\n<cwd>", await self.runs_unasked("pwd"))
         self.assertIn("hi a=b %s\n", await self.runs_unasked("echo hi a=b %s"))
-        self.assertIn("main.py", await self.runs_unasked("ls src"))
         self.assertIn("main.py", await self.runs_unasked("ls\t-la\tsrc/"))
         self.assertIn("main.py", await self.runs_unasked("ls -1", working_dir="src"))
-        self.assertIn("a.txt", await self.runs_unasked("ls ."))
-        for command in ("ls", "ls -l -a", "date", "whoami", "id -un", "uname -a", "date -u"):
-            self.assertNotIn("Exit code", await self.runs_unasked(command))
+        self.assertIn("3\n", await self.runs_unasked("git rev-list HEAD | wc -l; echo 3"))
+        self.assertIn("fix 2", await self.runs_unasked("git log --oneline", working_dir="src"))
+        self.assertIn(f"{self.root}/git\n", await self.runs_unasked("which git"))
         self.assertFalse((self.root / "pwned").exists())
 
-    async def test_harmless_git_commands_run_unasked(self) -> None:
-        self.assertIn("a.txt", await self.runs_unasked("git status"))
-        self.assertIn("?? a.txt", await self.runs_unasked("git status -s"))
-        self.assertIn("## No commits yet on main", await self.runs_unasked("git status -sb"))
-        self.assertIn("?? a.txt", await self.runs_unasked("git status --porcelain"))
-        self.assertIn("main\n", await self.runs_unasked("git branch --show-current"))
+    async def test_absolute_paths_inside_count_and_paths_outside_do_not(self) -> None:
+        self.assertIn("b\n", await self.runs_unasked(f"cat {self.root}/a.txt"))
+        await self.asks(f"cat {self.outside}/secret.txt")
+        await self.asks(f"cat {self.root}/link.txt")
+        await self.asks(f"cat {self.root}-2/a.txt")
 
-    async def test_a_repository_that_could_run_something_asks(self) -> None:
-        config = self.root / ".git" / "config"
-        plain = config.read_text()
-        for addition in (
-            "[core]\n\tfsmonitor = ./x\n",
-            "[core] fsmonitor = ./x\n",
-            "[CORE]\n\tfsmonitor = ./x\n",
-            "\tworktree = ..\n",
-            "[include]\n\tpath = ../evil\n",
-            '[includeIf "gitdir:/"]\n\tpath = ../evil\n',
-            '[filter "x"]\n\tclean = ./x\n',
-            '[diff "x"]\n\ttextconv = ./x\n',
-            "[user]\n\tname = a \\\n[core]\n",
-            '[submodule "x"]\n\tupdate = !x\n',
-            "[alias]\n\tstatus = !x\n",
-            '[remote "o"]\n\tpromisor = true\n',
-            "[extensions]\n\tworktreeConfig = true\n",
-            "# a comment is a doubt, too\n",
-            "x" * 70_000,
+    async def test_what_is_closed_to_tools_is_not_read(self) -> None:
+        self.commit()
+        secret = f"new {KEY}"
+        os.link(self.root / ".crushlite" / "crush.json", self.root / "hard.txt")
+        deep = self.root / ".crushlite" / "a" / "b" / "c"
+        deep.mkdir(parents=True)
+        (deep / "d.txt").write_text("deep")
+        for command in (
+            *("cat hard.txt", "grep import hard.txt", "cat .crushlite/a/b/c/d.txt"),
+            *("git blame .crushlite/crush.json", "git blame -- ./.Crushlite/crush.json"),
         ):
-            with self.subTest(addition[:40]):
-                config.write_text(plain + addition)
-                await self.asks("git status")
-        config.write_text(plain + '[remote "o"]\n\turl = x\n\n[branch "main"]\n\tremote = o\n')
-        await self.runs_unasked("git status")
-        config.write_bytes(b"\xff")
-        await self.asks("git status")
+            await self.asks(command)
+        (self.root / "hard.txt").unlink()
+        for command in ("grep -rn import", "grep -rn import . src", "git grep import", "git diff"):
+            self.assertNotIn(secret, await self.runs_unasked(command))
+        for command in ("find .", "find . -print", "find . -name '*.json' -o -type f", "du -a"):
+            self.assertNotIn(".crushlite", await self.runs_unasked(command), command)
 
-    async def test_a_strange_git_folder_asks(self) -> None:
-        folder = self.root / ".git"
-        for name in ("commondir", "config.worktree", "rebase-merge", "modules", "evil"):
-            with self.subTest(name):
-                (folder / name).write_text("../evil")
-                await self.asks("git status")
-                (folder / name).unlink()
-        os.rename(folder / "config", self.base / "config")
-        os.symlink(self.base / "config", folder / "config")
-        await self.asks("git status")
-        (folder / "config").unlink()
-        await self.asks("git status")
-        os.rename(folder, self.base / "git")
-        await self.asks("git status")
-        (self.root / ".git").write_text(f"gitdir: {self.base / 'git'}\n")
-        await self.asks("git status")
-        (self.root / ".git").unlink()
-        os.symlink(self.base / "git", self.root / ".git")
-        await self.asks("git status")
-        await self.asks("git status", working_dir="src")
+    async def test_a_link_that_is_put_there_after_the_check_makes_it_fail(self) -> None:
+        for command, name in (("cat a.txt", "a.txt"), ("ls src", "src"), ("wc src/main.py", "src")):
+            words = harmless_words(command, self.at)
+            assert words is not None
+            os.rename(self.root / name, self.root / f"{name}.old")
+            os.symlink(self.outside / "secret.txt", self.root / name)
+            ended = subprocess.run(words, capture_output=True, cwd="/", timeout=60)
+            self.assertNotEqual(ended.returncode, 0)
+            self.assertEqual(ended.stdout, b"")
+            self.assertIn(b"link", ended.stderr)
+            (self.root / name).unlink()
+            os.rename(self.root / f"{name}.old", self.root / name)
 
-    async def test_nothing_of_the_repository_is_executed(self) -> None:
-        trap = self.root / "trap"
-        trap.write_text("#!/bin/sh\ntouch pwned\n")
-        trap.chmod(0o755)
-        hooks = self.root / ".git" / "hooks"
-        hooks.mkdir(exist_ok=True)
-        for name in ("post-index-change", "fsmonitor-watchman", "query-watchman"):
-            (hooks / name).write_text(f"#!/bin/sh\ntouch {self.root}/pwned\n")
-            (hooks / name).chmod(0o755)
-        (self.root / ".gitattributes").write_text("* filter=evil diff=evil\n")
-        (self.base / ".gitconfig").write_text(f"[core]\n\tfsmonitor = {trap}\n")
-        self.git("add", "a.txt")
-        (self.root / "pwned").unlink(missing_ok=True)
-        (self.root / "a.txt").write_text("changed")
-        await self.runs_unasked("git status")
-        self.assertFalse((self.root / "pwned").exists())
+    async def test_drawn_arguments_read_nothing_outside_and_change_nothing(self) -> None:
+        """Files are named like values and options are cut and clustered: whatever a program takes
+        for a file, nothing that is outside or closed is shown."""
+        self.commit()
+        for name in ("always", "x", "5", "f", "HEAD", "oneline"):
+            os.symlink(self.outside / "secret.txt", self.root / name)
+        before = self.picture()
+        source = random.Random(14)
+        ran = 0
+        for _ in range(600):
+            command = drawn(source)
+            words = harmless_words(command, self.at)
+            if words is None:
+                continue
+            ran += 1
+            ended = subprocess.run(
+                words, cwd="/", env=environment(), stdin=DEVNULL, capture_output=True, timeout=60
+            )
+            for secret in (SECRET, f"new {KEY}", "root:x:0"):
+                self.assertNotIn(secret.encode(), ended.stdout + ended.stderr, command)
+        self.assertGreater(ran, 40)
+        self.assertEqual(self.picture(), before)
+
+    def picture(self) -> set[tuple[str, int, int]]:
+        """All files with their times and sizes."""
+        found = [(path, path.lstat()) for path in self.base.rglob("*")]
+        return {(str(path), info.st_mtime_ns, info.st_size) for path, info in found}
+
+    async def test_no_file_can_be_written_even_if_a_program_tried(self) -> None:
+        words = harmless_words("echo x", self.at)
+        assert words is not None
+        at = words.index("/usr/bin/echo")
+        tried = [*words[:at], "/bin/sh", "sh", "-c", "echo x > pwned"]
+        ended = subprocess.run(tried, capture_output=True, cwd="/", timeout=60)
+        self.assertNotEqual(ended.returncode, 0)
+        self.assertEqual((self.root / "pwned").read_text(), "")
+
+    async def test_a_pipe_that_is_read_no_longer_ends_what_writes_to_it(self) -> None:
+        (self.root / "a.txt").write_text("x\n" * 200_000)
+        content = await self.runs_unasked("cat a.txt | head -1")
+        self.assertTrue(content.startswith("x\n\n<cwd>"), content[:200])

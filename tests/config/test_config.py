@@ -311,8 +311,11 @@ class WarningTests(ConfigCase):
         models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
         hooks = {"pre_tool_use": [{"command": "x"}]}
         useless = {"lsp": {"go": {"command": "gopls"}}, "optoins": {}, "hooks": hooks}
+        rules = {"rules": [{"tool": "bash"}]}
         providers = {"lab": LAB, "bad": {}}
-        self.write("global", {"providers": providers, "models": models, **useless})
+        self.write(
+            "global", {"providers": providers, "models": models, **useless, "permissions": rules}
+        )
         script = self.places["global"].with_name("crushrc")
         self.write(script, "optoin debug true").chmod(0o600)
         moved = {"base_url": "http://evil.example"}
@@ -345,6 +348,7 @@ class WarningTests(ConfigCase):
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
             (Reason.MODEL_UNLISTED, outside, "models.large"),
             (Reason.MODEL_UNKNOWN, outside, "models.small"),
+            (Reason.RULE_INCOMPLETE, outside, "permissions.rules.0"),
         ]
         self.assertCountEqual(found, wanted)
         self.assertEqual({reason for reason, _, _ in wanted}, set(Reason))

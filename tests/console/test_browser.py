@@ -159,6 +159,46 @@ class TwoWindows(BrowserCase):
         run.release()
         await anna.wait("document.querySelector('#retry').hidden")
 
+    async def test_the_offered_rule_is_kept_listed_and_taken_back(self) -> None:
+        await self.serve()
+        (anna,) = await self.enter()
+        await anna.type("#prompt", "test it" + ENTER)
+        run = await self.daemon.entered(1)
+        shown = "return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)"
+        ready = "![...document.querySelectorAll('#permission button')].some(b => b.disabled)"
+        rule = "commands that start with `npm\u202e test`"
+        scope = Scope(("text",), "this very command", ("starts",), rule)
+        asked = run.begin(lambda turn: turn.permission("bash", "execute", scope=scope))
+        await anna.wait(OPEN, "#permission")
+        self.assertEqual(
+            await anna.script(shown, "#permission .scope"),
+            [
+                "For this session: this very command",
+                "The rule: commands that start with `npmU+202E test`",
+            ],
+        )
+        await anna.wait(ready)
+        await anna.click("#permission [data-action=allow_always]")
+        self.assertTrue(await asked)
+        await anna.wait(CLOSED, "#permission")
+        await anna.click("#rules-open")
+        await anna.wait(OPEN, "#rules")
+        [text] = await anna.script(shown, "#rules li")
+        self.assertIn("commands that start with `npmU+202E test`", text)
+        self.assertIn("bash (execute), for good, in your own file", text)
+        later = Scope(("other",), "", covered_by=(frozenset({"starts"}),))
+        self.assertTrue(await run.do(lambda turn: turn.permission("bash", "execute", scope=later)))
+        await anna.click("#rules [data-rule]")
+        await anna.shows("Nothing yet.", "#rules ul")
+        await anna.click("#rules .end button")
+        await anna.wait(CLOSED, "#rules")
+        asked = run.begin(lambda turn: turn.permission("bash", "execute", scope=later))
+        await anna.wait(OPEN, "#permission")
+        await anna.wait(ready)
+        await anna.click("#permission [data-action=allow]")
+        self.assertTrue(await asked)
+        run.release()
+
     async def test_all_that_would_be_done_is_shown_before_it_is_allowed(self) -> None:
         """To the last line and character, without a click, with what a grant for the session
         covers."""

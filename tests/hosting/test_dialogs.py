@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
+from crushlite.agent.base import Scope
 from crushlite.errors import BadRequest, RequestNotFound
 from crushlite.hosting.dialogs import (
     LOOKS,
@@ -19,7 +20,12 @@ from crushlite.hosting.dialogs import (
     Questions,
     check_questions,
 )
-from crushlite.protocol.permissions import PermissionNotification, PermissionRequest, Resolution
+from crushlite.protocol.permissions import (
+    PermissionNotification,
+    PermissionRequest,
+    PermissionRule,
+    Resolution,
+)
 from crushlite.protocol.questions import (
     Choice,
     Question,
@@ -195,12 +201,14 @@ class ScopeTest(PermissionDesk):
     """A grant for the session covers requests whose parts were all granted, in the same place."""
 
     async def grant(self, *parts: str, **fields: Any) -> None:
-        await self.start(self.permissions.ask(request("c", **fields), "r", parts))
+        await self.start(self.permissions.ask(request("c", **fields), "r", Scope(parts, "")))
         self.answer("c", "allow_session")
 
     async def covered(self, *parts: str, **fields: Any) -> bool:
         self.take()
-        await self.start(self.permissions.ask(request("probe", **fields), "probe", parts))
+        await self.start(
+            self.permissions.ask(request("probe", **fields), "probe", Scope(parts, ""))
+        )
         asked = "shown probe" in self.calls()
         self.permissions.close_run("probe")
         return not asked
@@ -233,7 +241,7 @@ class ScopeTest(PermissionDesk):
 
     async def test_a_grant_answers_the_covered_requests_that_wait(self) -> None:
         for call, parts in (("one", ("a", "b")), ("two", ("b",)), ("three", ("c",)), ("4", ("a",))):
-            await self.start(self.permissions.ask(request(call), "r", parts))
+            await self.start(self.permissions.ask(request(call), "r", Scope(parts, "")))
         self.take()
         self.answer("one", "allow_session")
         await settle()
@@ -248,6 +256,94 @@ class ScopeTest(PermissionDesk):
     async def test_a_covered_request_may_be_too_large_to_show(self) -> None:
         await self.grant("a")
         self.assertTrue(await self.covered("a", params={"x": "y" * 300_000}))
+
+
+class RuleTest(PermissionDesk):
+    """Rules: what is offered with a request, for the session or for good."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.kept: list[PermissionRule] = []
+        self.permissions = Permissions(
+            self.publish, clock=self.clock, kept=lambda: tuple(self.kept)
+        )
+
+    async def asks(self, scope: Scope | None, **fields: Any) -> bool:
+        self.take()
+        await self.start(self.permissions.ask(request("probe", **fields), "probe", scope))
+        asked = "shown probe" in self.calls()
+        self.permissions.close_run("probe")
+        return asked
+
+    async def grant(self, scope: Scope | None, action: str, **fields: Any) -> None:
+        await self.start(self.permissions.ask(request("c", **fields), "r", scope))
+        self.assertTrue(self.answer("c", action).resolved)
+
+    def covered_by(self, *groups: str) -> Scope:
+        return Scope(("text",), "", covered_by=tuple(frozenset(group) for group in groups))
+
+    async def test_the_offered_rule_is_granted_instead_of_the_scope(self) -> None:
+        scope = Scope(("text",), "", rule_parts=("a",), rule_words="a")
+        await self.grant(scope, "allow_rule", rule="all of a")
+        self.assertTrue(await self.asks(scope), "the text itself was not granted")
+        self.assertFalse(await self.asks(self.covered_by("ab")))
+        [rule] = self.permissions.grants.listed()
+        self.assertEqual((rule.words, rule.parts, rule.session_id), ("all of a", ["a"], "s"))
+
+    async def test_of_every_set_one_part_must_have_been_granted(self) -> None:
+        scope = Scope(("text",), "", rule_parts=("a", "c"), rule_words="x")
+        await self.grant(scope, "allow_rule")
+        self.assertFalse(await self.asks(self.covered_by("ab")))
+        self.assertFalse(await self.asks(self.covered_by("ab", "cd", "ac")))
+        for groups in ((), ("b",), ("ab", "d"), ("ab", ""), ("a", "c", "e")):
+            self.assertTrue(await self.asks(self.covered_by(*groups)), groups)
+        self.assertTrue(await self.asks(None))
+        for name in ("session_id", "tool_name", "action", "path"):
+            self.assertTrue(await self.asks(self.covered_by("a"), **{name: "another"}), name)
+
+    async def test_without_an_offer_no_rule_can_be_chosen(self) -> None:
+        for scope in (None, Scope((), "nothing"), Scope(("a",), "a")):
+            task = await self.start(self.permissions.ask(request("c"), "r", scope))
+            for action in ("allow_rule", "allow_always"):
+                with self.assertRaisesRegex(BadRequest, "no rule is offered"):
+                    self.answer("c", action)
+            self.assertFalse(task.done(), "it is still open")
+            self.permissions.close_run("r")
+            await settle()
+        self.assertEqual(self.permissions.grants.listed(), [])
+
+    async def test_a_rule_that_was_taken_back_covers_nothing(self) -> None:
+        await self.grant(Scope(("a",), "", rule_parts=("a",)), "allow_rule")
+        [rule] = self.permissions.grants.listed()
+        self.assertTrue(self.permissions.grants.remove(rule.id))
+        self.assertTrue(await self.asks(Scope(("a",), "")))
+        self.assertFalse(self.permissions.grants.remove(rule.id))
+
+    async def test_every_grant_for_the_session_is_listed_once_and_can_be_taken_back(self) -> None:
+        grants = self.permissions.grants
+        await self.grant(None, "allow_session")
+        await self.grant(Scope((), "nothing"), "allow_session")
+        for _ in range(2):  # the second is not asked: the first covers it
+            await self.start(self.permissions.ask(request("c"), "r", Scope(("a",), "")))
+            if self.permissions.listed():
+                self.answer("c", "allow_session")
+        first, second = grants.listed()
+        self.assertEqual(first.words, "every bash (execute) in /home/kim")
+        self.assertEqual(second.parts, ["a"])
+        grants.remove(first.id)
+        self.assertTrue(await self.asks(None))
+        self.assertFalse(await self.asks(Scope(("a",), "")))
+        grants.forget_session("s")
+        self.assertEqual(grants.listed(), [])
+
+    async def test_a_kept_rule_is_for_all_sessions_and_never_for_all_requests(self) -> None:
+        self.kept = [PermissionRule("1", "bash", "execute", "/home/kim", "", ["a", "*"])]
+        for session in ("s", "t"):
+            self.assertFalse(await self.asks(self.covered_by("a"), session_id=session))
+        self.assertTrue(await self.asks(self.covered_by("a"), path="/home"))
+        self.assertTrue(await self.asks(None), "such a rule names no parts")
+        self.kept = []
+        self.assertTrue(await self.asks(self.covered_by("a")))
 
 
 class ReadableTest(PermissionDesk):
@@ -588,7 +684,7 @@ class MemoryTest(PermissionDesk):
         for session in ("s", "t"):
             await self.ask(session, session_id=session)
             self.answer(session, "allow_session")
-        self.permissions.forget_session("s")
+        self.permissions.grants.forget_session("s")
         self.assertFalse(await self.is_remembered(session_id="s"))
         self.assertTrue(await self.is_remembered(session_id="t"))
 

@@ -57,6 +57,7 @@ from crushlite.protocol.permissions import (
     PermissionAnswer,
     PermissionNotification,
     PermissionRequest,
+    PermissionRule,
     PermissionSkip,
     Resolution,
 )
@@ -179,11 +180,12 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         PermissionRequest,
         "id session_id tool_call_id tool_name description action params path",
-        "scope",
+        "scope rule",
     ),
     (PermissionNotification, "tool_call_id granted denied", ""),
     (Grant, "permission action", ""),
     (PermissionAnswer, "action", "reason"),
+    (PermissionRule, "id tool_name action path words parts", "session_id created_at"),
     (PermissionSkip, "skip", ""),
     (Resolution, "resolved by", ""),
     (Choice, "id label", "description"),

@@ -492,12 +492,16 @@ class AnswerTests(BoundedTestCase):
             asked = run.begin(lambda turn: turn.permission("bash", "execute", params={"a": 1}))
             shown = (await self.anna.events.wait_for("permission_request"))["id"]
             [pending] = await self.ask("GET", f"{base}/permissions")
-            body = {"permission": pending, "action": "allow"} if not number else {"action": "deny"}
+            granted = {"permission": pending, "action": "allow_session"}
+            body = {"action": "deny"} if number else granted
             target = f"{base}/permissions{path.format(id=shown)}?client_id={self.anna.id}"
             self.assertEqual(
                 await self.ask("POST", target, body), {"resolved": True, "by": self.anna.id}
             )
             await asked
+            for rule in await self.ask("GET", f"{base}/permissions/rules"):
+                await self.ask("DELETE", f"{base}/permissions/rules/{rule['id']}")
+        await self.ask("DELETE", f"{base}/permissions/rules/none", None, 404)
         question = Question(type="yes_no", label="q", question="well?", description="d")
         for way in ("/answer", "/cancel", "/{id}"):
             asked = run.begin(lambda turn: turn.ask([question]))

@@ -597,7 +597,7 @@ class EndingTests(Scenario):
         await self.closed_dialog(request)
         self.assertEqual(len(self.ben.events.all("session", action="deleted", id=self.session)), 1)
         workspace = self.daemon.backend.get(self.anna.workspace["id"])
-        self.assertNotIn(self.session, {key[0] for key in workspace.permissions._granted})
+        self.assertEqual(workspace.permissions.grants.listed(), [])
 
     async def test_a_failed_run_closes_its_dialog(self) -> None:
         async def failing(turn: Turn) -> None:

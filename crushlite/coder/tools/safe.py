@@ -1,146 +1,140 @@
-r"""The few commands that run without asking for permission.
+r"""Commands that only read and run without asking for permission.
 
 A command is harmless only if all of this holds; in any doubt, permission is asked:
 
-- It is one line of plain words, with one space or tab between them. It has no character that means
-  something to a shell (quotes, `$`, `;`, `*`, `~`, `\`, `#`, `!`, line ends, ...), and none beyond
-  ASCII.
-- Program and arguments are on the list below, spelled exactly like that.
-- The program is in /usr/bin or /bin; nothing of the workspace, of PATH or of an alias is used.
+- It can be taken apart with certainty (shellwords.py), and is of ASCII. It is one line; its simple
+  commands, at most MOST_PARTS, are divided by `|`, `&&`, `||` or `;`, and each of them is harmless.
+  Redirections write no file.
+- Each program is one of safe_programs.py or git (safe_git.py), is in /usr/bin or /bin, and each of
+  its arguments is known there. Nothing of the workspace, of PATH, of an alias or of a function is
+  used.
+- Files and folders are in the workspace and open to tools, and the path to them goes neither up nor
+  through a link. Files are regular ones: a FIFO or a device could block or do something.
 
-It is then run without a shell, in a small environment of its own. About the list:
-
-- `ls` lists one folder below the one it runs in. The folder is entered component by component and
-  no link is followed, so a link that is put there after the check makes it fail. Options that
-  follow links (-L, -H) or list subfolders (-R) are not on the list.
-- `git` can be made to run programs by the repository's own files (fsmonitor, filters, hooks,
-  aliases, submodules, includes). So only two commands are on the list, in the repository's top
-  folder, and only if everything in `.git` has an ordinary name and `.git/config` holds only
-  ordinary keys. The user's own configuration is not read.
-- `cat`, `find`, `env`, `sort`, `xargs` and others are not on the list: each has options that write
-  or execute.
+It is then run in a small environment of its own. No shell reads the text: the words that were
+found are handed over. If there are several parts, /bin/sh connects them, with every word quoted.
+Paths are checked once more in the process that becomes the program: a link that is put there after
+the first check makes it fail. That process has a limit of zero bytes for files.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import field
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from ...errors import BadRequest
+from ...records import dataclass
+from ...worktree.paths import OwnFolders
+from .safe_git import ENVIRONMENT, harmless_git
+from .safe_programs import NAMES, harmless_run
+from .shellwords import simple_commands, unquoted
 
 FOLDERS = ("/usr/bin", "/bin")
-LENGTH = 1000
-CONFIG_BYTES = 65536
-_WORDS = re.compile(r"[A-Za-z0-9_./:@%+,-]+(?:[ \t][A-Za-z0-9_./:=@%+,-]+)*")
-
-# By program: what each of its arguments must match.
-_OPTIONS: dict[str, re.Pattern[str]] = {
-    "pwd": re.compile(r"-[LP]"),
-    "echo": re.compile(r".*", re.DOTALL),
-    "date": re.compile(r"-u"),
-    "whoami": re.compile(r"(?!)"),
-    "id": re.compile(r"-[ugGn]+"),
-    "uname": re.compile(r"-[asnrvmo]+"),
-    "ls": re.compile(r"-[1aAlhtrSpFinsgGoUmxC]+"),
-}
-# By the exact arguments of git in the command: the arguments that git is run with.
-_GIT = ("-c", "core.fsmonitor=false", "-c", "core.pager=cat", "-c", "core.hooksPath=/dev/null")
-_STATUS = ("status", "--ignore-submodules=all")
-_EXACT: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("status",): _STATUS,
-    ("status", "-s"): (*_STATUS, "--short"),
-    ("status", "--short"): (*_STATUS, "--short"),
-    ("status", "-sb"): (*_STATUS, "--short", "--branch"),
-    ("status", "--porcelain"): (*_STATUS, "--porcelain"),
-    ("branch", "--show-current"): ("branch", "--show-current"),
-}
-_GIT_NAMES = frozenset(
-    {
-        *("HEAD", "config", "description", "hooks", "info", "index", "objects", "refs", "logs"),
-        *("packed-refs", "branches", "COMMIT_EDITMSG", "FETCH_HEAD", "ORIG_HEAD"),
-    }
-)
-_GIT_KEYS = {
-    "core": "repositoryformatversion filemode bare logallrefupdates ignorecase precomposeunicode "
-    "symlinks autocrlf",
-    "remote": "url fetch",
-    "branch": "remote merge",
-    "user": "name email",
-}
-_SECTION = re.compile(r'\[([a-z]+)(?: "[^"\\\n]*")?\]')
-_SETTING = re.compile(r"([a-z]+) = [^\\\n]*", re.IGNORECASE)
+SHELL = "/bin/sh"
+LENGTH = 2000
+MOST_PARTS = 8
+_ASCII = re.compile(r"[ -~\t]+")
+_CUTS = ("|", "&&", "||", ";", "")
+_REDIRECTIONS = ("2>/dev/null", "2> /dev/null", "2>&1", ">/dev/null", "> /dev/null", "</dev/null")
 
 # The whole environment of these programs. That of the workspace (GIT_DIR, LD_PRELOAD, TZ with a
 # path) could change what they do.
-_ENVIRONMENT = {
-    "PATH": ":".join(FOLDERS),
-    "LC_ALL": "C.UTF-8",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-}
+_ENVIRONMENT = {"PATH": ":".join(FOLDERS), "LC_ALL": "C.UTF-8", "PAGER": "cat", **ENVIRONMENT}
 
 # What our own interpreter may need to find its libraries.
 _LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
-# A Python program that enters a folder from the root, through no link, and execs a program there.
+# A Python program that enters a folder from the root, through no link, checks files and folders in
+# the same way, and execs a program there that cannot write to any file.
 _ENTER = """
-import os, sys
-folder, program, *words = sys.argv[1:]
-flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
-at = os.open("/", flags)
+import os, resource, signal, stat, sys
+folder, count, *rest = sys.argv[1:]
+paths, (program, *words) = rest[:int(count)], rest[int(count):]
+PASS = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_NOFOLLOW
+def enter(path):
+    at = os.open("/", PASS | os.O_DIRECTORY)
+    for name in filter(None, path.split("/")):
+        inner = os.open(name, PASS, dir_fd=at)
+        os.close(at)
+        at = inner
+        if stat.S_ISLNK(os.fstat(at).st_mode):
+            raise OSError(0, "is a link")
+    return at
+path = ""
 try:
-    for name in folder.split("/"):
-        if name:
-            at = os.open(name, flags, dir_fd=at)
+    for path in paths:
+        at = enter(path)
+        mode = os.fstat(at).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise OSError(0, "is neither a file nor a folder")
+        os.close(at)
+    path = folder
+    at = enter(path)
     os.fchdir(at)
 except OSError as error:
-    sys.exit(f"{folder}: {error.strerror}")
+    sys.exit(f"{path}: {error.strerror}")
 os.closerange(3, at + 1)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 os.execv(program, words)
 """
 
+# A Python program that looks for programs as `which` does. The system's own may be a script.
+_WHICH = """
+import os, sys
+folders, every, *names = sys.argv[1:]
+missing = False
+for name in names:
+    found = [f"{f}/{name}" for f in folders.split(":") if f.startswith("/")]
+    found = [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
+    missing = missing or not found
+    for path in found if every else found[:1]:
+        print(path)
+sys.exit(1 if missing else 0)
+"""
 
-def harmless_words(command: str, cwd: Path) -> list[str] | None:
-    """The argument list to run, without a shell, for a harmless command; None for any other.
 
-    `cwd` is resolved and in the workspace.
-    """
-    if len(command) > LENGTH or not _WORDS.fullmatch(command):
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a command is to be run."""
+
+    cwd: Path  # resolved, in the workspace
+    root: Path  # the workspace, resolved
+    own: OwnFolders = field(default_factory=OwnFolders)  # closed to tools
+    search: str = ""  # the PATH of the workspace, in which `which` looks
+
+
+def harmless_words(command: str, at: Surroundings) -> list[str] | None:
+    """The argument list to run for a harmless command; None for any other. Reads the file
+    system."""
+    if len(command) > LENGTH or not _ASCII.fullmatch(command):
         return None
-    name, *arguments = re.split(r"[ \t]", command)
-    program = _program(name)
-    if program is None:
+    parts = simple_commands(command) or []
+    if not 1 <= len(parts) <= MOST_PARTS:
         return None
-    if name == "git":
-        return _git(cwd, arguments)
-    folder: Path | None = cwd
-    if name == "ls":
-        folder = _below(cwd, [word for word in arguments if not word.startswith("-")])
-        arguments = [word for word in arguments if word.startswith("-")]
-    if folder is None or not all(_OPTIONS[name].fullmatch(word) for word in arguments):
+    try:
+        at.own.refuse(at.cwd)
+    except BadRequest:
         return None
-    return _entering(folder, program, [name, *arguments])
-
-
-def _git(cwd: Path, arguments: list[str]) -> list[str] | None:
-    exact = _EXACT.get(tuple(arguments))
-    return git_words(cwd, *exact) if exact is not None else None
-
-
-def git_words(cwd: Path, *arguments: str) -> list[str] | None:
-    """The argument list to run git with arguments of our own in the repository at `cwd`; None if
-    its configuration could make git run a program. They must be such that git only reads."""
-    program = _program("git")
-    if program is None or not _is_plain_repository(cwd / ".git"):
-        return None
-    place = (f"--git-dir={cwd / '.git'}", f"--work-tree={cwd}")
-    return _entering(cwd, program, ["git", *place, *_GIT, *arguments])
+    runs: list[list[str]] = []
+    for part in parts:
+        plain = part.cut in _CUTS and all(each in _REDIRECTIONS for each in part.redirections)
+        run = _simple(part.words, at) if plain and part.words else None
+        if run is None:
+            return None
+        runs.append(run)
+    if len(parts) == 1 and not parts[0].redirections:
+        return runs[0]
+    texts = [
+        " ".join([shlex.join(run), *part.redirections, part.cut])
+        for run, part in zip(runs, parts, strict=True)
+    ]
+    return [SHELL, "-c", " ".join(texts)]
 
 
 def environment() -> dict[str, str]:
@@ -148,63 +142,77 @@ def environment() -> dict[str, str]:
     return _ENVIRONMENT | {name: os.environ[name] for name in _LOADER if name in os.environ}
 
 
+def _simple(raw: list[str], at: Surroundings) -> list[str] | None:
+    """The argument list for a simple command; None if it is not harmless."""
+    name, words = raw[0], [unquoted(word) for word in raw[1:]]
+    if name == "which":
+        return _which(words, at.search)
+    closed = at.own.inside(at.root)
+    program = _program(name)
+    if program is None or closed is None:
+        return None
+    if name == "git":
+        arguments = harmless_git(words, at.cwd, at.root, closed)
+        return None if arguments is None else _entering(at.cwd, [], program, ["git", *arguments])
+    run = harmless_run(name, words, [folder.name for folder in closed])
+    if run is None:
+        return None
+    if run.walks and not all(re.fullmatch(r"[\w.-]+", folder.name) for folder in closed):
+        return None
+    paths = [_open_path(path, at, folders=run.folders) for path in run.paths]
+    found = [path for path in paths if path is not None]
+    if len(found) < len(paths):
+        return None
+    if (
+        name == "ls"
+        and len(found) == 1
+        and found[0].is_dir()
+        and "d" not in "".join(run.words[:-2])
+    ):
+        # Entered and listed: no link can come between.
+        return _entering(found[0], [], program, [name, *run.words[: run.words.index("--")]])
+    return _entering(at.cwd, found, program, [name, *run.words])
+
+
+def _which(words: list[str], search: str) -> list[str] | None:
+    every = words[:1] == ["-a"]
+    names = words[1:] if every else words
+    if not names or not all(re.fullmatch(r"[A-Za-z0-9_][\w.+-]*", name) for name in names):
+        return None
+    return [sys.executable, "-I", "-S", "-c", _WHICH, search, "a" if every else "", *names]
+
+
 def _program(name: str) -> str | None:
     """The path of a program on the list; None if it is not on it or not installed."""
-    if name != "git" and name not in _OPTIONS:
+    if name != "git" and name not in NAMES:
         return None
     found = (f"{folder}/{name}" for folder in FOLDERS)
     return next((path for path in found if os.access(path, os.X_OK)), None)
 
 
-def _entering(folder: Path, program: str, words: list[str]) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", _ENTER, str(folder), program, *words]
+def _entering(folder: Path, paths: list[Path], program: str, words: list[str]) -> list[str]:
+    checked = [str(len(paths)), *map(str, paths)]
+    return [sys.executable, "-I", "-S", "-c", _ENTER, str(folder), *checked, program, *words]
 
 
-def _below(cwd: Path, names: list[str]) -> Path | None:
-    """The folder that `names` names, `cwd` if they are empty. None if there are several, or if it
-    is not below `cwd`, or if the path to it goes up or through a link."""
-    if not names:
-        return cwd
-    if len(names) > 1 or names[0].startswith("/"):
+def _open_path(word: str, at: Surroundings, *, folders: bool) -> Path | None:
+    """The file, or folder, that an argument names. None if there is none that tools may read, or if
+    the path goes up, through a link or out of the workspace."""
+    if not word or ".." in word.split("/"):
         return None
-    folder = cwd / names[0]
+    path = Path(os.path.normpath(at.cwd / word))
     try:
-        plain = os.path.realpath(folder, strict=True) == str(folder) and folder.is_dir()
-    except (OSError, RecursionError):  # it does not exist, or has too many links
+        info = os.lstat(path)
+        if os.path.realpath(path, strict=True) != str(path) or not path.is_relative_to(at.root):
+            return None
+        at.own.refuse(path)
+        if (info.st_dev, info.st_ino) in at.own.identities():
+            return None
+    except (
+        OSError,
+        RecursionError,
+        BadRequest,
+    ):  # it does not exist, has too many links, or is closed
         return None
-    return folder if plain else None
-
-
-def _is_plain_repository(folder: Path) -> bool:
-    """Whether a `.git` holds nothing that could make git run a program."""
-    try:
-        if not stat.S_ISDIR(os.lstat(folder).st_mode):
-            return False
-        with os.scandir(folder) as entries:
-            if any(e.name not in _GIT_NAMES or not _is_plain_entry(e) for e in entries):
-                return False
-        # Without blocking: what was a file a moment ago may be a FIFO now.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(folder / "config", flags), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return False
-            return _is_plain_config(file.read(CONFIG_BYTES).decode("utf-8"))
-    except (OSError, ValueError):
-        return False
-
-
-def _is_plain_entry(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a regular file or a folder: git would wait for ever for a FIFO."""
-    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-
-
-def _is_plain_config(content: str) -> bool:
-    """Whether each line of a git configuration is a known section or one of its known keys."""
-    keys: list[str] = []
-    for line in content.splitlines():
-        section, setting = _SECTION.fullmatch(line.strip()), _SETTING.fullmatch(line.strip())
-        if section:
-            keys = _GIT_KEYS.get(section[1], "").split()
-        elif line.strip() and (not setting or setting[1].lower() not in keys):
-            return False
-    return len(content.encode("utf-8")) < CONFIG_BYTES  # a longer file was not read to its end
+    fits = stat.S_ISREG(info.st_mode) or (folders and stat.S_ISDIR(info.st_mode))
+    return path if fits else None

@@ -14,18 +14,25 @@ here. A later call is covered if each of its own parts was granted.
 - A page: all of its server. A download: all of its server, to the same file.
 - Nothing at all: files outside of the workspace, and those of guarded.py, also where the text of a
   command names one.
+
+Besides, a rule is offered for the user to choose, which can also be kept for good: the first words
+of a command (rules.py), or the folder of a file. Where there is none, it is the scope above.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...agent.base import Scope
 from ...realpath import real_path
 from .guarded import guarded_in, guarded_in_text
+from .rules import covering_parts, offered_words, rule_part
+from .shellwords import PLAIN_WORD, simple_commands, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,15 +41,8 @@ if TYPE_CHECKING:
 
 MOST_PATHS = 1000  # of a command: each is looked up in the file system
 MOST_OPTIONS = 10  # characters of a word that may be short options, before a value
-_TOKEN = re.compile(
-    r"(?P<blank>[ \t]+)"
-    r"|(?P<cut>&&|\|\||;|\||\n)"
-    # To and from the null device, and one output into the other: no file is written.
-    r"|(?P<null>(?:(?:[12]|&)?>[ \t]*/dev/null|<[ \t]*/dev/null|[12]?>&[12])(?=[ \t\n;|&]|\Z))"
-    r"|(?P<word>(?:[A-Za-z0-9_./:@%+,=-]+|'[^']*'|\"[^\"$`\\]*\")+)"
-)
-_PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:@%+,=-]+")
 _NOTHING = r"(?!)"
+ORDINARY = "ordinary files"
 
 # Programs without subcommands, and which of their words are not covered. Long options can be
 # abbreviated, so the beginning of a name counts.
@@ -137,28 +137,74 @@ def command_scope(
     """The scope of a command that runs in `cwd`. `root` is the workspace, resolved. Looks words up
     in the file system: call it in a thread."""
     name = guarded_in_text(command) or (guarded_in(Path(cwd.shown)) if cwd.inside else "")
-    programs = programs_of(command) if cwd.inside and not name else None
-    paths = _paths(command) if programs is not None else []
+    raw = _simple_commands(command) if cwd.inside and not name else None
+    inside, guarded = _look_up(raw, cwd, root, resolve) if raw else (False, "")
+    programs = programs_of(command) if inside else None
+    if name or (programs is not None and guarded):
+        return Scope((), f"nothing more than this: {name or guarded} is asked for each time")
+    if programs is None:
+        scope = Scope((f"text {command}",), f"this very command, in {cwd.path}")
+    else:
+        parts = tuple(f"program {program}" for program in programs)
+        words = _listed([f"`{program}`" for program in programs])
+        words = f"{words}, with other arguments in the project too, in {cwd.path}"
+        scope = Scope(parts, words)
+    return _with_rule(scope, raw if raw and inside and not guarded else [], cwd)
+
+
+def _with_rule(scope: Scope, raw: list[list[str]], cwd: Place) -> Scope:
+    """A scope with the rule that is offered besides, and with what else covers the command. `raw`
+    are its simple commands, none if no rule can cover it. If a part of the command has no rule, the
+    scope itself is offered."""
+    scope = replace(scope, rule_parts=scope.parts, rule_words=scope.words)
+    covered_by: list[frozenset[str]] = []
+    starts: dict[str, str] = {}  # part -> words
+    programs: dict[str, str] = {}
+    for words in raw:
+        program, offered = _program(words), offered_words(words)
+        part = "" if program is None else f"program {program}"
+        covered_by.append(covering_parts(words) | ({part} if part else frozenset()))
+        if program in _PROGRAMS:
+            programs[part] = f"`{program}`"
+        elif offered is not None:
+            starts[rule_part(offered)] = f"`{shlex.join(offered)}`"
+    if not raw or not all(covered_by):
+        return scope
+    scope = replace(scope, covered_by=tuple(covered_by))
+    rule = {**starts, **programs}
+    if rule.keys() == set(scope.parts) or not all(rule.keys() & group for group in covered_by):
+        return scope
+    texts = [f"commands that start with {_listed(list(starts.values()), 'or')} and add no options"]
+    if programs:
+        texts.append(f"{_listed(list(programs.values()))} with other arguments in the project")
+    words_of_rule = f"{', and '.join(texts if starts else texts[1:])}, in {cwd.path}"
+    return replace(scope, rule_parts=tuple(rule), rule_words=words_of_rule)
+
+
+def _listed(words: list[str], last: str = "and") -> str:
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def _look_up(
+    raw: list[list[str]], cwd: Place, root: Path, resolve: Callable[[str], str]
+) -> tuple[bool, str]:
+    """Whether all that may be a path among the words of a command is in the workspace, and the
+    first name among them that is always asked for."""
+    paths = _paths(raw)
     if len(paths) > MOST_PATHS:
-        paths, programs = [], None
+        return False, ""
+    inside, name = True, ""
     for path in paths:
         try:
             place = Path(resolve(os.path.join(cwd.path, path)))
         except OSError:  # a link that is being replaced: where it leads is not known
-            programs = None
+            inside = False
             continue
         if place != root and root not in place.parents:
-            programs = None
+            inside = False
         else:
             name = name or guarded_in(place.relative_to(root))
-    if name:
-        return Scope((), f"nothing more than this: {name} is asked for each time")
-    if programs is None:
-        return Scope((f"text {command}",), f"this very command, in {cwd.path}")
-    listed = [f"`{program}`" for program in programs]
-    words = " and ".join([", ".join(listed[:-1]), listed[-1]] if listed[1:] else listed)
-    parts = tuple(f"program {program}" for program in programs)
-    return Scope(parts, f"{words}, with other arguments in the project too, in {cwd.path}")
+    return inside, name
 
 
 def programs_of(command: str) -> list[str] | None:
@@ -179,29 +225,14 @@ def programs_of(command: str) -> list[str] | None:
 
 def _simple_commands(command: str) -> list[list[str]] | None:
     """The words of each part of a command, with their quotes; None if there is anything else."""
-    parts: list[list[str]] = [[]]
-    at = 0
-    while at < len(command):
-        token = _TOKEN.match(command, at)
-        if token is None:
-            return None
-        at = token.end()
-        if token.lastgroup == "cut":
-            parts.append([])
-        elif token.lastgroup == "word":
-            parts[-1].append(token[0])
-    shown = command.replace("\n", "").replace("\t", "")
-    return [part for part in parts if part] if shown.isprintable() else None
-
-
-def _unquoted(word: str) -> str:
-    return re.sub(r"'([^']*)'|\"([^\"]*)\"", lambda quoted: quoted[1] or quoted[2] or "", word)
+    parts = simple_commands(command)
+    return None if parts is None else [part.words for part in parts if part.words]
 
 
 def _program(raw: list[str]) -> str | None:
     """Program and subcommand of a simple command; None if it is not covered by the tables."""
     program, *rest = raw
-    words = [_unquoted(word) for word in rest]
+    words = [unquoted(word) for word in rest]
     if any(word.startswith("@") for word in words):  # some programs read more words from there
         return None
     if program in _PROGRAMS:
@@ -211,7 +242,7 @@ def _program(raw: list[str]) -> str | None:
         return program if _covers(_RUNNERS[program], words) else None
     if program == "git" and rest[:1] == ["--no-pager"]:
         del rest[0], words[0]
-    if not rest or not _PLAIN_WORD.fullmatch(rest[0]):
+    if not rest or not PLAIN_WORD.fullmatch(rest[0]):
         return None
     names, options = _SUBCOMMANDS.get(program, ("", _NOTHING))
     length = 1
@@ -234,12 +265,11 @@ def _covers(options: str, words: list[str]) -> bool:
     )
 
 
-def _paths(command: str) -> list[str]:
+def _paths(raw: list[list[str]]) -> list[str]:
     """What of the words of a command may be a path: `x`, and also of `--option=x`, `-abx`, `a:x`
     and `a,x`."""
     found: list[str] = []
-    for raw in (word for part in _simple_commands(command) or () for word in part):
-        word = _unquoted(raw)
+    for word in (unquoted(word) for part in raw for word in part):
         found += [word, *re.split(r"[=:,]", word)[1:]]
         if re.match("-[^-]", word):
             found += [word[at:] for at in range(2, min(len(word), MOST_OPTIONS))]
@@ -253,10 +283,24 @@ def file_scope(place: Place, root: Path) -> Scope:
     """The scope of a change to a file."""
     if not place.inside:
         return outside_scope(place)
-    if name := guarded_in(Path(place.shown)):
+    path = Path(place.shown)
+    if name := guarded_in(path):
         return Scope((), f"nothing more than this: {name} is asked for each time")
     kinds = "not .git, settings, start files, hooks, CI and instructions of agents"
-    return Scope(("ordinary files",), f"this tool on every ordinary file in {root} ({kinds})")
+    words = f"this tool on every ordinary file in {root} ({kinds})"
+    folder = path.parent
+    rule = f"this tool on every ordinary file in {root / folder} ({kinds})"
+    return Scope(
+        (ORDINARY,),
+        words,
+        rule_parts=(_below(folder),),
+        rule_words=rule,
+        covered_by=(frozenset({ORDINARY, *map(_below, path.parents)}),),
+    )
+
+
+def _below(folder: Path) -> str:
+    return ORDINARY if folder == Path() else f"{ORDINARY} below {folder}"
 
 
 def outside_scope(place: Place) -> Scope:
@@ -276,4 +320,5 @@ def download_scope(server: str, place: Place) -> Scope:
 
 def page_scope(server: str) -> Scope:
     """The scope of fetching a page; `server` is its scheme, host and port."""
-    return Scope((server,), f"every page of {server}")
+    words = f"every page of {server}"
+    return Scope((server,), words, rule_parts=(server,), rule_words=words)

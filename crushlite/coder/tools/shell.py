@@ -1,6 +1,6 @@
 """bash, job_output and job_kill: commands in the foreground and in the background.
 
-A command on the short list in safe.py runs at once, without a shell; every other one asks for
+A command that only reads, as safe.py decides, runs at once; every other one asks for
 permission. A command in the foreground is waited for. After `auto_background_after` seconds it goes
 on as a job of the session, whose id the model gets; if there are too many jobs, or the model has
 set more than the time limit, it is killed at the limit. When the tool call is cancelled, the
@@ -22,7 +22,7 @@ from ...errors import BadRequest, Conflict
 from ...worktree.paths import locate
 from .arguments import flag, number, plain, schema, text
 from .base import ToolOutcome, denied, failure
-from .safe import environment, harmless_words
+from .safe import Surroundings, environment, harmless_words
 from .scope import command_scope
 
 if TYPE_CHECKING:
@@ -217,7 +217,10 @@ class _WantedCommand:
         """The argument list of a command that needs no permission; None for any other."""
         if not self.place.inside or self.background:
             return None
-        return harmless_words(self.command, self.place.path)
+        context = self._call.context
+        search = context.env.get("PATH", "")
+        at = Surroundings(self.place.path, context.path, context.own, search)
+        return harmless_words(self.command, at)
 
     async def start_harmless(self, words: list[str]) -> Command:
         turn = self._call.turn

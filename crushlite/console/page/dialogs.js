@@ -93,6 +93,7 @@ export class PermissionDialog extends RequestDialog {
     const button = (action, kind, text) =>
       el("button", { type: "button", class: kind, "data-action": action, onclick: send(action) }, text);
     const box = this.what(request, params, rows);
+    const rules = rulesOf(request);
     return el(
       "form",
       { onsubmit: (event) => event.preventDefault() },
@@ -104,9 +105,11 @@ export class PermissionDialog extends RequestDialog {
         { class: "row wrap" },
         button("allow", "primary", "Allow"),
         button("allow_session", "", "Allow for this session"),
+        ...rules.map(([action, text]) => button(action, "", text)),
         el("span", { class: "deny" }, button("deny", "danger", "Deny"), reason),
       ),
       putExactly(el("p", { class: "hint scope", dir: "ltr" }), `For this session: ${scopeOf(request)}`),
+      rules.length ? putExactly(el("p", { class: "hint scope", dir: "ltr" }), `The rule: ${request.rule}`) : null,
     );
   }
 
@@ -174,6 +177,14 @@ function repeats({ description }, params) {
 // What a grant for the session covers.
 function scopeOf({ scope, tool_name: tool, action, path }) {
   return scope || `every ${tool} (${action}) in ${path}`;
+}
+
+// The ways to grant the rule that is offered: none if there is none, and not for the session if it
+// covers the same as a grant for the session.
+function rulesOf({ rule, scope }) {
+  if (!rule) return [];
+  const keep = ["allow_always", "Keep the rule for good"];
+  return rule === scope ? [keep] : [["allow_rule", "Rule for this session"], keep];
 }
 
 // A remark below a box that holds more than can be seen, until it is scrolled to its end.

@@ -8,6 +8,7 @@ import { ApiError, at } from "./api.js";
 import { Composer } from "./composer.js";
 import { PermissionDialog, QuestionDialog, confirmed } from "./dialogs.js";
 import { ModelPicker } from "./models.js";
+import { RulesPanel } from "./rules.js";
 import { Sessions, titleOf } from "./sessions.js";
 import { Transcript } from "./transcript.js";
 import { byId, el, setText } from "./text.js";
@@ -51,6 +52,12 @@ export class WorkspaceView {
       (...given) => this.answer("questions", ...given),
       elsewhere,
     );
+    this.rules = new RulesPanel(byId("rules"), {
+      fetch: () => this.api("GET", this.path("permissions", "rules")),
+      remove: (rule) =>
+        this.attempt(() => this.api("DELETE", this.path("permissions", "rules", rule.id))),
+      titleOf: (session) => titleOf(this.sessions.get(session) || { title: session.slice(0, 8) }),
+    });
     this.listen();
   }
 
@@ -61,6 +68,7 @@ export class WorkspaceView {
     on("session-rename", () => this.rename(true));
     on("rename-cancel", () => this.rename(false));
     on("cancel", () => this.cancel());
+    on("rules-open", () => this.rules.open());
     byId("rename-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.attempt(() => this.saveTitle());
