@@ -68,7 +68,7 @@ class Limits:
     connections: int = 1024
     reserved: int = 16
     surplus: int = 64
-    without_token: int = 256
+    without_token: int = 64
 
     @classmethod
     def for_open_files(cls, files: int) -> Limits:
