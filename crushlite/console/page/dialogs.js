@@ -71,7 +71,8 @@ class RequestDialog {
     const buttons = [...this.dialog.querySelectorAll("button")];
     this.answered = true;
     buttons.forEach((button) => (button.disabled = true));
-    this.answer(request, body).catch(() => {
+    // Resolves when the daemon has carried the answer out, which may be after all have seen it.
+    this.sent = this.answer(request, body).catch(() => {
       this.answered = false;
       buttons.forEach((button) => (button.disabled = false));
     });

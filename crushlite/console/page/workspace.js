@@ -53,7 +53,10 @@ export class WorkspaceView {
       elsewhere,
     );
     this.rules = new RulesPanel(byId("rules"), {
-      fetch: () => this.api("GET", this.path("permissions", "rules")),
+      fetch: async () => {
+        await this.permissionDialog.sent; // it may be what keeps a rule
+        return this.api("GET", this.path("permissions", "rules"));
+      },
       remove: (rule) =>
         this.attempt(() => this.api("DELETE", this.path("permissions", "rules", rule.id))),
       titleOf: (session) => titleOf(this.sessions.get(session) || { title: session.slice(0, 8) }),
