@@ -13,6 +13,7 @@ import json
 import unittest
 from typing import TYPE_CHECKING, Any
 
+from crushlite.agent.base import Scope
 from crushlite.agent.offline import OfflineAgent
 from crushlite.protocol.codec import encode
 from crushlite.protocol.questions import Question
@@ -361,6 +362,19 @@ class ScriptedShapes(Checks, BoundedTestCase):
         await self.end()
         folded = await self.anna.events.wait_for("run_complete", run_id="r2")
         self.assertEqual(folded["folded_into"], "r1")
+        self.check_stream(self.anna.events)
+
+    @sends("permission_rule", "event_permission_request")
+    async def test_what_was_allowed_beyond_a_single_request_is_listed(self) -> None:
+        scope = Scope(("this",), "this very command", ("starts",), "commands that start with it")
+        asked = self.run_.begin(lambda turn: turn.permission("deploy", "run", scope=scope))
+        request = await self.anna.events.wait_for("permission_request")
+        await self.anna.grant(request.payload, "allow_rule")
+        self.assertTrue(await asked)
+        rules = await self.anna.call("GET", "/permissions/rules")
+        self.check("[permission_rule]", rules.json)
+        self.assertEqual([rule["words"] for rule in rules.json], ["commands that start with it"])
+        await self.end()
         self.check_stream(self.anna.events)
 
     @sends("part_tool_result", "part_tool_call", "permission_request", "question_batch")

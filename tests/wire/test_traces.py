@@ -59,6 +59,7 @@ IMPROVEMENTS: dict[str, tuple[str, ...]] = {
     ),
     "a request says what allowing it for the session would cover": (
         "event permission_request created: .payload.payload.scope is added",
+        "event permission_request created: .payload.payload.rule is added",
     ),
     "a rename keeps the counters": (
         "PUT W/sessions/ID: .answer.prompt_tokens is *, not 0",
