@@ -165,7 +165,6 @@ class CoderAgent:
                     f"stopped after {state.tokens} tokens, the budget of a run: ask again to go on"
                 )
             # Before the first step too: a conversation without any tool calls grows as well.
-            session, history = await turn.conversation()
             if self._is_full(session, history):
                 session, history = await self._shorten(turn, state, history)
             folded = await turn.followups()
@@ -182,6 +181,7 @@ class CoderAgent:
             if state.guard.take(answer, outcomes):
                 await turn.say(STOPPED)
                 return
+            session, history = await turn.conversation()
 
     async def _answer(
         self, turn: Turn, state: _TurnState, session: Session, history: list[Message]

@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, TypeVar
 from ..errors import SessionNotFound
 from ..protocol.codec import dumps, encode
 from ..protocol.messages import FinishPart, ReasoningPart, TextPart, ToolCallPart
-from ..store import listing, messages as message_rows, sessions as session_rows
+from ..store import (
+    listing,
+    messages as message_rows,
+    notes as note_rows,
+    sessions as session_rows,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -297,16 +302,17 @@ class Transcript:
         rows = await self._store.read(message_rows.list_messages, session_id)
         return _overlaid(rows, seen | self._seen(session_id))
 
-    async def conversation(self, session_id: str) -> tuple[Session, list[Message]]:
-        """A session, and its messages as above."""
+    async def conversation(self, session_id: str) -> tuple[Session, list[Message], str]:
+        """A session, its messages as above, and what its agent has kept with it."""
 
-        def read(conn: Connection, scope: str) -> tuple[Session, list[Message]]:
+        def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
             session = session_rows.get_session(conn, scope, session_id)
-            return session, message_rows.list_messages(conn, scope, session_id)
+            rows = message_rows.list_messages(conn, scope, session_id)
+            return session, rows, note_rows.get_notes(conn, scope, session_id)
 
         seen = self._seen(session_id)
-        session, rows = await self._store.read(read)
-        return session, _overlaid(rows, seen | self._seen(session_id))
+        session, rows, notes = await self._store.read(read)
+        return session, _overlaid(rows, seen | self._seen(session_id)), notes
 
     async def messages_json(self, session_id: str) -> list[bytes]:
         """The same as JSON, without making objects of all of them: pieces with one or more

@@ -103,6 +103,7 @@ class LiveTurn:
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
         self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
+        self._notes: str | None = None  # what the agent has kept; None if that was not read yet
         self._said = 0
         self._yielded = services.clock.time()
 
@@ -198,11 +199,16 @@ class LiveTurn:
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
-        return await self._services.transcript.conversation(self.session_id)
+        read = await self._services.transcript.conversation(self.session_id)
+        session, messages, self._notes = read
+        return session, messages
 
     async def recall(self) -> str:
         self._check()
-        return await self._services.store.read(note_rows.get_notes, self.session_id)
+        if self._notes is None:
+            store = self._services.store
+            self._notes = await store.read(note_rows.get_notes, self.session_id)
+        return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
 
@@ -453,6 +459,7 @@ class LiveTurn:
 
     async def remember(self, notes: str) -> None:
         self._check()
+        self._notes = None
         try:
             await self._services.store.write(note_rows.set_notes, self.session_id, clean(notes))
         except STORE_ERRORS as error:
