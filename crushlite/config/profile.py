@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..agent.base import FollowsConfig
 from ..errors import BadRequest, ConfigError
 from ..protocol.codec import encode
+from ..protocol.config import ROLES
 from .loading import Pending
-from .providers import ROLES
 from .rules import add_rule, drop_rule
 from .warnings import Reason
 from .writing import edited, put, take
@@ -47,16 +48,26 @@ class FileProfile:
         self.data_dir = files.data_dir
         self.agents = agents
 
-    def make_agent(self, env: Mapping[str, str]) -> Agent | None:
-        return self.agents(self.files.workspace, env, self.config)
+    def make_agent(
+        self, env: Mapping[str, str], models: Mapping[str, SelectedModel]
+    ) -> Agent | None:
+        if models and not isinstance(self.agents, FollowsConfig):
+            return None
+        return self.agents(self.files.workspace, env, self.config.with_models(models))
 
     def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
         return self.config.command_env(env)
 
     def wire(self, agent: AgentInfo) -> dict[str, Any]:
-        """An agent that is not one of the configured models is shown as a provider of its own."""
-        own = agent.is_ready and agent.model_cfg.provider not in self.config.providers
-        return self.config.wire(self.data_dir, agent if own else None)
+        """An agent that is not one of the configured models is shown as a provider of its own. If
+        it only stands in for a model that cannot be used, others can be chosen: they are shown."""
+        configured = self.config.wire(self.data_dir)
+        if not agent.is_ready or agent.model_cfg.provider in self.config.providers:
+            return configured
+        shown = self.config.wire(self.data_dir, agent)
+        if isinstance(self.agents, FollowsConfig):
+            shown["providers"] |= configured["providers"]
+        return shown
 
     @property
     def warning(self) -> str:
