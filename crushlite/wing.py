@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
-    from .protocol.config import AgentInfo
+    from .protocol.config import AgentInfo, SelectedModel
     from .protocol.permissions import PermissionRule
     from .settings import Settings
     from .store import ScopedStore
@@ -147,9 +147,12 @@ class Profile(Protocol):
         """What a client should show its user when it opens the workspace, in lines; empty if
         nothing."""
 
-    def make_agent(self, env: Mapping[str, str]) -> Agent | None:
+    def make_agent(
+        self, env: Mapping[str, str], models: Mapping[str, SelectedModel]
+    ) -> Agent | None:
         """The agent of the workspace, whose environment is `env`. None: nothing usable is
-        configured, and prompts are refused."""
+        configured, and prompts are refused. With `models`, by role, one for single prompts that
+        chose them: None if prompts cannot, BadRequest if one cannot be used."""
 
     def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
         """What commands see of the environment of the workspace: no secrets."""

@@ -276,7 +276,7 @@ class Commands:
             return await self._list_models()
         number = int(name) if name.strip().isdecimal() else 0
         listed = self._models[number - 1] if 1 <= number <= len(self._models) else name.strip()
-        model = await find_model(workspace, listed)
+        model, _ = await find_model(workspace, listed)
         await workspace.choose_model(role, model)
         what = "later prompts go" if role == "large" else "titles come"
         way = "to" if role == "large" else "from"

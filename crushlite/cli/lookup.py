@@ -75,28 +75,35 @@ async def find_session(workspace: RemoteWorkspace, given: str) -> str:
     )
 
 
-async def find_model(workspace: RemoteWorkspace, given: str) -> SelectedModel:
-    """The model that a name means: PROVIDER/MODEL, or MODEL if exactly one provider has it. Whether
-    a provider has what was spelled out is for the daemon to say, which may ask the provider.
-    Raises CrushliteError if there is none, or several; it names those that may be meant."""
-    known = [
-        (provider["id"], model["id"])
-        for provider in await workspace.providers()
-        for model in provider.get("models") or ()
-    ]
-    found = [each for each in known if given in (each[1], "/".join(each))]
-    if len(found) > 1:
-        names = " or ".join("/".join(each) for each in found)
-        raise CrushliteError(f"several providers have {given}: say which, {names}")
-    provider, slash, model = given.partition("/")
-    if found:
-        provider, model = found[0]
-    elif not (provider and slash and model):
-        from ..config.profile import did_you_mean  # models are chosen only with this wing
+async def find_model(workspace: RemoteWorkspace, given: str) -> tuple[SelectedModel, str]:
+    """The model that a name means: PROVIDER/MODEL, or MODEL if exactly one provider has it. If none
+    is known to have it, all are asked for their lists. A model that is spelled out need not be
+    listed: then there is a remark, too, that says so and what else may be meant. Raises
+    CrushliteError if no model is meant, or several; it names those that may be."""
+    for again in (False, True):
+        if again:
+            await workspace.reread_config(everywhere=True)
+        providers = await workspace.providers()
+        known = [(p["id"], model["id"]) for p in providers for model in p.get("models") or ()]
+        found = [each for each in known if given in (each[1], "/".join(each))]
+        if len(found) > 1:
+            names = " or ".join("/".join(each) for each in found)
+            raise CrushliteError(f"several providers have {given}: say which, {names}")
+        if found:
+            return SelectedModel(model=found[0][1], provider=found[0][0]), ""
+    from ..config.profile import did_you_mean  # models are chosen only with this wing
 
+    provider, slash, model = given.partition("/")
+    if not (provider and slash and model):
         hint = did_you_mean(given, [model for _, model in known])
         raise NotFound(f"no model is called {given!r}: {hint}")
-    return SelectedModel(model=model, provider=provider)
+    ids = [each["id"] for each in providers]
+    if provider not in ids:
+        hint = did_you_mean(given, ["/".join(each) for each in known])
+        raise NotFound(f"no provider {provider!r} can be used, only {', '.join(ids)}: {hint}")
+    hint = did_you_mean(model, [name for owner, name in known if owner == provider])
+    remark = f"{provider} lists no model {model!r}, it is used as you wrote it: {hint}"
+    return SelectedModel(model=model, provider=provider), remark
 
 
 def choose(given: str, ids: Iterable[str], what: str) -> str:

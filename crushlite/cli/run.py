@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, UsageError
 from ..launch import goodbye, join
+from ..protocol.config import ROLES
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch
 from . import CANCELED
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ..client import RemoteWorkspace, RunStream
+    from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
 
-WORKSPACE_SCOPE = 1  # the file of the workspace: other directories keep their models
 STDIN_SECONDS = 1.0  # without input, before a note says what is waited for
 
 DESCRIPTION = """\
@@ -93,8 +94,7 @@ def add_parser(commands: Any) -> None:
             dest=role,
             metavar="M",
             default="",
-            help=f"use PROVIDER/MODEL, or MODEL, as the {role} model: for this directory, from "
-            "now on",
+            help=f"use PROVIDER/MODEL, or MODEL, as the {role} model, for this run only",
         )
     add(
         "--effort",
@@ -172,7 +172,7 @@ async def _run(
             try:
                 if options.auto_approve:  # with --quiet too: it must not happen unseen
                     say("--yolo: every permission of this run is granted, nobody is asked")
-                await _choose_models(workspace, options, progress)
+                asked.models = await _named_models(workspace, options, progress)
                 return await (asked.detach() if options.detach else asked.run())
             except asyncio.CancelledError:
                 if not interrupt.received:
@@ -184,15 +184,17 @@ async def _run(
                 await goodbye(workspace.client)
 
 
-async def _choose_models(
+async def _named_models(
     workspace: RemoteWorkspace, options: argparse.Namespace, progress: Progress
-) -> None:
-    """Choose the models that the options name, for the workspace. Raises CrushliteError."""
-    for role in ("large", "small"):
+) -> dict[str, SelectedModel]:
+    """The models that the options name, by role. Raises CrushliteError if there is no such one."""
+    named = {}
+    for role in ROLES:
         if given := getattr(options, role):
-            model = await find_model(workspace, given)
-            await workspace.choose_model(role, model, WORKSPACE_SCOPE)
-            progress.say(f"{role} model of this directory: {model.provider}/{model.model}")
+            named[role], remark = await find_model(workspace, given)
+            if remark:
+                progress.say(remark)
+    return named
 
 
 class _Asked:
@@ -211,6 +213,7 @@ class _Asked:
         self._attachments = attachments
         self._options = options
         self._progress = progress
+        self.models: dict[str, SelectedModel] = {}  # for this run, by role
         self._run: RunStream | None = None
         self._task = asyncio.current_task()
         self._posting = False  # the prompt may have been accepted
@@ -228,6 +231,7 @@ class _Asked:
             detach=True,
             auto_approve=self._options.auto_approve,
             reasoning_effort=self._options.effort,
+            models=self.models,
         )
         if self._options.json:
             show_json(accepted)
@@ -268,6 +272,7 @@ class _Asked:
             attachments=self._attachments,
             auto_approve=self._options.auto_approve,
             reasoning_effort=self._options.effort,
+            models=self.models,
         )
         async with start as run:
             self._run = run

@@ -35,7 +35,7 @@ from ..records import dataclass
 from .wire import route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ..protocol.workspaces import CreateWorkspace
     from .wire import Wire
@@ -98,14 +98,17 @@ class WorkspaceRequests:
         auto_approve: bool = False,
         reasoning_effort: str = "",
         think: bool | None = None,
+        models: Mapping[str, SelectedModel] | None = None,
     ) -> Accepted:
         """Send a prompt; returns when the daemon has stored and accepted it. Sent again with the
-        same `run_id` it does not run twice."""
+        same `run_id` it does not run twice. `models`, by role (`large`, `small`), hold for its run
+        only."""
         request = Prompt(
             *(session_id, text, run_id or "", list(attachments), when_busy),
             *(detach, max_cost, max_steps, auto_approve),
             reasoning_effort=reasoning_effort,
             think=think,
+            models=dict(models or {}),
         )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
 
@@ -301,9 +304,11 @@ class WorkspaceRequests:
         key = ProviderKey(provider_id, "string", api_key, scope)
         await self.wire.send("POST", self.at("config", "provider-key"), key)
 
-    async def reread_config(self) -> None:
-        """Make the daemon read its configuration files again, after they were edited."""
-        await self.wire.send("POST", self.at("agent", "update"))
+    async def reread_config(self, *, everywhere: bool = False) -> None:
+        """Make the daemon read its configuration files again, after they were edited.
+        `everywhere`: wait until it has asked all providers and local servers for their models."""
+        query = {"everywhere": "true"} if everywhere else {}
+        await self.wire.send("POST", self.at("agent", "update", **query))
 
     # For event streams.
 

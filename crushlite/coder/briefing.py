@@ -89,6 +89,12 @@ class Briefing:
         if self.since != summary_id:
             self.since, self.notes, self.told, self.asked = summary_id, [], {}, []
 
+    @property
+    def interactive(self) -> bool:
+        """Whether somebody can answer questions, as the model was told last."""
+        told = [line for note in self.notes for line in note.lines if line in (WATCHED, UNWATCHED)]
+        return told[-1] == WATCHED if told else self.facts.interactive
+
     def untold(self, files: Sequence[ContextFile]) -> list[ContextFile]:
         """Those of some context files that the model does not know as they are now."""
         known = self._known() | self.told
@@ -105,8 +111,7 @@ class Briefing:
         dated = [line for line in told if line.startswith(_TODAY)] or [_TODAY + self.facts.date]
         if dated[-1] != _TODAY + now.date:
             note.lines.append(_TODAY + now.date)
-        watched = [line == WATCHED for line in told if line in (WATCHED, UNWATCHED)]
-        if (watched or [self.facts.interactive])[-1] != now.interactive:
+        if self.interactive != now.interactive:
             note.lines.append(WATCHED if now.interactive else UNWATCHED)
         note.files += self.untold(now.files)
         there = {name for name, _ in now.files}

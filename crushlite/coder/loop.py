@@ -267,10 +267,12 @@ class CoderAgent:
             images=large.model.supports_attachments,
         )
         messages = convert() if _is_light(history) else await self._context.blocking(convert)
+        # Not by who is there now: a client that comes or goes in mid-turn would change how the
+        # next request begins.
         tools = [
             spec_of(tool)
             for tool in self._tools.values()
-            if turn.interactive or tool.name != "question"
+            if briefing.interactive or tool.name != "question"
         ]
         system = system_prompt(
             self._context.path,

@@ -57,14 +57,16 @@ _TOOLS: tuple[tuple[str, str], ...] = (
     ("glob grep ls", "glob finds names, grep text, ls lists: use them rather than bash."),
     (
         "bash",
-        "bash has no terminal: nothing may prompt, page or open an editor. What does not end goes "
-        "to the background; job_output reads it and can wait, job_kill ends it.",
+        "bash has no terminal: nothing may prompt, page or open an editor. Plain commands that "
+        "only read (git log, diff, status, wc, head) run unasked. What does not end goes to the "
+        "background; job_output reads it and can wait, job_kill ends it.",
     ),
     ("todos", "todos: keep a list for work of more than three steps, one of them in progress."),
 )
 _SHORT_TOOLS = (
     ("view", "Line numbers in view are not text of the file."),
     ("edit", "edit: old_string is the file's exact text and occurs once."),
+    ("bash", "bash: plain commands that only read run without asking. Commit only when asked."),
 )
 
 _COMMITS = """Git: commit, push or discard only when asked. Look at status and diff first, stage \

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.config import ROLES
 from .hooks import is_pre_tool
 from .merge import SCHEMA, spell
-from .providers import ROLES
 from .warnings import Reason
 
 if TYPE_CHECKING:

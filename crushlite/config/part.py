@@ -132,7 +132,7 @@ class ConfigPart(WorkspacePart):
             # An agent that was given by hand stays: it was made once.
             follows = isinstance(profile.agents, FollowsConfig)
             if not same_agent and follows and not workspace.closing:
-                workspace.change_agent(profile.make_agent(workspace.env))
+                workspace.change_agent(profile.make_agent(workspace.env, {}))
         if (changed or not same) and not workspace.closing:
             workspace.hub.publish("updated", ConfigChanged(workspace.id))
         return not same_agent

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..agent.base import FollowsConfig
 from ..errors import BadRequest, ConfigError
 from ..protocol.codec import encode
+from ..protocol.config import ROLES
 from .loading import Pending
-from .providers import ROLES
 from .rules import add_rule, drop_rule
 from .warnings import Reason
 from .writing import edited, put, take
@@ -27,11 +28,17 @@ if TYPE_CHECKING:
     from .loading import ConfigFiles
     from .view import Config
 
-# Warnings that clients show, and those of which they show the keys.
+# Warnings that clients show; of all others they show the keys.
 _SAID = frozenset(
-    {Reason.UNTRUSTED, Reason.MODEL_UNKNOWN, Reason.FILE_SKIPPED, Reason.TOOLS_REFUSED}
+    {
+        Reason.UNTRUSTED,
+        Reason.MODEL_UNKNOWN,
+        Reason.MODEL_UNLISTED,
+        Reason.FILE_SKIPPED,
+        Reason.TOOLS_REFUSED,
+        Reason.PROVIDER_MOVED,
+    }
 )
-_USELESS = frozenset({Reason.NO_EFFECT, Reason.KEY_UNKNOWN, Reason.CALL_IGNORED})
 _NAMED = 6  # keys in such a text
 
 RECENT = 5  # models that are remembered for each role
@@ -47,32 +54,49 @@ class FileProfile:
         self.data_dir = files.data_dir
         self.agents = agents
 
-    def make_agent(self, env: Mapping[str, str]) -> Agent | None:
-        return self.agents(self.files.workspace, env, self.config)
+    def make_agent(
+        self, env: Mapping[str, str], models: Mapping[str, SelectedModel]
+    ) -> Agent | None:
+        if models and not isinstance(self.agents, FollowsConfig):
+            return None
+        return self.agents(self.files.workspace, env, self.config.with_models(models))
 
     def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
         return self.config.command_env(env)
 
     def wire(self, agent: AgentInfo) -> dict[str, Any]:
-        """An agent that is not one of the configured models is shown as a provider of its own."""
-        own = agent.is_ready and agent.model_cfg.provider not in self.config.providers
-        return self.config.wire(self.data_dir, agent if own else None)
+        """An agent that is not one of the configured models is shown as a provider of its own. If
+        it only stands in for a model that cannot be used, others can be chosen: they are shown."""
+        configured = self.config.wire(self.data_dir)
+        if not agent.is_ready or agent.model_cfg.provider in self.config.providers:
+            return configured
+        shown = self.config.wire(self.data_dir, agent)
+        if isinstance(self.agents, FollowsConfig):
+            shown["providers"] |= configured["providers"]
+        return shown
 
     @property
     def warning(self) -> str:
         """What the files ask for and do not get, for the people who use the workspace, a line each:
         `crushlite doctor` says all of it."""
-        said = [w for w in self.config.warnings if w.reason in _SAID]
-        parts = [f"{warning.file.name}: {warning.text}" for warning in said]
+        parts = []
         useless: dict[Path, list[str]] = {}
         for warning in self.config.warnings:
-            if warning.reason in _USELESS:
+            if warning.reason in _SAID:
+                parts.append(f"{self._shown(warning.file)}: {warning.text}")
+            else:
                 useless.setdefault(warning.file, []).append(warning.key or "a call")
         for file, keys in useless.items():
             named = ", ".join(dict.fromkeys(keys[:_NAMED]))
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-            parts.append(f"{file.name}: no effect have {named}{more}: `crushlite doctor` says why")
+            what = f"no effect have {named}{more}: `crushlite doctor` says why"
+            parts.append(f"{self._shown(file)}: {what}")
         return "\n".join(parts)
+
+    def _shown(self, file: Path) -> str:
+        """A file of the project by its path in there, another one whole: most are called alike."""
+        inside = file.is_relative_to(self.files.workspace)
+        return str(file.relative_to(self.files.workspace) if inside else file)
 
     def allows(self, tool: str, action: str) -> bool:
         """Whether a tool may run without asking."""

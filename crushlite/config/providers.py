@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .merge import Merged
     from .warnings import Warn
 
-ROLES = ("large", "small")  # of the two models
 PRICES = (
     *("cost_per_1m_in", "cost_per_1m_out"),
     *("cost_per_1m_in_cached", "cost_per_1m_out_cached"),

@@ -55,7 +55,10 @@ async def set_key(context: Context, request: Request) -> Response:
 async def update_agent(context: Context, request: Request) -> Response:
     """Read the configuration again, and look for models again: a file may have been edited by hand,
     or a model server started."""
-    await _part(context, request).reread(again=True)
+    part = _part(context, request)
+    await part.reread(again=True)
+    if request.query_one("everywhere") == "true":
+        await part.look(everywhere=True)
     return EMPTY
 
 

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from ..commands.environment import is_secret_name, looks_like_token, without_secrets
+from ..errors import BadRequest
 from ..hosting.plain import own_provider
 from ..protocol.codec import decode, encode
-from ..protocol.config import Model, SelectedModel
+from ..protocol.config import ROLES, Model, SelectedModel
 from ..records import dataclass
 from .catalogue import CATALOGUE
 from .hooks import tool_hooks
 from .merge import spell, split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
-from .providers import ROLES, catalogue_small, select, with_selected
+from .providers import catalogue_small, select, with_selected
 from .secrets import HIDDEN, literals, mask, redact, worth_hiding
 from .warnings import ConfigWarning, Reason
 
@@ -65,7 +66,13 @@ class Config:
 
     `large` and `small` are the models in use, None if no provider has any."""
 
-    def __init__(self, loaded: Loaded, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        providers: Mapping[str, Provider],
+        models: Mapping[str, SelectedModel] | None = None,
+    ) -> None:
+        """`models`, by role, are used instead of those that the files choose."""
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
@@ -79,7 +86,7 @@ class Config:
             role: decode(SelectedModel, merged.get("models", role), f"models.{role}")
             for role in ROLES
             if merged.get("models", role)
-        }
+        } | dict(models or {})
         self._given = dict(providers)
         self.large, self.small = select(self._given, self._wanted)
         self.providers = with_selected(self._given, self.large, self.small)
@@ -125,7 +132,8 @@ class Config:
         for role, choice in self._wanted.items():
             key = f"models.{role}"
             file = self._merged.source("models", role)
-            assert file is not None  # no file, no choice
+            if file is None:
+                continue  # no file has chosen it
             used = self.large if role == "large" else self.small
             if role == "small" and self.large is None:
                 continue  # nothing is asked at all
@@ -230,6 +238,22 @@ class Config:
         used, or this one was chosen."""
         chosen = any(choice.provider == provider_id for choice in self._wanted.values())
         return self.allows_local(provider_id) and (chosen or not self._given)
+
+    def with_models(self, models: Mapping[str, SelectedModel]) -> Config:
+        """The same configuration with other models for some roles, used as they are written; one
+        that is in use already keeps its settings. Raises BadRequest for one of a provider that
+        cannot be used."""
+        used = {"large": self.large, "small": self.small}
+        other = {
+            role: choice
+            for role, choice in models.items()
+            if not ((now := used[role]) and _is(now, choice))
+        }
+        for choice in other.values():
+            if choice.provider not in self._given:
+                why = self._why_unusable(choice)
+                raise BadRequest(f"{choice.provider}/{choice.model} cannot be used: {why}")
+        return Config(self._loaded, self._given, other) if other else self
 
     def joined(self, provider: Provider) -> Config:
         """The same configuration with a provider that no file names."""

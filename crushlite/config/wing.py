@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..api.agent import PROVIDER
-from ..api.entry import Entry, W
+from ..api.entry import Entry, Param, W
 from ..errors import ConfigError
 from ..protocol.config import (
     CompactMode,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+EVERYWHERE = Param("everywhere", "`true`: wait until all model servers were asked for a list.")
+
 
 class ConfigWing(Wing):
     """Sets workspaces up from files, and answers the requests that change the files."""
@@ -62,7 +64,7 @@ class ConfigWing(Wing):
             Entry("POST", config + "/model", routes.choose_model, takes=ModelChoice),
             Entry("POST", config + "/compact", routes.set_compact, takes=CompactMode),
             Entry("POST", config + "/provider-key", routes.set_key, takes=ProviderKey),
-            Entry("POST", W + "/agent/update", routes.update_agent),
+            Entry("POST", W + "/agent/update", routes.update_agent, params=(EVERYWHERE,)),
             Entry(
                 "GET",
                 W + "/agent/default-small-model",

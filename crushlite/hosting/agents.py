@@ -11,19 +11,29 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ..errors import NoAgent
+from ..errors import BadRequest, NoAgent
+from ..protocol.codec import dumps, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from ..agent.base import Agent
+    from ..protocol.config import SelectedModel
+
+    MakeAgent = Callable[[Mapping[str, SelectedModel]], Agent | None]
 
 log = logging.getLogger(__name__)
+
+MOST_CHOSEN = 8  # agents that are kept for the choices of single prompts
 
 
 class AgentSlot:
     """The agent of a workspace, and those it replaced that may still have work."""
 
-    def __init__(self, agent: Agent | None) -> None:
+    def __init__(self, agent: Agent | None, make: MakeAgent) -> None:
         self.agent = agent  # None: nothing usable is configured, and prompts are refused
+        self._make = make
+        self._chosen: dict[bytes, Agent] = {}  # by the models that prompts chose
         self._replaced: list[Agent] = []
         self._ready: dict[Agent, asyncio.Task[None]] = {}
 
@@ -40,10 +50,30 @@ class AgentSlot:
         """The agent for a prompt that was accepted: the present one, else the last there was."""
         return self.agent or (self._replaced[-1] if self._replaced else self.require())
 
+    def with_models(self, models: Mapping[str, SelectedModel]) -> Agent:
+        """The agent for prompts that choose their models. Raises BadRequest if one cannot be
+        used."""
+        large = models.get("large")
+        if self.agent is not None and large is not None and len(models) == 1:
+            own = self.agent.info().selected
+            if (large.provider, large.model) == (own.provider, own.model):
+                return self.agent
+        key = dumps(encode(dict(models)))
+        if key not in self._chosen:
+            agent = self._make(models)
+            if agent is None:
+                raise BadRequest("this agent does not let prompts choose models")
+            if len(self._chosen) >= MOST_CHOSEN:
+                self._replaced.insert(0, self._chosen.pop(next(iter(self._chosen))))
+            self._chosen[key] = agent
+        return self._chosen[key]
+
     def replace(self, agent: Agent | None) -> None:
         if agent is not self.agent:
             former, self.agent = self.agent, agent
-            self._replaced = [one for one in (*self._replaced, former) if one not in (None, agent)]
+            left = (*self._chosen.values(), *self._replaced, former)
+            self._replaced = [one for one in left if one is not None and one is not agent]
+            self._chosen = {}
 
     async def ready(self, agent: Agent) -> None:
         """Await the agent's `ready()`, once per agent. All runs that wait for it share the call and
@@ -62,7 +92,8 @@ class AgentSlot:
 
     async def close(self) -> None:
         present = [] if self.agent is None else [self.agent]
-        leaving, self._replaced = [*self._replaced, *present], []
+        leaving = [*self._replaced, *self._chosen.values(), *present]
+        self._replaced, self._chosen = [], {}
         await self._close(leaving)
 
     async def _close(self, leaving: list[Agent]) -> None:

@@ -16,6 +16,7 @@ from ..store.runs import RunEnding, RunRow
 from .prompts import digest_of
 
 if TYPE_CHECKING:
+    from ..agent.base import Agent
     from ..clock import Timer
     from ..runs import Run
     from ..store import Connection
@@ -52,6 +53,7 @@ class LiveRun:
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
         self.turn: LiveTurn | None = None
+        self.agent: Agent | None = None  # for the models that its prompt chose; None: the usual one
         self.agent_task: asyncio.Task[None] | None = None
         self.agent_gone: asyncio.Future[None] = loop.create_future()  # or it was given up
         self.grace: Timer | None = None  # after which a cancelled agent is given up

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..agent.base import Agent, AgentFactory
-    from ..protocol.config import AgentInfo
+    from ..protocol.config import AgentInfo, SelectedModel
     from ..wing import Opening
 
 OWN_DATA_DIR = f".{NAME}"
@@ -52,8 +52,10 @@ class PlainProfile:
         self._path = opening.path
         self._agents = agents
 
-    def make_agent(self, env: Mapping[str, str]) -> Agent | None:
-        return self._agents(self._path, env, None)
+    def make_agent(
+        self, env: Mapping[str, str], models: Mapping[str, SelectedModel]
+    ) -> Agent | None:
+        return None if models else self._agents(self._path, env, None)
 
     def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
         return without_secrets(env)

@@ -6,16 +6,21 @@ import hashlib
 import logging
 import re
 import uuid
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, LimitReached, ProviderFailed
 from ..protocol.codec import dumps, encode
+from ..protocol.config import ROLES
 from ..protocol.ids import check_id
 from ..records import dataclass
 from ..runs import WhenBusy
 from ..store import STORE_ERRORS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment, Prompt
 
 log = logging.getLogger(__name__)
@@ -42,6 +47,7 @@ class TurnRequest:
     auto_approve: bool = False  # every permission of this run is granted without asking
     reasoning_effort: str = ""  # for this turn, instead of the configured one
     think: bool | None = None
+    models: Mapping[str, SelectedModel] = field(default_factory=dict)  # for this run, by role
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,9 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         raise BadRequest("max_cost must not be negative")
     if prompt.reasoning_effort and not _EFFORT.fullmatch(prompt.reasoning_effort):
         raise BadRequest("reasoning_effort must be a word such as none, low, medium or high")
+    for role, model in prompt.models.items():
+        if role not in ROLES or not model.provider or not model.model:
+            raise BadRequest("models names a provider and a model for large, small or both")
     for file in prompt.attachments:
         file.check()
     request = TurnRequest(
@@ -93,6 +102,7 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         auto_approve=prompt.auto_approve,
         reasoning_effort=prompt.reasoning_effort,
         think=prompt.think,
+        models=prompt.models,
     )
     return request, _when_busy(prompt)
 
@@ -101,7 +111,10 @@ def _when_busy(prompt: Prompt) -> WhenBusy:
     # Approval is for one run: it is neither given to the turn of another nor to what joins its own.
     if prompt.auto_approve and prompt.when_busy == WhenBusy.STEER.value:
         raise BadRequest("auto_approve needs a turn of its own: use another when_busy than steer")
-    default = "queue" if prompt.run_id or prompt.auto_approve else "steer"
+    if prompt.models and prompt.when_busy == WhenBusy.STEER.value:
+        raise BadRequest("models needs a turn of its own: use another when_busy than steer")
+    own_turn = prompt.run_id or prompt.auto_approve or prompt.models
+    default = "queue" if own_turn else "steer"
     try:
         return WhenBusy(prompt.when_busy or default)
     except ValueError:

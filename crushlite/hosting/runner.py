@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..store import Connection
     from ..store.runs import RunRow
+    from .agents import MakeAgent
     from .endings import Endings
     from .services import Services
     from .transcript import LiveMessage
@@ -72,9 +73,9 @@ class Runner:
     """The runs of one workspace. `endings` is that of the store."""
 
     def __init__(
-        self, services: Services, agent: Agent | None, settings: Settings, endings: Endings
+        self, services: Services, make: MakeAgent, settings: Settings, endings: Endings
     ) -> None:
-        self.agents = AgentSlot(agent)
+        self.agents = AgentSlot(make({}), make)
         self.titles = Titles(services)
         self.outcomes = dict.fromkeys(Outcome, 0)  # how many runs have ended so
         self.abandoned = 0  # agents that did not return within the cancel grace
@@ -92,19 +93,21 @@ class Runner:
 
         `prompt` waits for the commit; the insert goes on if that request is gone.
         """
-        self.agents.require()
         request, when_busy = read_prompt(prompt)
+        if not request.models:
+            self.agents.require()
         known = self._known.get(request.run_id)
         if known is not None:
             if known.digest != digest_of(request):
                 raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
             return known
         self._endings.require_none()
-        run = self._runs.accept(
-            request.session_id, request.run_id, when_busy, alone=request.auto_approve
-        )
+        agent = self.agents.with_models(request.models) if request.models else None
+        alone = request.auto_approve or agent is not None
+        run = self._runs.accept(request.session_id, request.run_id, when_busy, alone=alone)
         now = self._services.clock.now()
         live = self._known[run.run_id] = LiveRun(run, request, now=now, detach=prompt.detach)
+        live.agent = agent
         if live.detach:
             self._services.lifetime.run_began(run.run_id)
         store = self._services.store
@@ -280,7 +283,7 @@ class Runner:
 
     def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
         """Publish the user message of a prompt, and return what the agent task is to run."""
-        agent = self.agents.serving()
+        agent = live.agent or self.agents.serving()
         if live.kind == SUMMARIZE:
             return self._summarize(agent, live.request)
         return self._call_agent(agent, self._begin_turn(live, agent))
@@ -307,7 +310,8 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        self.titles.begin(self.agents.serving(), run_id, live.run.session_id, live.request.prompt)
+        agent = live.agent or self.agents.serving()
+        self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt)
         return live.user
 
     async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
@@ -405,7 +409,8 @@ class Runner:
         if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
             try:
                 # Canceled before it could start, it begins now: what a person typed is never lost.
-                turn = first.turn or self._begin_turn(first, self.agents.serving())
+                agent = first.agent or self.agents.serving()
+                turn = first.turn or self._begin_turn(first, agent)
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
                 messages += turn.messages

@@ -112,7 +112,7 @@ class Workspace:
             parts=self.parts,
         )
         self.shells = Shells(services, endings)
-        self.runs = Runner(services, profile.make_agent(env), settings, endings)
+        self.runs = Runner(services, functools.partial(profile.make_agent, env), settings, endings)
         self._drain = settings.drain
         self._errands: set[asyncio.Task[Any]] = set()  # a teardown waits for them
 

@@ -8,6 +8,8 @@ from typing import Any
 from ..records import dataclass
 from .codec import omitted
 
+ROLES = ("large", "small")  # of the two models: one does the work, one writes titles
+
 
 @dataclass(slots=True)
 class Model:

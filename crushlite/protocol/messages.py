@@ -10,6 +10,7 @@ from typing import ClassVar
 from ..errors import BadRequest
 from ..records import dataclass
 from .codec import omitted, tagged, wire
+from .config import SelectedModel  # noqa: TC001 - the codec reads type hints
 
 
 class Part:
@@ -247,3 +248,4 @@ class Prompt:
     auto_approve: bool = omitted(False)
     reasoning_effort: str = omitted()
     think: bool | None = omitted(None)
+    models: dict[str, SelectedModel] = omitted(dict)  # by role: `large`, `small`

@@ -633,6 +633,8 @@ class Mutations(InputTestCase):
             full |= {"data_dir": "", "channels": []}
         if cls is Prompt:
             full |= {"when_busy": "queue", "run_id": str(uuid.uuid4())}
+            own = {"model": "scripted", "provider": "scripted"}  # others cannot be chosen here
+            full["models"] = {"large": own}
             full["attachments"] = [{"content": "aGk=", "file_name": "f", "mime_type": "text/plain"}]
         return full
 

@@ -102,22 +102,46 @@ class ListTests(ModelCase):
 
 
 class RunTests(ModelCase):
-    async def test_a_run_uses_the_model_that_is_named_and_so_do_later_ones(self) -> None:
-        code, printed, errors = await self.ask("--model", "lab/wee")
-        self.assertEqual((code, printed), (0, "answered by wee\n"), errors)
-        self.assertIn("large model of this directory: lab/wee", errors)
-        self.assertEqual((await self.ask())[1], "answered by wee\n")
-        self.assertEqual((await self.ask("-m", "qwen"))[1], "answered by qwen\n")
-
-    async def test_the_small_model_is_chosen_alike(self) -> None:
-        code, _, errors = await self.ask("--small-model", "zoo/qwen")
+    async def asked(self, *arguments: str) -> tuple[str, str]:
+        """The models that answer a run and write its title."""
+        before = len(self.model.requests)
+        code, printed, errors = await self.ask(*arguments)
         self.assertEqual(code, 0, errors)
-        written = json.loads((self.project / ".crushlite/crush.json").read_text())
-        self.assertEqual(written["models"], {"small": {"model": "qwen", "provider": "zoo"}})
+        await self.model.call(before + 2)
+        requests = self.model.requests[before:]
+        [large] = [request["model"] for request in requests if request.get("tools")]
+        [small] = [request["model"] for request in requests if not request.get("tools")]
+        self.assertEqual(printed, f"answered by {large}\n")
+        return large, small
+
+    async def test_the_models_that_are_named_answer_that_run_and_no_other(self) -> None:
+        self.assertEqual(await self.asked("--model", "lab/wee"), ("wee", "wee"))
+        self.assertEqual(await self.asked(), ("big", "big"))
+        self.assertEqual(
+            await self.asked("-m", "qwen", "--small-model", "lab/wee"), ("qwen", "wee")
+        )
+        self.assertEqual(await self.asked("--small-model", "zoo/qwen"), ("big", "qwen"))
+        self.assertFalse((self.project / ".crushlite/crush.json").exists())
+
+    async def test_a_model_in_use_that_is_named_keeps_its_settings(self) -> None:
+        large = {"provider": "lab", "model": "wee", "top_k": 7}
+        self.configure({"models": {"large": large}})
+        self.assertEqual(await self.asked("-m", "wee", "--small-model", "big"), ("wee", "big"))
+        [request] = [request for request in self.model.requests if request.get("tools")]
+        self.assertEqual(request["top_k"], 7)
+
+    async def test_a_model_that_is_spelled_out_is_used_as_written_though_not_listed(self) -> None:
+        code, printed, errors = await self.ask("--model", "lab/bik")
+        self.assertEqual((code, printed), (0, "answered by bik\n"), errors)
+        self.assertIn("lab lists no model 'bik', it is used as you wrote it: did you mean", errors)
+
+    async def test_a_model_can_be_named_while_the_configured_one_cannot_be_used(self) -> None:
+        self.configure({"models": {"large": {"provider": "gone", "model": "x"}}})
+        code, printed, errors = await self.ask("--model", "lab/big")
+        self.assertEqual((code, printed), (0, "answered by big\n"), errors)
 
     async def test_a_name_that_nobody_has_is_an_error_with_near_ones(self) -> None:
         for given, reason in {
-            "lab/bik": "lab has no model 'bik': did you mean big?",
             "bik": "no model is called 'bik': did you mean big?",
             "shared": "several providers have shared: say which, lab/shared or zoo/shared",
             "nosuch/big": "no provider 'nosuch' can be used, only lab, zoo: did you mean lab/big",

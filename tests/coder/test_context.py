@@ -58,6 +58,14 @@ class PromptTests(BoundedTestCase):
         self.assertEqual(self.prompt(SMALL_WINDOW + 1), self.prompt())
         self.assertLess(len(self.prompt(SMALL_WINDOW)), 800)
 
+    def test_in_both_sizes_it_says_what_runs_unasked_and_what_is_no_text_of_a_file(self) -> None:
+        for window in (0, SMALL_WINDOW):
+            with self.subTest(window=window):
+                prompt = self.prompt(window)
+                self.assertRegex(prompt, "commands that only read .*run (un|without )ask")
+                self.assertRegex(prompt, "ine numbers.* not text of the file")
+                self.assertRegex(prompt, "(?i)commit[^.]* only when asked")
+
     def test_it_speaks_of_no_tool_that_the_model_does_not_have(self) -> None:
         facts = Facts("2026-11-16")
         for window in (0, 8000):

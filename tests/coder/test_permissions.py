@@ -469,6 +469,23 @@ class InteractiveScenario(ConfiguredTestCase):
         await self.turn(script, session, "hello again")
         self.assertIn("question", tool_names(self.model.requests[-1]))
 
+    async def test_a_client_that_leaves_in_mid_turn_changes_no_tools_of_the_next_request(
+        self,
+    ) -> None:
+        anna = await self.join()
+        session = await anna.session()
+        run_id = await self.prompt(anna, session, "@ask")
+        batch = (await anna.events.wait_for("question_batch_request")).payload
+        await anna.call("POST", f"/agent/init?client_id={anna.id}", {"interactive": False})
+        responses = [{"request_id": q["id"], "selected_ids": ["pg"]} for q in batch["questions"]]
+        answered = await anna.call("POST", "/questions/answer", {"responses": responses})
+        self.assertTrue(answered.json["resolved"])
+        await self.ended(anna, run_id)
+        asked, told = (request for request in self.model.requests if request.get("tools"))
+        self.assertEqual(told["tools"], asked["tools"])
+        await self.turn(anna, session, "hello")
+        self.assertNotIn("question", tool_names(self.model.requests[-1]))
+
 
 # No interactive client ---------------------------------------------------------------------------
 

@@ -269,6 +269,23 @@ class EffortTests(CachingTestCase):
         self.assertIn("reasoning_effort", answer.json["message"])
 
 
+class ModelChoiceTests(CachingTestCase):
+    async def test_a_choice_of_models_that_is_not_whole_or_has_no_turn_is_refused(self) -> None:
+        await self.start(OpenAIProvider, Worker())
+        chosen = {"model": "m", "provider": "p"}
+        for fields, reason in (
+            ({"models": {"huge": chosen}}, "for large, small or both"),
+            ({"models": {"large": {"model": "m"}}}, "for large, small or both"),
+            ({"models": {"large": chosen}, "when_busy": "steer"}, "a turn of its own"),
+            ({"models": {"large": chosen}}, "does not let prompts choose models"),
+        ):
+            with self.subTest(reason):
+                answer = await self.anna.try_prompt(self.session, "turn 1", **fields)
+                self.assertEqual(answer.status, 400)
+                self.assertIn(reason, answer.json["message"])
+        self.assertEqual(self.turns(), [])
+
+
 class MarkTests(CachingTestCase):
     def body(self, request: ModelRequest) -> dict[str, Any]:
         provider = AnthropicProvider("http://model", "key", clock=SystemClock())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crushlite.config import Reason
 from tests.config.test_config import LAB, MODEL, ConfigCase
 from tests.support.configured import ConfiguredTestCase, results, use
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class EffectTests(ConfigCase):
@@ -115,10 +118,35 @@ class RefusalTests(ConfiguredTestCase):
         warning = client.workspace["warning"]
         self.assertIn("hooks.PreToolUse cannot be run: the tools it matches are refused", warning)
 
+    def own_file(self) -> Path:
+        return self.home / ".config/crush/crush.json"
+
+    async def test_clients_are_told_of_everything_that_is_not_as_it_is_written(self) -> None:
+        works = {
+            "base_url": self.model.base_url,
+            "models": [{"id": "listed"}],
+            "extra_headers": {"Host": "x"},
+        }
+        self.configure(
+            providers={"works": works, "broken": {"base_url": "ftp://x"}},
+            models={"large": {"model": "new", "provider": "works"}},
+            permissions={"rules": [{"tool": "bash"}]},
+        )
+        folder = self.folder("strange")
+        (folder / "crush.json").write_text('{"options": {"global_context_paths": ["/x"]}}')
+        client = await self.daemon.join(folder)
+        unlisted, project, own = client.workspace["warning"].splitlines()
+        self.assertIn(f"{self.own_file()}: models.large is used as it is written", unlisted)
+        for key in ("providers.broken", "providers.works.extra_headers.Host", "permissions.rules"):
+            self.assertIn(key, own)
+        self.assertTrue(own.startswith(f"{self.own_file()}: no effect have "), own)
+        self.assertIn("crush.json: no effect have options.global_context_paths", project)
+        self.assertFalse(project.startswith("/"))
+
     async def test_clients_are_told_which_keys_have_no_effect(self) -> None:
         self.configure(mcp={"tickets": {"command": "x"}}, optoins={})
         with self.assertLogs("crushlite", "WARNING") as logged:
             client = await self.daemon.join(self.folder("configured"))
-        wanted = "crush.json: no effect have mcp.tickets, optoins: `crushlite doctor` says why"
-        self.assertEqual(client.workspace["warning"], wanted)
+        wanted = "no effect have mcp.tickets, optoins: `crushlite doctor` says why"
+        self.assertEqual(client.workspace["warning"], f"{self.own_file()}: {wanted}")
         self.assertIn("mcp.tickets has no effect: tool servers are not started", str(logged.output))

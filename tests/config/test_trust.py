@@ -367,7 +367,9 @@ class OpeningTests(BoundedTestCase):
         files = await asyncio.to_thread(self.files)
         await asyncio.to_thread(lambda: files.trust(files.project_files()))
         await anna.call("POST", "/agent/update")
-        self.assertNotIn("warning", (await anna.call("GET", "")).json)
+        # What it still does not get is the user's key.
+        [warning] = (await anna.call("GET", "")).json["warning"].splitlines()
+        self.assertIn("no effect have providers.asked.api_key, providers.listed.api_key", warning)
         await anna.prompt(session, "hello again")
         await anna.events.wait_for("run_complete", text="x")
         self.assertEqual({call.headers.get("authorization") for call in self.evil.calls}, {None})

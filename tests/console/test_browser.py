@@ -20,6 +20,7 @@ from crushlite.coder.wing import CoderWing
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.protocol.questions import Choice, Question
 from crushlite.testing import LocalDaemon
+from crushlite.testing.model import End, FakeModel, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
 from tests.support.webdriver import Browser, Window
@@ -470,6 +471,31 @@ class Models(BrowserCase):
         )
         await anna.shows("lab has no model 'gone'", "#trouble")
         await anna.wait(f"{shown} === '<b>Wee</b>'")
+
+
+class Efforts(BrowserCase):
+    async def test_how_much_the_model_reasons_is_chosen_for_each_session(self) -> None:
+        model = await self.enterAsyncContext(FakeModel(script=lambda _: [Say("ok"), End()]))
+        large = {"id": "m", "can_reason": True, "reasoning_levels": ["low", "high"]}
+        lab = {"base_url": model.base_url, "models": [large]}
+        daemon = LocalDaemon(find_agent("auto", SystemClock(), [CoderWing(local=())]), tcp=True)
+        file = daemon.root / "home/.config/crush/crush.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"providers": {"lab": lab}}))
+        self.daemon = await self.enterAsyncContext(daemon)
+        [anna] = await self.enter(1)
+        shown = "document.querySelector('#effort').selectedOptions[0]?.textContent"
+        await anna.wait(f"{shown} === 'reasoning: usual'")
+        await anna.type("#effort", "reasoning: high")
+        await anna.type("#prompt", "first" + ENTER)
+        await anna.shows("ok", "#transcript")
+        await anna.wait(f"{shown} === 'reasoning: high'")
+        await anna.click("#session-new")
+        await anna.wait(f"{shown} === 'reasoning: usual'")
+        await anna.type("#prompt", "second" + ENTER)
+        await anna.shows("ok", "#transcript")
+        asked = [request for request in model.requests if request.get("tools")]
+        self.assertEqual([each.get("reasoning_effort") for each in asked], ["high", None])
 
 
 class Resilience(BrowserCase):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Agent
-from crushlite.errors import NoAgent
-from crushlite.hosting.agents import AgentSlot
+from crushlite.errors import BadRequest, NoAgent
+from crushlite.hosting.agents import MOST_CHOSEN, AgentSlot
+from crushlite.protocol.config import SelectedModel
 from tests.support.basics import BoundedTestCase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Counted:
@@ -33,7 +37,17 @@ class AgentSlotTests(BoundedTestCase):
     def setUp(self) -> None:
         self.targets = [Counted(), Counted(), Counted()]
         self.agents = [Agent(target) for target in self.targets]
-        self.slot = AgentSlot(self.agents[0])
+        self.slot = AgentSlot(self.agents[0], self.made)
+
+    def made(self, models: Mapping[str, SelectedModel]) -> Agent | None:
+        """The agent for chosen models: a new one, unless that of nobody was chosen."""
+        if models["large"].provider == "nobody":
+            return None
+        self.targets.append(Counted())
+        return Agent(self.targets[-1])
+
+    def chosen(self, model: str, provider: str = "p") -> Agent:
+        return self.slot.with_models({"large": SelectedModel(model, provider)})
 
     def closed(self) -> list[int]:
         return [target.closed for target in self.targets]
@@ -70,9 +84,32 @@ class AgentSlotTests(BoundedTestCase):
         self.assertEqual(self.closed(), [1, 1, 0])
 
     async def test_where_there_never_was_one_nothing_serves(self) -> None:
-        slot = AgentSlot(None)
+        slot = AgentSlot(None, self.made)
         self.assertRaises(NoAgent, slot.serving)
         await slot.close()
+
+    async def test_a_choice_of_models_has_one_agent_until_the_configuration_changes(self) -> None:
+        first = self.chosen("a")
+        self.assertIs(self.chosen("a"), first)
+        self.assertIsNot(self.chosen("b"), first)
+        self.assertIs(self.slot.serving(), self.agents[0])
+        await self.slot.close_replaced()
+        self.assertEqual(self.closed(), [0, 0, 0, 0, 0])
+        self.slot.replace(self.agents[1])
+        await self.slot.close_replaced()
+        self.assertEqual(self.closed(), [1, 0, 0, 1, 1])
+        self.assertIsNot(self.chosen("a"), first)
+        await self.slot.close()
+        self.assertEqual(self.closed(), [1, 1, 0, 1, 1, 1])
+
+    async def test_only_some_choices_are_kept_and_the_oldest_leave(self) -> None:
+        for number in range(MOST_CHOSEN + 1):
+            self.chosen(str(number))
+        await self.slot.close_replaced()
+        self.assertEqual(self.closed(), [0, 0, 0, 1] + [0] * MOST_CHOSEN)
+
+    async def test_a_choice_that_cannot_be_made_is_refused(self) -> None:
+        self.assertRaises(BadRequest, self.chosen, "m", "nobody")
 
     async def test_each_gets_ready_once_and_again_after_a_failure(self) -> None:
         for _ in range(2):

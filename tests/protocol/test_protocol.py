@@ -161,7 +161,7 @@ SHAPES: list[tuple[type, str, str]] = [
         Prompt,
         "session_id prompt",
         "run_id attachments when_busy detach max_cost max_steps auto_approve reasoning_effort "
-        "think",
+        "think models",
     ),
     (
         Model,

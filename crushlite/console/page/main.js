@@ -115,7 +115,7 @@ async function choose(trouble = "") {
   opened = null;
   feed.close();
   sessionStorage.removeItem(PATH);
-  for (const id of ["workspace", "yolo", "presence", "model"]) byId(id).hidden = true;
+  for (const id of ["workspace", "yolo", "presence", "model", "effort"]) byId(id).hidden = true;
   chooserError(trouble);
   if (!byId("chooser-path").value) byId("chooser-path").value = localStorage.getItem(PATH) || "";
   const live = (await api("GET", at("workspaces"))) || [];

@@ -1,4 +1,4 @@
-// The model in use, in the bar, and choosing another one for later prompts.
+// The model in use and how much it reasons, in the bar, and choosing both for later prompts.
 
 import { el } from "./text.js";
 
@@ -41,5 +41,58 @@ export class ModelPicker {
       this.select.prepend(el("option", { value }, model?.name || model?.id || ""));
       this.select.value = value;
     }
+  }
+}
+
+// How much the model reasons in the later prompts of a session. This tab remembers it.
+export class EffortPicker {
+  constructor(select) {
+    this.select = select;
+    this.efforts = new Map(); // by session; null is the one that does not exist yet
+    this.session = null;
+    this.levels = [];
+    select.addEventListener("change", () => this.efforts.set(this.session, select.value));
+  }
+
+  // The levels of a model (an answer of `GET W/agent`). One that cannot reason has none to choose.
+  use({ model, model_cfg: used }) {
+    const levels = model?.reasoning_levels || [];
+    const known = levels.length ? levels : ["low", "medium", "high"];
+    this.levels = model?.can_reason || levels.length ? [...new Set(["none", ...known])] : [];
+    this.usual = used?.reasoning_effort || "usual";
+    this.fill();
+  }
+
+  // Show what was chosen for a session.
+  draw(session) {
+    if (session === this.session) return; // a list that is open stays open
+    this.session = session;
+    this.fill();
+  }
+
+  fill() {
+    this.select.hidden = !this.levels.length;
+    this.select.replaceChildren(
+      el("option", { value: "" }, `reasoning: ${this.usual}`),
+      ...this.levels.map((level) => el("option", { value: level }, `reasoning: ${level}`)),
+    );
+    this.select.value = this.chosen(this.session);
+  }
+
+  // The level that was chosen for a session, if the model has it.
+  chosen(session) {
+    const effort = this.efforts.get(session);
+    return this.levels.includes(effort) ? effort : "";
+  }
+
+  // What a prompt says about it. `session` has just begun if the prompt was `typedIn` none.
+  wish(session, typedIn) {
+    if (!typedIn && this.efforts.has(null)) {
+      this.efforts.set(session, this.efforts.get(null));
+      this.efforts.delete(null);
+      this.fill();
+    }
+    const effort = this.chosen(session);
+    return effort ? { reasoning_effort: effort } : {};
   }
 }

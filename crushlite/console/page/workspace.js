@@ -7,7 +7,7 @@
 import { ApiError, at } from "./api.js";
 import { Composer } from "./composer.js";
 import { PermissionDialog, QuestionDialog, confirmed } from "./dialogs.js";
-import { ModelPicker } from "./models.js";
+import { EffortPicker, ModelPicker } from "./models.js";
 import { RulesPanel } from "./rules.js";
 import { Sessions, titleOf } from "./sessions.js";
 import { Transcript } from "./transcript.js";
@@ -41,6 +41,7 @@ export class WorkspaceView {
       complain: (text) => this.trouble(text),
     });
     this.models = new ModelPicker(byId("model"), (model) => this.attempt(() => this.chooseModel(model)));
+    this.efforts = new EffortPicker(byId("effort"));
     const elsewhere = (request) => this.linkTo(request.session_id);
     this.permissionDialog = new PermissionDialog(
       byId("permission"),
@@ -166,6 +167,7 @@ export class WorkspaceView {
     ]);
     this.window = agent.model?.context_window || 0;
     this.models.draw(agent, providers || []);
+    this.efforts.use(agent);
   }
 
   // Fetch the open permissions and questions; again if an event about them came meanwhile.
@@ -366,8 +368,10 @@ export class WorkspaceView {
   }
 
   async prompt(typedIn, prompt) {
-    const session = typedIn ?? this.current ?? (await this.create());
-    await this.api("POST", this.path("agent"), { ...prompt, session_id: session, detach: true });
+    const before = typedIn ?? this.current;
+    const session = before ?? (await this.create());
+    const wish = { ...this.efforts.wish(session, before), session_id: session, detach: true };
+    await this.api("POST", this.path("agent"), { ...prompt, ...wish });
     this.sessions.setBusy(session, true);
     this.transcript.scrollToEnd();
     this.trouble("");
@@ -442,6 +446,7 @@ export class WorkspaceView {
   draw() {
     const session = this.sessions.get(this.current);
     this.sessions.draw(this.current);
+    this.efforts.draw(this.current);
     byId("session-bar").hidden = !session;
     byId("empty").hidden = this.transcript.size > 0 || this.early !== null;
     setText(
