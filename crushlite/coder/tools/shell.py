@@ -320,7 +320,7 @@ def _job_id(call: ToolUse) -> str:
     return plain(value, "shell_id")
 
 
-def _seconds(value: object) -> float:
+def wait_seconds(value: object) -> float:
     """How long job_output is to wait. Raises BadRequest unless it is a boolean or a number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(min(max(value, 0), WAIT_SECONDS))
@@ -340,7 +340,7 @@ class JobOutputTool:
     read_only = False  # a job that has ended is removed when its output is read
 
     async def run(self, call: ToolUse) -> ToolOutcome:
-        job_id, seconds = _job_id(call), _seconds(call.input.get("wait"))
+        job_id, seconds = _job_id(call), wait_seconds(call.input.get("wait"))
         if seconds:
             await call.turn.wait_for_job(job_id, seconds)
         info, found = call.turn.job_info(job_id), call.turn.job_output(job_id)
