@@ -89,6 +89,14 @@ class Briefing:
         if self.since != summary_id:
             self.since, self.notes, self.told, self.asked = summary_id, [], {}, []
 
+    @property
+    def watched(self) -> bool:
+        """Whether the model was told that somebody can answer questions: then it keeps the tool for
+        them, as a request without it would not begin like the one before. Later calls of it fail
+        while nobody is there."""
+        told = (line for note in self.notes for line in note.lines)
+        return self.facts.interactive or WATCHED in told
+
     def untold(self, files: Sequence[ContextFile]) -> list[ContextFile]:
         """Those of some context files that the model does not know as they are now."""
         known = self._known() | self.told

@@ -270,7 +270,7 @@ class CoderAgent:
         tools = [
             spec_of(tool)
             for tool in self._tools.values()
-            if turn.interactive or tool.name != "question"
+            if briefing.watched or tool.name != "question"
         ]
         system = system_prompt(
             self._context.path,

@@ -269,8 +269,11 @@ class LimitTests(CoderBench):
     async def test_a_call_that_cannot_wait_is_counted_whatever_it_says(self) -> None:
         for wait, failed in ((True, True), ("false", False), (-1, False)):
             with self.subTest(wait=wait):
-                outcome = Result("the same", is_error=failed)
-                tool = EchoTool(name="job_output", answer=lambda _, outcome=outcome: outcome)
+
+                def answer(_: dict[str, Any], failed: bool = failed) -> Result:
+                    return Result("the same", is_error=failed)
+
+                tool = EchoTool(name="job_output", answer=answer)
                 arguments = json.dumps({"shell_id": "1", "wait": wait})
                 answers = [use((f"{wait}-{n}", tool.name, arguments)) for n in range(30)]
                 provider = PlannedProvider(*answers, said("done"))

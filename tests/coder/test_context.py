@@ -251,14 +251,24 @@ class NoteTests(CoderBench):
             request = await self.ask(f"{interactive}")
             self.assertIn(expected, texts(request)[-2])
             names = {tool.name for tool in request.tools}
-            self.assertEqual("question" in names, interactive)
-            self.assertLessEqual({"bash", "view", "edit", "todos"}, names)
+            self.assertLessEqual({"bash", "view", "edit", "todos", "question"}, names)
         self.assertEqual(sum(f"Today is {today}" in text for text in texts(request)), 1)
 
     async def test_a_session_that_begins_unwatched_says_so_in_the_system_prompt(self) -> None:
         unwatched = self.lifetime(interactive=False)
         self.services = dataclasses.replace(self.services, lifetime=unwatched)
         self.assertIn("Nobody is watching", (await self.ask("one")).system)
+
+    async def test_questions_once_offered_stay_so_that_requests_begin_alike(self) -> None:
+        """They are not offered before somebody can answer, and a joining client changes no turn
+        that is under way."""
+        offered = []
+        for interactive in (False, True, False, True):
+            lifetime = self.lifetime(interactive=interactive)
+            self.services = dataclasses.replace(self.services, lifetime=lifetime)
+            request = await self.ask(f"{interactive}")
+            offered.append("question" in {tool.name for tool in request.tools})
+        self.assertEqual(offered, [False, True, True, True])
 
     async def test_a_question_that_was_not_offered_is_an_error_and_waits_for_no_answer(
         self,

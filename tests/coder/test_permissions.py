@@ -451,9 +451,9 @@ class QuestionScenarios(TwoClients):
 
 class InteractiveScenario(ConfiguredTestCase):
     @scenario(240)
-    async def test_questions_are_offered_only_while_an_interactive_client_attends(self) -> None:
-        """The question tool is offered to the model only while an interactive client is
-        attached."""
+    async def test_questions_are_not_offered_before_an_interactive_client_attends(self) -> None:
+        """The question tool is offered to the model only in sessions that an interactive client
+        has attended; it fails while none does."""
         script = await self.join()
         await script.call("POST", f"/agent/init?client_id={script.id}", {"interactive": False})
         session = await script.session()
@@ -465,9 +465,17 @@ class InteractiveScenario(ConfiguredTestCase):
         [result] = results(await script.messages(session))
         self.assertTrue(result["is_error"])
         self.assertEqual(script.events.all("question_batch_request"), [])
-        await self.join()
+        person = await self.join()
         await self.turn(script, session, "hello again")
         self.assertIn("question", tool_names(self.model.requests[-1]))
+        leaving = f"/agent/init?client_id={person.id}"
+        await person.call("POST", leaving, {"interactive": False})
+        self.plan.append(use("question", questions=[question()]))
+        await self.turn(script, session, "ask again")
+        *_, result = results(await script.messages(session))
+        self.assertTrue(result["is_error"])
+        self.assertIn("nobody is there to answer: decide yourself", result["content"])
+        self.assertEqual(script.events.all("question_batch_request"), [])
 
 
 # No interactive client ---------------------------------------------------------------------------

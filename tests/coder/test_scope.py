@@ -632,6 +632,12 @@ class CommandTests(ScopeCase):
             "`git add`, `git commit` and `cat`, with other arguments in the project too, "
             f"in {self.root}",
         )
+        self.assertEqual(words("npm test"), f"`npm test` without further words, in {self.root}")
+        self.assertEqual(
+            words("npm run a && ls | npm test"),
+            "`ls`, with other arguments in the project too, and `npm run a` and `npm test` without "
+            f"further words, in {self.root}",
+        )
         self.assertEqual(words("make"), f"this very command, in {self.root}")
         self.assertIn("nothing more than this: .envrc", words("rm .envrc"))
 
