@@ -405,6 +405,9 @@ ruff clean
 rg --pre sh x
 rg --pre=sh x
 rg --hostname-bin sh x
+rg -z x
+rg -nz x
+rg --search-zip x
 sort -o x y
 sort -ox y
 sort -uo x y

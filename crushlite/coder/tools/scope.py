@@ -65,7 +65,7 @@ _PROGRAMS: dict[str, str] = dict.fromkeys(_HARMLESS.split(), _NOTHING) | {
     "date": r"-[^-]*[sf].*|--[sf].*|[^+-].*",  # sets the clock
     "file": r"-[^-]*[Cfm].*|--[cfm].*",
     "jq": r".*\b(?:import|include|modulemeta)\b.*|-[^-]*f.*|--from.*",  # any file, by its name
-    "rg": r"--pre.*|--hostname-bin.*|-[^-]*L.*|--follow",
+    "rg": r"--pre.*|--hostname-bin.*|-[^-]*[Lz].*|--follow|--search-zip",
     "sort": r"-[^-]*[oT].*|--[octf].*",
     "tree": r"-[^-]*[loR].*|--[of].*",
     "uniq": r"[^-].*",  # a second file is written
