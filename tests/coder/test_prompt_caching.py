@@ -43,14 +43,6 @@ MODEL = Model(
 )
 
 
-def unmarked(value: Any) -> Any:
-    """The request without cache marks, which differ from step to step and are not cached
-    themselves."""
-    if isinstance(value, dict):
-        return {key: unmarked(item) for key, item in value.items() if key != "cache_control"}
-    return [unmarked(item) for item in value] if isinstance(value, list) else value
-
-
 def marks(value: Any, path: str = "") -> list[str]:
     """The places of the cache marks in a request."""
     if isinstance(value, dict):
@@ -104,21 +96,6 @@ class CachingTestCase(BoundedTestCase):
     def turns(self) -> list[dict[str, Any]]:
         """The requests for turns; those for titles have no tools."""
         return [call.request for call in self.model.calls if call.request.get("tools")]
-
-
-def working(request: dict[str, Any]) -> list[Any]:
-    """A model that views a file, writes one, looks again with two tools at once, then answers."""
-    if not request.get("tools"):
-        return [Say("A title"), End()]
-    step = sum(message["role"] == "assistant" for message in request["messages"]) % 4
-    view = Use("view", json.dumps({"file_path": "a.txt"}))
-    write = Use("write", json.dumps({"file_path": "b.txt", "content": f"step {step}\n"}))
-    return [
-        [Say("Let me see. "), view, End()],
-        [write, End()],
-        [view, Use("ls", "{}"), End()],
-        [Say("Done."), End()],
-    ][step]
 
 
 # Ten turns ---------------------------------------------------------------------------------------
@@ -293,8 +270,8 @@ class MarkTests(CachingTestCase):
         return provider._body(request)
 
     async def test_tools_system_and_the_two_newest_user_messages_are_marked(self) -> None:
-        await self.start(AnthropicProvider, working)
-        await self.ask("look around")
+        await self.start(AnthropicProvider, Worker())
+        await self.ask("turn 1")
         first, *_, last = self.turns()
         tools = len(first["tools"]) - 1
         self.assertEqual(marks(first), ["/messages/0/content/0", "/system/0", f"/tools/{tools}"])
@@ -302,15 +279,15 @@ class MarkTests(CachingTestCase):
             marks(last),
             [
                 f"/messages/{len(last['messages']) - 3}/content/0",
-                f"/messages/{len(last['messages']) - 1}/content/1",
+                f"/messages/{len(last['messages']) - 1}/content/2",
                 "/system/0",
                 f"/tools/{tools}",
             ],
         )
 
     async def test_where_the_last_request_ended_is_marked_in_the_next(self) -> None:
-        await self.start(AnthropicProvider, working)
-        await self.ask("look around")
+        await self.start(AnthropicProvider, Worker())
+        await self.ask("turn 1")
         turns = self.turns()
         for before, after in itertools.pairwise(turns):
             end = [mark for mark in marks(before) if "/messages/" in mark][-1]
