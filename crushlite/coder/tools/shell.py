@@ -12,7 +12,6 @@ shows it as failed, and the model cannot overlook it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +181,7 @@ class _WantedCommand:
         call, place = self._call, self.place
         # A folder outside must be in the description: it is part of what the user allows.
         where = "" if place.inside else f" (outside the project, in {place.path})"
-        scope = await asyncio.to_thread(command_scope, self.command, place, call.context.path)
+        scope = await call.context.blocking(command_scope, self.command, place, call.context.path)
         return await call.turn.permission(
             call.name,
             "execute",
