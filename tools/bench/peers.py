@@ -22,11 +22,11 @@ NUMBERS = itertools.count()
 
 async def serve_model() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from crushlite.testing.model import FakeModel, ModelCall
+    from crushlite.testing.model import Counts, FakeModel, ModelCall
     from crushlite.testing.model.dialects import ChatDialect
 
     chat = ChatDialect({"model": "fake-large"})
-    word, end = chat.text("Lorem "), chat.finish("stop", (10, 5))
+    word, end = chat.text("Lorem "), chat.finish("stop", Counts(10, 5))
 
     class InstantModel(FakeModel):
         def arrived(self, method: str, call: ModelCall) -> None:
