@@ -31,7 +31,7 @@ from .context import TOTAL_CHARS, block, bounded, context_files, files_above, us
 from .gitfacts import git_facts
 from .history import estimated_tokens
 from .jsontext import LIGHT_CHARS
-from .overflow import cut, new_tokens
+from .overflow import cut, length, new_tokens
 from .prompts import SUMMARY, TITLE, system_prompt
 from .providers.base import (
     CallPiece,
@@ -509,10 +509,9 @@ class CoderAgent:
         todos = "\n".join(f"- [{todo.status}] {todo.content}" for todo in session.todos)
         task = SUMMARY + (f"\n\nThe to-do list:\n{todos}" if todos else "")
         whole = await self._request(turn, briefing, session, history)
-        size, wish = whole.chars, ChatMessage("user", task)
+        size, wish = length(whole.messages), ChatMessage("user", task)
         for chars in (size, size // 2, 0):
-            messages = whole.messages if chars == size else cut(whole.messages, chars)
-            request = dataclasses.replace(whole, messages=[*messages, wish])
+            request = dataclasses.replace(whole, messages=[*cut(whole.messages, chars), wish])
             try:
                 answer = await self._ask(turn, request)
             except ProviderError as error:

@@ -23,7 +23,8 @@ def new_tokens(history: Sequence[Message], summary_id: str) -> int:
         if message.role == "assistant" or message.id == summary_id:
             return tokens
         tokens += len(message.text) // 4
-        tokens += sum(len(result.content) // 4 for result in message.tool_results)
+        for result in message.tool_results:
+            tokens += len(result.content) // 4 + (IMAGE_TOKENS if result.data else 0)
         for part in message.parts:
             data = getattr(part, "data", "")
             kind = getattr(part, "mime_type", "")
@@ -34,7 +35,7 @@ def new_tokens(history: Sequence[Message], summary_id: str) -> int:
 def cut(messages: Sequence[ChatMessage], chars: int) -> list[ChatMessage]:
     """The conversation with about `chars` characters at most, if cutting long texts is enough for
     that: the newest first, as the beginning may be in the provider's cache."""
-    left = sum(_length(message) for message in messages) - chars
+    left = length(messages) - chars
     result = list(messages)
     for index in reversed(range(len(result))):
         if left <= 0:
@@ -46,6 +47,12 @@ def cut(messages: Sequence[ChatMessage], chars: int) -> list[ChatMessage]:
         left -= _length(message) - _length(kept)
         result[index] = kept
     return result
+
+
+def length(messages: Sequence[ChatMessage]) -> int:
+    """About how many characters a conversation takes; images count as the texts that take as many
+    tokens."""
+    return sum(map(_length, messages))
 
 
 def _length(message: ChatMessage) -> int:

@@ -48,7 +48,7 @@ is done.
 
 # How to use the tools: a line is shown if the model has one of its tools.
 _TOOLS: tuple[tuple[str, str], ...] = (
-    ("view", "view shows line numbers; they and the tab behind them are not text of the file."),
+    ("view", "view shows line numbers; they and the | behind them are not text of the file."),
     (
         "edit multiedit",
         "edit and multiedit: view the file first; old_string is its exact text, blanks included, "

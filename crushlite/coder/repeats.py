@@ -1,7 +1,8 @@
 """Notices a model that goes in circles: it repeats tool calls and gets the results it had before.
 
 A step is idle if each of its calls has been made in this turn, with these arguments and this
-result. Steps that wait (for a job, or by `sleep`) are not counted: asking again is their purpose.
+result. Steps that wait (for a job that runs, or by `sleep`) are not counted: asking again is their
+purpose.
 After some idle steps in a row the model is warned, once in a turn; after some more the turn is
 stopped.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+
+from .tools.shell import wait_seconds
 
 if TYPE_CHECKING:
     from .answers import ModelAnswer, ToolRequest
@@ -42,7 +45,7 @@ class RepeatGuard:
         """Count a step, with the outcomes of the calls that were run. True if the turn must be
         stopped."""
         calls = list(zip(answer.calls.values(), outcomes, strict=False))
-        if not calls or any(_waits(call) for call, _ in calls):
+        if not calls or any(_waited(*each) for each in calls):
             return False
         # Numbers, not the texts, which may be many MiB.
         numbers = [hash((c.name, c.arguments, outcome.content)) for c, outcome in calls]
@@ -65,9 +68,9 @@ class RepeatGuard:
         return warning
 
 
-def _waits(call: ToolRequest) -> bool:
+def _waited(call: ToolRequest, outcome: ToolOutcome) -> bool:
     if not isinstance(call.value, dict):
         return False
-    if call.name == "job_output":
-        return bool(call.value.get("wait"))
+    if call.name == "job_output":  # an error comes at once, without waiting
+        return not outcome.is_error and wait_seconds(call.value.get("wait")) > 0
     return call.name == "bash" and _SLEEP.search(str(call.value.get("command", ""))) is not None

@@ -124,8 +124,10 @@ class Background:
     def _find(self, job_id: str, session_id: str) -> _Job:
         job = self._jobs.get(job_id)
         if job is None or job.session_id != session_id:
+            there = [key for key, each in self._jobs.items() if each.session_id == session_id]
             raise NotFound(
-                f"no job {job_id}: there was none, or it has ended and its output was read"
+                f"no job {job_id}: there was none, or it has ended and its output was read. "
+                f"Jobs of this session: {', '.join(there) or 'none'}"
             )
         return job
 

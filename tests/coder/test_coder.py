@@ -266,6 +266,20 @@ class LimitTests(CoderBench):
                     await self.converse(self.coder(provider, tools=[tool]))
                     self.assertEqual(len(tool.ran), expected)
 
+    async def test_a_call_that_cannot_wait_is_counted_whatever_it_says(self) -> None:
+        for wait, failed in ((True, True), ("false", False), (-1, False)):
+            with self.subTest(wait=wait):
+
+                def answer(_: dict[str, Any], failed: bool = failed) -> Result:
+                    return Result("the same", is_error=failed)
+
+                tool = EchoTool(name="job_output", answer=answer)
+                arguments = json.dumps({"shell_id": "1", "wait": wait})
+                answers = [use((f"{wait}-{n}", tool.name, arguments)) for n in range(30)]
+                provider = PlannedProvider(*answers, said("done"))
+                await self.converse(self.coder(provider, tools=[tool]))
+                self.assertEqual(len(tool.ran), 9)
+
     async def test_a_turn_that_repeats_itself_completes_with_a_message_that_says_so(self) -> None:
         await self.steps(["same"] * 9)
         rows = await self.stored(self.live)

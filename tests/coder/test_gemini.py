@@ -271,6 +271,12 @@ class Sent(SentCase):
             with self.subTest(model, **settings):
                 self.assertEqual(body["generationConfig"], {"thinkingConfig": shown | expected})
 
+    async def test_a_budget_leaves_half_of_the_limit_for_the_answer(self) -> None:
+        asked = ModelRequest("gemini-2.5-flash", "", [ChatMessage("user", "hi")])
+        asked.reasoning_effort, asked.max_tokens = "low", 500
+        body = await self.body(asked)
+        self.assertEqual(body["generationConfig"]["thinkingConfig"]["thinkingBudget"], 250)
+
     async def test_options_are_merged_into_the_fields_of_the_api(self) -> None:
         options = {"generationConfig": {"seed": 5}, "safetySettings": []}
         body = await self.body(ask(temperature=1.0), options=options)

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.coder.loop import REASONED_TITLE_TOKENS, TITLE_TOKENS, CoderOptions
-from crushlite.coder.overflow import CUT_CHARS, cut, new_tokens, shorter
+from crushlite.coder.overflow import CUT_CHARS, cut, length, new_tokens, shorter
 from crushlite.coder.prompts import SUMMARY
 from crushlite.coder.providers.base import (
     CallPiece,
@@ -91,6 +91,8 @@ class WordsTests(BoundedTestCase):
         self.assertEqual(messages[1].text, long)
         seeing = ChatMessage("user", "look", [Image("image/png", "x")])
         self.assertEqual(cut([seeing], 0)[0].images, [])
+        self.assertEqual(cut([seeing], length([seeing])), [seeing])
+        self.assertEqual(cut([seeing], length([seeing]) // 2)[0].images, [])
         self.assertEqual(shorter("abcdef", 6), "abcdef")
         self.assertEqual(shorter("abcdefg", 4), "ab\n(... 3 characters left out ...)\nfg")
 
@@ -183,6 +185,19 @@ class OverflowTests(CoderBench):
         self.assertEqual([m.text for m in shortened.messages[:2]], ["y" * 3000, ""])
         self.assertIn("98000 characters left out", shortened.messages[2].text)
         self.assertIn("the gist", last.messages[0].text)
+
+    async def test_of_images_less_is_sent_at_once_too(self) -> None:
+        """Their data is long, and takes few tokens: half of the one is not half of the other."""
+        picture = ToolOutcome("look", data="aGlo" * 50_000, mime_type="image/png")
+        tool = EchoTool(answer=lambda _: picture)
+        self.provider = PlannedProvider(
+            *(echo(1), [TOO_LONG], [TOO_LONG], said("the gist"), said("done"))
+        )
+        model = Model(id="m", supports_attachments=True)
+        await self.converse(self.coder(self.provider, tools=[tool], model=model), "go")
+        _, _, whole, shortened, _ = self.provider.requests
+        images = [sum(len(m.images) for m in each.messages) for each in (whole, shortened)]
+        self.assertEqual(images, [1, 0])
 
     async def test_a_result_that_will_not_fit_is_seen_before_it_is_sent(self) -> None:
         tool = EchoTool(answer=lambda _: ToolOutcome("x" * 50_000))

@@ -3,7 +3,8 @@ next, and a model that does that succeeds.
 
 An entry holds the files of a project, the calls before the mistake, the mistake, what the model
 must be told in its one answer, the calls that follow, and what is in the files and in the last
-answer then. A fake server plays the model; everything else is real.
+answer then. A model that goes in circles is `warned`, once; no other is. A fake server plays the
+model; everything else is real.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from crushlite.coder.repeats import WARNING
 from crushlite.testing.model import End, Say, Use
 from tests.support.configured import ConfiguredTestCase, chat, results
 
@@ -51,6 +53,8 @@ class MistakeTests(ConfiguredTestCase):
         self.assertEqual(heard[0], "tool")
         for words in entry["told"]:
             self.assertIn(words, heard[1], "the model is told what to do")
+        warnings = sum(WARNING in answer["content"] for answer in answers)
+        self.assertEqual(warnings, int(entry.get("warned", False)))
         for answer in (*answers[:at], *answers[at + 1 :]):
             self.assertFalse(answer["is_error"], answer["content"])
         self.assertIn(entry["shown"], answers[-1]["content"])

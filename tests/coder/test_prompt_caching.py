@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import itertools
 import json
@@ -22,6 +23,7 @@ from crushlite.protocol.config import Model, SelectedModel
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import Counts, End, Fail, FakeModel, Say, Think, Use
 from tests.support.basics import BoundedTestCase
+from tests.support.images import png
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,14 +41,6 @@ MODEL = Model(
     cost_per_1m_out_cached=100.0,
     supports_attachments=True,
 )
-
-
-def unmarked(value: Any) -> Any:
-    """The request without cache marks, which differ from step to step and are not cached
-    themselves."""
-    if isinstance(value, dict):
-        return {key: unmarked(item) for key, item in value.items() if key != "cache_control"}
-    return [unmarked(item) for item in value] if isinstance(value, list) else value
 
 
 def marks(value: Any, path: str = "") -> list[str]:
@@ -104,26 +98,12 @@ class CachingTestCase(BoundedTestCase):
         return [call.request for call in self.model.calls if call.request.get("tools")]
 
 
-def working(request: dict[str, Any]) -> list[Any]:
-    """A model that views a file, writes one, looks again with two tools at once, then answers."""
-    if not request.get("tools"):
-        return [Say("A title"), End()]
-    step = sum(message["role"] == "assistant" for message in request["messages"]) % 4
-    view = Use("view", json.dumps({"file_path": "a.txt"}))
-    write = Use("write", json.dumps({"file_path": "b.txt", "content": f"step {step}\n"}))
-    return [
-        [Say("Let me see. "), view, End()],
-        [write, End()],
-        [view, Use("ls", "{}"), End()],
-        [Say("Done."), End()],
-    ][step]
-
-
 # Ten turns ---------------------------------------------------------------------------------------
 
 MARKED = b',"cache_control":{"type":"ephemeral"}'
 SUMMARY = "All that was said"
 PIXEL = "iVBORw0KGgo="
+LOOKED_AT = png()  # by a tool
 FILES = {
     2: {"file_path": "p.png", "mime_type": "image/png", "content": PIXEL},
     3: {"file_path": "d.pdf", "mime_type": "application/pdf", "content": "JVBERi0xLjQK"},
@@ -187,7 +167,7 @@ def field_of(body: bytes, name: str) -> bytes:
 
 
 class Worker:
-    """A model that views a file, writes one, looks with two tools at once, then answers."""
+    """A model that views a file, writes one, looks with three tools at once, then answers."""
 
     RESULTS = ('"tool_result"', '"role": "tool"', "function_call_output", "functionResponse")
 
@@ -196,30 +176,41 @@ class Worker:
 
     def __call__(self, request: dict[str, Any]) -> list[Any]:
         histories = (request[name] for name in ("messages", "input", "contents") if name in request)
-        last = json.dumps(next(histories)[-1])
+        *_, before, last = ["", *map(json.dumps, next(histories))]
+        # In chat completions the images of results are in a message of their own.
+        last = before if "The images of the tool results" in last else last
         if any(mark in last for mark in self.RESULTS):
             self._step += 1
         elif '"turn ' in last and request.get("tools"):
             self._step = 0
         else:
             return [Say(SUMMARY), End()]  # or a title
-        view = Use("view", json.dumps({"file_path": "a.txt"}))
-        write = Use("write", json.dumps({"file_path": "b.txt", "content": last[:9]}))
+        view = Use("view", json.dumps({"file_path": "deep/b.txt" if self._step else "a.txt"}))
+        look = Use("view", json.dumps({"file_path": "look.png"}))
+        write = Use("write", json.dumps({"file_path": "c.txt", "content": last[:9]}))
         return [
             [Think("I wonder"), Say("Let me see. "), view, End()],
             [Think("I wonder"), write, End()],
-            [view, Use("ls", "{}"), End()],
+            [view, look, Use("ls", "{}"), End()],
             [Think("I wonder"), Say("Done."), End()],
         ][self._step]
 
 
 class PrefixTests(CachingTestCase):
     async def converse(self, api: API) -> list[bytes]:
-        """Ten turns with files, a summary after the fifth and a restart after the seventh. Returns
-        the bodies of the turns' requests."""
+        """Ten turns with files, images that a tool looks at, and instructions that change after the
+        third; a summary after the fifth and a restart after the seventh. Returns the bodies of the
+        turns' requests and of that for the summary."""
         await self.start(api.provider, Worker(), api.model, **api.more)
+        project = self.daemon.root / "project"
+        (project / "deep").mkdir()
+        (project / "deep/AGENTS.md").write_text("Deep down.\n")
+        (project / "deep/b.txt").write_text("two\n")
+        (project / "look.png").write_bytes(LOOKED_AT)
         for number in range(1, 11):
             await self.ask(f"turn {number}", attachments=[FILES[number]] if number in FILES else [])
+            if number == 3:
+                (project / "AGENTS.md").write_text("Be brief.\n")
             if number == 5:
                 path = f"/agent/sessions/{self.session}/summarize"
                 self.assertEqual((await self.anna.call("POST", path)).status, 200)
@@ -228,13 +219,13 @@ class PrefixTests(CachingTestCase):
         return [call.body for call in self.model.calls if call.request.get("tools")]
 
     async def test_each_request_begins_with_the_bytes_of_the_one_before(self) -> None:
-        """And all reasoning goes back to the model that it came from, also after the restart."""
+        """And all reasoning and every image goes back to the model, also after the restart."""
+        image = base64.b64encode(LOOKED_AT)
         for name, api in APIS.items():
             bodies = await self.converse(api)
             with self.subTest(name):
                 again = next(n for n, body in enumerate(bodies) if SUMMARY.encode() in body)
-                self.assertGreaterEqual(len(bodies), 40)
-                self.assertGreaterEqual(again, 20)
+                self.assertEqual((len(bodies), again), (41, 21))
                 for number, (before, after) in enumerate(itertools.pairwise(bodies), 1):
                     for part in api.before:
                         self.assertEqual(field_of(after, part), field_of(before, part))
@@ -245,6 +236,10 @@ class PrefixTests(CachingTestCase):
                 # Gemini signs every answer, the others their reasoning.
                 signed = 4 * 4 + 3 if api.provider is GeminiProvider else 4 * 3 + 2
                 self.assertEqual(bodies[-1].count(api.kept), signed)
+                for body in (bodies[again - 1], bodies[-1]):
+                    self.assertEqual(body.count(image), 5)
+                    for told in (b"Be brief.", b"Deep down."):
+                        self.assertIn(told, body)
             if api.provider is AnthropicProvider:
                 with self.subTest(name, what="thinking is not switched inside a turn"):
                     first, *others = (json.loads(body)["thinking"] for body in bodies)
@@ -292,8 +287,8 @@ class MarkTests(CachingTestCase):
         return provider._body(request)
 
     async def test_tools_system_and_the_two_newest_user_messages_are_marked(self) -> None:
-        await self.start(AnthropicProvider, working)
-        await self.ask("look around")
+        await self.start(AnthropicProvider, Worker())
+        await self.ask("turn 1")
         first, *_, last = self.turns()
         tools = len(first["tools"]) - 1
         self.assertEqual(marks(first), ["/messages/0/content/0", "/system/0", f"/tools/{tools}"])
@@ -301,15 +296,15 @@ class MarkTests(CachingTestCase):
             marks(last),
             [
                 f"/messages/{len(last['messages']) - 3}/content/0",
-                f"/messages/{len(last['messages']) - 1}/content/1",
+                f"/messages/{len(last['messages']) - 1}/content/2",
                 "/system/0",
                 f"/tools/{tools}",
             ],
         )
 
     async def test_where_the_last_request_ended_is_marked_in_the_next(self) -> None:
-        await self.start(AnthropicProvider, working)
-        await self.ask("look around")
+        await self.start(AnthropicProvider, Worker())
+        await self.ask("turn 1")
         turns = self.turns()
         for before, after in itertools.pairwise(turns):
             end = [mark for mark in marks(before) if "/messages/" in mark][-1]

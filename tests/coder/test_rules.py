@@ -118,6 +118,41 @@ npm test | tee log
 npm test | sh
 npm test | xargs rm
 npm test; rm -rf x
+gtimeout 60 npm test
+gnice npm test
+gxargs npm test
+gsed s/a/b/ x
+gtee x
+taskset 1 npm test
+chrt 5 npm test
+numactl 1 npm test
+setarch x86_64 npm test
+linux64 npm test
+faketime 2020-01-01 npm test
+fakeroot npm test
+proot npm test
+gosu kim npm test
+sg users x
+run0 npm test
+sudo-rs npm test
+pythonw x.py
+python3-dbg x.py
+python3.11-dbg x.py
+guile x.scm
+escript x
+hyperfine ./x
+retry 3 ./x
+direnv exec . ./x
+conda run x ./y
+rustup run stable ./x
+lxc exec c1 ls
+mosh host x
+sqlite3 x.db 'select 1'
+sqlite3 x.db '.shell x'
+psql x
+pm2 start x.js
+run-parts x
+uv run taskset 1 x
 npm "$x"
 "npm" test
 n'pm' test

@@ -405,6 +405,9 @@ ruff clean
 rg --pre sh x
 rg --pre=sh x
 rg --hostname-bin sh x
+rg -z x
+rg -nz x
+rg --search-zip x
 sort -o x y
 sort -ox y
 sort -uo x y
@@ -631,6 +634,12 @@ class CommandTests(ScopeCase):
             words("git add a && git commit -m x | cat"),
             "`git add`, `git commit` and `cat`, with other arguments in the project too, "
             f"in {self.root}",
+        )
+        self.assertEqual(words("npm test"), f"`npm test` without further words, in {self.root}")
+        self.assertEqual(
+            words("npm run a && ls | npm test"),
+            "`ls`, with other arguments in the project too, and `npm run a` and `npm test` without "
+            f"further words, in {self.root}",
         )
         self.assertEqual(words("make"), f"this very command, in {self.root}")
         self.assertIn("nothing more than this: .envrc", words("rm .envrc"))

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +16,7 @@ from crushlite.coder.tools.base import view_lines
 from crushlite.testing.model import End, Say
 from crushlite.worktree import names, paths
 from tests.support.configured import ConfiguredTestCase, use
+from tests.support.images import png
 from tests.support.tools import ToolTestCase
 
 NOT_TEXT: list[Any] = [None, 7, 1.5, True, [], {}, ["a"], "half \ud800"]
@@ -164,17 +164,6 @@ class SimilarTests(ToolTestCase):
             self.assert_failed(await self.use("view", file_path="a.txt"), "Use glob or ls")
         self.allow()
         self.assert_failed(await self.use("view", file_path="../outside/secret"), "Use glob")
-
-
-def png(width: int = 2, height: int = 3, padding: int = 0) -> bytes:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        sum_ = zlib.crc32(kind + body)
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", sum_)
-
-    rows = zlib.compress((b"\0" + b"\1" * width) * min(height, 100))
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"tEXt", b"x" * padding)
-    return b"\x89PNG\r\n\x1a\n" + chunks + chunk(b"IEND", b"")
 
 
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b080003000201011100ffd9")

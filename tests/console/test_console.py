@@ -187,6 +187,16 @@ class Files(ConsoleCase):
                 found += 1
         self.assertGreater(found, 10)
 
+    def test_no_object_of_a_script_puts_a_value_in_the_place_of_its_method(self) -> None:
+        classes = 0
+        for script in FOLDER.glob("*.js"):
+            for found in re.finditer(r"^(?:export )?class .*?^}", script.read_text(), re.M | re.S):
+                methods = set(re.findall(r"^  (?:async )?(\w+)\(.*\) \{$", found[0], re.M))
+                fields = set(re.findall(r"\bthis\.(\w+) =(?!=)", found[0]))
+                self.assertEqual(methods & fields, set(), script.name)
+                classes += bool(methods and fields)
+        self.assertGreater(classes, 8)
+
 
 class Public(ConsoleCase):
     def test_exactly_the_page_and_the_exchange_are_marked_public(self) -> None:

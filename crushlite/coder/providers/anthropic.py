@@ -204,7 +204,7 @@ def _blocks(message: ChatMessage) -> list[dict[str, Any]]:
             if part.text is not None:
                 found += _text(part.text)
             elif (call := part.call) is not None:
-                arguments = _object(call.input)
+                arguments = call.arguments
                 block = {"type": "tool_use", "id": _id(call.id), "name": call.name}
                 found.append({**block, "input": arguments})
             else:
@@ -252,12 +252,3 @@ def _image(image: Image) -> dict[str, Any]:
 def _id(id_: str) -> str:
     """The id of a tool call. Those of other providers may hold characters that the API refuses."""
     return _NOT_IN_AN_ID.sub("_", id_)
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a tool call; empty if they are no JSON object."""
-    try:
-        value = loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

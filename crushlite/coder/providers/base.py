@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import ProviderFailed
 from ...records import dataclass
+from ..jsontext import loads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -34,6 +35,15 @@ class ToolCall:
     id: str
     name: str
     input: str  # valid JSON: malformed input was replaced before it was stored
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The input taken apart; empty if it is no JSON object."""
+        try:
+            value = loads(self.input or "{}")
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

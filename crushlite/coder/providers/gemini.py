@@ -14,7 +14,6 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..jsontext import loads
 from .client import ProviderClient, merged, without_reasoning
 from .gemini_answer import API, GeminiDecoder
 from .returned import placed, record_of
@@ -95,7 +94,9 @@ def _thinking(request: ModelRequest) -> dict[str, Any]:
     if not effort:
         return shown
     if _BEFORE_LEVELS.search(request.model):
-        return {**shown, "thinkingBudget": _BUDGETS.get(effort, _BUDGETS["high"])}
+        # It is part of the limit of the answer: half of that is left for the answer itself.
+        most = request.max_tokens // 2 if request.max_tokens > 0 else _BUDGETS["high"]
+        return {**shown, "thinkingBudget": min(_BUDGETS.get(effort, _BUDGETS["high"]), most)}
     return {**shown, "thinkingLevel": _LEVELS.get(effort, effort)}
 
 
@@ -142,7 +143,7 @@ def _answer(message: ChatMessage, names: dict[str, tuple[str, str]]) -> list[dic
             # The first call is always signed; others of the same answer need not be.
             signature = signature or ("" if signed else UNSIGNED)
             signed = True
-            made = {"functionCall": {"name": call.name, "args": _object(call.input)}}
+            made = {"functionCall": {"name": call.name, "args": call.arguments}}
             if given:
                 made["functionCall"]["id"] = given
         elif part.text or signature:
@@ -167,12 +168,3 @@ def _media(image: Image) -> dict[str, Any]:
 
 def _text(text: str) -> list[dict[str, Any]]:
     return [{"text": text}] if text.strip() else []
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a tool call; empty if they are no JSON object."""
-    try:
-        value = loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

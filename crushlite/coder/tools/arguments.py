@@ -26,7 +26,8 @@ def schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 def plain(value: object, name: str) -> str:
     """A string that can be stored, shown and written to a file. `name` is for the message."""
     if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a string")
+        absent = " and is missing" if value is None else ""
+        raise BadRequest(f"{name} must be a string{absent}")
     if _SURROGATE.search(value):
         raise BadRequest(f"{name} holds half of a character (a lone surrogate)")
     return value

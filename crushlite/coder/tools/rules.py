@@ -27,6 +27,10 @@ _ANYTHING = """
     wish expect rscript julia ghci runghc runhaskell scala groovy jshell java osascript awk gawk
     mawk nawk env xargs parallel sudo doas su runuser pkexec ssh nohup nice ionice timeout stdbuf
     setsid flock strace ltrace gdb lldb systemd-run chroot unshare nsenter bwrap firejail eval
+    guile sbcl clisp racket clojure clj bb ocaml elixir iex erl escript qjs gjs octave taskset chrt
+    numactl prlimit cpulimit setarch linux32 linux64 faketime fakeroot proot gosu su-exec setpriv
+    capsh runcon unbuffer rlwrap valgrind hyperfine proxychains torsocks sshpass cross-env run-parts
+    pythonw run0 sudo-rs xvfb-run dbus-run-session start-stop-daemon busybox.static
 """
 _MORE = """
     if then else elif fi for while until do done case esac select function time coproc in exec
@@ -38,6 +42,8 @@ _MORE = """
     setfacl tee kill pkill killall mount umount curl wget aria2c http https nc ncat netcat socat
     telnet ftp sftp scp rsync rclone mail sendmail docker podman nerdctl kubectl oc helm systemctl
     service launchctl apt apt-get dnf yum pacman brew snap flatpak pip pip3 pipx gem
+    arch caffeinate chronic retry sg newgrp direnv dotenv doppler op conda mamba micromamba rustup
+    nix lxc incus vagrant adb mosh sqlite psql mysql mariadb pm2 forever nodemon m4 bc dc gnuplot
 """
 _RUNS_ANYTHING = frozenset(_ANYTHING.split())
 _NEVER = _RUNS_ANYTHING | frozenset(_MORE.split())
@@ -136,6 +142,10 @@ def _is_bound(word: str) -> bool:
 
 
 def _name(word: str) -> str:
-    """The name of a program, without folder and version: python for /usr/bin/python3.11."""
-    name = word.rpartition("/")[2].casefold().removesuffix(".exe")
-    return re.sub(r"(?<=[a-z])[-.]?\d[\d.]*$", "", name)
+    """The name of a program, without folder, version and the letter of GNU: python for
+    /usr/bin/python3.11, sed for gsed."""
+    name = word.rpartition("/")[2].casefold().removesuffix(".exe").removesuffix("-dbg")
+    if name not in _NEVER:  # as m4 is
+        name = re.sub(r"(?<=[a-z])[-.]?\d[\d.]*$", "", name)
+    # `gtimeout` is `timeout` where another one belongs to the system.
+    return name[1:] if name.startswith("g") and name[1:] in _NEVER else name

@@ -42,6 +42,16 @@ _COUNT = rf"[-+]?{DIGITS}[kKMG]?"
 _MANY = (0, MOST_PATHS)
 _COLOR = {"color": "always|auto|never"}
 _DIGEST = Program(Options("bt"), _MANY)
+_END = Program(
+    Options(
+        "qv",
+        {"n": _COUNT, "c": _COUNT},
+        "quiet verbose",
+        {"lines": _COUNT, "bytes": _COUNT},
+        number=True,
+    ),
+    _MANY,
+)
 _COLUMNS = (
     "pid|ppid|pgid|sid|uid|user|ruser|group|stat|state|s|time|etime|etimes|start|stime|lstart|tty|"
     "tt|pcpu|%cpu|c|pmem|%mem|rss|vsz|sz|ni|pri|nlwp|psr|wchan|comm|ucmd|args|cmd|command"
@@ -83,26 +93,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     "tac": Program(operands=_MANY),
     "rev": Program(operands=_MANY),
-    "head": Program(
-        Options(
-            "qv",
-            {"n": _COUNT, "c": _COUNT},
-            "quiet verbose",
-            {"lines": _COUNT, "bytes": _COUNT},
-            number=True,
-        ),
-        _MANY,
-    ),
-    "tail": Program(
-        Options(
-            "qv",
-            {"n": _COUNT, "c": _COUNT},
-            "quiet verbose",
-            {"lines": _COUNT, "bytes": _COUNT},
-            number=True,
-        ),
-        _MANY,
-    ),
+    **dict.fromkeys(("head", "tail"), _END),
     "wc": Program(Options("lwcmL", long_flags="lines words bytes chars max-line-length"), _MANY),
     "nl": Program(Options(values={"b": "[atn]", "w": DIGITS, "s": TEXT}), _MANY),
     "cut": Program(

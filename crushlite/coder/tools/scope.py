@@ -65,7 +65,7 @@ _PROGRAMS: dict[str, str] = dict.fromkeys(_HARMLESS.split(), _NOTHING) | {
     "date": r"-[^-]*[sf].*|--[sf].*|[^+-].*",  # sets the clock
     "file": r"-[^-]*[Cfm].*|--[cfm].*",
     "jq": r".*\b(?:import|include|modulemeta)\b.*|-[^-]*f.*|--from.*",  # any file, by its name
-    "rg": r"--pre.*|--hostname-bin.*|-[^-]*L.*|--follow",
+    "rg": r"--pre.*|--hostname-bin.*|-[^-]*[Lz].*|--follow|--search-zip",
     "sort": r"-[^-]*[oT].*|--[octf].*",
     "tree": r"-[^-]*[loR].*|--[of].*",
     "uniq": r"[^-].*",  # a second file is written
@@ -146,10 +146,17 @@ def command_scope(
         scope = Scope((f"text {command}",), f"this very command, in {cwd.path}")
     else:
         parts = tuple(f"program {program}" for program in programs)
-        words = _listed([f"`{program}`" for program in programs])
-        words = f"{words}, with other arguments in the project too, in {cwd.path}"
-        scope = Scope(parts, words)
+        scope = Scope(parts, f"{_covered(programs)}, in {cwd.path}")
     return _with_rule(scope, raw if raw and inside and not guarded else [], cwd)
+
+
+def _covered(programs: list[str]) -> str:
+    """What a grant for these programs, with their subcommands, covers."""
+    alone = [f"`{name}`" for name in programs if name.split()[0] in _NO_MORE]
+    others = [f"`{name}`" for name in programs if name.split()[0] not in _NO_MORE]
+    texts = [f"{_listed(others)}, with other arguments in the project too"] if others else []
+    texts += [f"{_listed(alone)} without further words"] if alone else []
+    return ", and ".join(texts)
 
 
 def _with_rule(scope: Scope, raw: list[list[str]], cwd: Place) -> Scope:

@@ -12,7 +12,6 @@ shows it as failed, and the model cannot overlook it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +181,7 @@ class _WantedCommand:
         call, place = self._call, self.place
         # A folder outside must be in the description: it is part of what the user allows.
         where = "" if place.inside else f" (outside the project, in {place.path})"
-        scope = await asyncio.to_thread(command_scope, self.command, place, call.context.path)
+        scope = await call.context.blocking(command_scope, self.command, place, call.context.path)
         return await call.turn.permission(
             call.name,
             "execute",
@@ -320,7 +319,7 @@ def _job_id(call: ToolUse) -> str:
     return plain(value, "shell_id")
 
 
-def _seconds(value: object) -> float:
+def wait_seconds(value: object) -> float:
     """How long job_output is to wait. Raises BadRequest unless it is a boolean or a number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(min(max(value, 0), WAIT_SECONDS))
@@ -340,7 +339,7 @@ class JobOutputTool:
     read_only = False  # a job that has ended is removed when its output is read
 
     async def run(self, call: ToolUse) -> ToolOutcome:
-        job_id, seconds = _job_id(call), _seconds(call.input.get("wait"))
+        job_id, seconds = _job_id(call), wait_seconds(call.input.get("wait"))
         if seconds:
             await call.turn.wait_for_job(job_id, seconds)
         info, found = call.turn.job_info(job_id), call.turn.job_output(job_id)

@@ -143,8 +143,8 @@ export class WorkspaceView {
       this.fetched = number;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      clearTimeout(this.retry);
-      this.retry = setTimeout(() => this.catchUp(), RETRY);
+      clearTimeout(this.fetchLater);
+      this.fetchLater = setTimeout(() => this.catchUp(), RETRY);
     }
   }
 
