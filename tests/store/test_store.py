@@ -21,7 +21,7 @@ from crushlite.errors import (
 from crushlite.protocol.sessions import Session
 from crushlite.store import InlineExecutor
 from crushlite.store.callqueue import MAX_WAITING
-from crushlite.store.sessions import get_session, insert_session, rename_session
+from crushlite.store.sessions import get_session, insert_session, list_sessions, rename_session
 from tests.support.store import Gate, StoreCase, add, ids
 
 
@@ -272,10 +272,10 @@ class ReaderTests(StoreCase):
             await store.submit(lambda conn: [add(f"s{n}")(conn) for n in range(1_000)])
             with mock.patch("crushlite.store.reader.time") as time:
                 time.monotonic.return_value = 0
-                self.assertEqual(len(await store.read(ids)), 1_000)
+                self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 1_000)
                 self.assertEqual(time.sleep.call_count, 0)
                 time.monotonic.side_effect = itertools.count()  # a slow machine
-                self.assertEqual(len(await store.read(ids)), 1_000)
+                self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 1_000)
                 self.assertGreater(time.sleep.call_count, 10)
 
     async def test_a_read_cannot_write_and_does_not_spoil_the_next(self) -> None:
