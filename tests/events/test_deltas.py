@@ -98,6 +98,14 @@ class DeltaTest(Case):
         _, sink = self.stream(resume=True, deltas=True)
         self.assertEqual(deltas(sink.text), [])
 
+    async def test_of_messages_that_never_end_only_the_newest_are_shown_to_a_newcomer(self) -> None:
+        for number in range(1030):
+            self.grow("a", str(number))
+        _, sink = self.stream(resume=True, deltas=True)
+        sink.read()
+        self.assertEqual(len(deltas(sink.text)), 1024)
+        self.assertEqual(deltas(sink.text)[0], "6=a")
+
     async def test_skipped_growth_is_made_good_by_what_is_sent_in_its_place(self) -> None:
         _, sink = self.stream(resume=True, deltas=True, high=1)
         sink.read()
@@ -196,7 +204,7 @@ class LinearClient(Client):
         super().take(ident, data)
 
 
-class DeltaWalkTest(Case):
+class DeltaRandomWalkTest(Case):
     async def test_clients_that_lag_drop_and_resume_see_every_message_as_it_was_published(
         self,
     ) -> None:

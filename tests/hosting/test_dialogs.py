@@ -289,6 +289,7 @@ class RuleTest(PermissionDesk):
         self.assertFalse(await self.asks(self.covered_by("ab")))
         [rule] = self.permissions.grants.listed()
         self.assertEqual((rule.words, rule.parts, rule.session_id), ("all of a", ["a"], "s"))
+        self.assertIsNone(self.permissions.offered("c"), "it is answered: nothing is offered")
 
     async def test_of_every_set_one_part_must_have_been_granted(self) -> None:
         scope = Scope(("text",), "", rule_parts=("a", "c"), rule_words="x")
