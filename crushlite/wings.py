@@ -17,6 +17,7 @@ WINGS = (
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
     (".undo.wing", "UndoWing"),
+    (".mcp.wing", "McpWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
 )

@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from ..config import ProjectFile
 
 DESCRIPTION = """\
-Show what the crush.json files of a project would use (providers and their addresses, models,
-variables), and after a yes let them. Until then a project's files choose no provider, no model and
-no key, and nothing in them is expanded. What is remembered is the path of each file and its
-content: a file that changes must be trusted again. Commands in a project's file (hooks, tool
-servers, $(...)) are never run.
+Show what the crush.json files of a project would use (providers and their addresses, models, tool
+servers, variables), and after a yes let them. Until then a project's files choose no provider, no
+model and no key, and nothing in them is started or expanded. What is remembered is the path of each
+file and its content: a file that changes must be trusted again. Other commands in a project's file
+(hooks, $(...)) are never run.
 """
 EXAMPLES = """\
   crushlite trust ~/src/parser
   crushlite trust --list
   crushlite trust --revoke ~/src/parser
 """
-_PROGRAMS = ("hooks", "mcp", "lsp", "env")
+_PROGRAMS = ("hooks", "lsp", "env")
 
 
 def add_parser(commands: Any) -> None:
@@ -70,7 +70,7 @@ async def run(options: argparse.Namespace) -> int:
     files = config_files(options)
     found = [file for file in files.project_files() if choice_keys(file.content.document)]
     if not found:
-        say(f"nothing to trust: no file of {files.workspace} asks for a model or a provider")
+        say(f"nothing to trust: no file of {files.workspace} asks for anything that needs it")
         return 0
     for file in found:
         show("\n".join(_lines(file, files)))
@@ -159,6 +159,8 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield "  the built-in providers are turned off"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
+    for name, server in (document.get("mcp") or {}).items():
+        yield f"  tool server {_plain(name)}, which is then started: {_value(server or {})}"
     yield from _variables(document, files)
     programs = [key for key in _PROGRAMS if document.get(key)]
     if "$(" in json.dumps(document.get("providers")):
@@ -179,7 +181,7 @@ def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:
 
 
 def _variables(document: dict[str, Any], files: ConfigFiles) -> Iterator[str]:
-    names = variables(document.get("providers"))
+    names = variables([document.get("providers"), document.get("mcp")])
     withheld = files.withheld(names)
     if given := sorted(names - withheld):
         yield f"  variables that it gets: {', '.join(given)}"

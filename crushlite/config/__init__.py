@@ -36,6 +36,7 @@ Only the machine's files have a say in `permissions`, apart from tools that a pr
     options    the table of options           trust      which projects' files the user trusts
     script     running the user's crushrc     crushrc    what its calls mean
     effects    keys without an effect         hooks      tools that a hook must be asked about
+    toolservers  the section `mcp`
     wing, part, routes: how it plugs into the daemon
 
 All but the last line is synchronous and reads files: call it in a thread.
@@ -50,6 +51,7 @@ from .options import CONTEXT_FILES, Attribution, ConfigOptions
 from .providers import Provider, Selected
 from .script import ScriptRuns
 from .secrets import redact
+from .toolservers import ToolServer
 from .view import AgentChoice, Config
 from .warnings import ConfigWarning, Reason
 from .writing import remove_value, set_value
@@ -69,6 +71,7 @@ __all__ = [
     "ScriptRuns",
     "Selected",
     "ToolHook",
+    "ToolServer",
     "data_directory",
     "redact",
     "remove_value",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.config import ROLES
+from ..wings import has_wing
 from .hooks import is_pre_tool
 from .merge import SCHEMA, spell
 from .warnings import Reason
@@ -24,7 +25,7 @@ _SKILLS = "skills are not read"
 _ABOVE = "its key is used, but it is not refreshed: log in with Crush again when it has expired"
 # By the path of a key, "*" for any name: why it has no effect.
 NO_EFFECT: dict[tuple[str, ...], str] = {
-    ("mcp", "*"): "tool servers are not started",
+    ("mcp", "*"): "the wing that starts tool servers is not there",
     ("lsp", "*"): _LSP,
     ("env",): "set the variables in the environment that you start crushlite from",
     ("tools", "*"): "searches have limits of their own",
@@ -52,6 +53,8 @@ def report(merged: Merged, warn: Warn) -> None:
             warn(reason, source.path, key, f"{key} {text}")
 
     for place, why in NO_EFFECT.items():
+        if has_wing(place[0]):
+            continue
         for path, value in _found(merged.values, place, ()):
             off = isinstance(value, dict) and value.get("disabled")
             if value and not off:

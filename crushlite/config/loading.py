@@ -26,6 +26,7 @@ from .providers import Builder
 from .rules import rules_of
 from .script import ScriptRuns
 from .secrets import literals
+from .toolservers import tool_servers
 from .trust import Trust, TrustedFiles, TrustStore, resolved
 from .view import Config, Loaded
 from .warnings import ConfigWarning, Reason
@@ -126,6 +127,7 @@ class ConfigFiles:
         machine, merged = _merged(layers, self.workspace, warn)
         expander = self._expander(machine, warn)
         providers = Builder(merged, expander, warn).providers()
+        servers = tool_servers(merged, expander, warn)
         effects.report(merged, warn)
         allowed = allowed_tools(layers, warn)
         rules = rules_of(layers, warn)
@@ -133,6 +135,7 @@ class ConfigFiles:
             merged,
             allowed_tools=allowed,
             rules=rules,
+            tool_servers=servers,
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),
             files=tuple(layer.source.path for layer in layers),

@@ -5,9 +5,9 @@ or from the data directory inside it, goes through `ProjectRules.admit` before i
 what is listed here is let through: a key that crushlite does not know is ignored.
 
 Until the user trusts the file (see `trust`), it has no say in who is asked and what is sent: all of
-its providers, models and recent models are ignored, and the switch that turns the catalogue off,
-because taking a provider away chooses another one. What is left of it is never expanded. That is
-reported in one warning, which says what to do.
+its providers, models, recent models and tool servers are ignored, and the switch that turns the
+catalogue off, because taking a provider away chooses another one. What is left of it is never
+expanded. That is reported in one warning, which says what to do.
 
   permissions   `allowed_tools` of a project only removes: `"-bash"` or `"!bash"` takes back a tool
                 with all its actions, `"-bash:execute"` one action (and `bash` as a whole, if that
@@ -20,7 +20,8 @@ reported in one warning, which says what to do.
                 of its own, `disable: true`. A new `base_url` makes it the project's: the user's
                 key, headers and body fields are dropped. Headers and body fields alone are
                 ignored, for the reason given at models.
-  mcp, lsp, hooks, env    ignored: they start programs, or change those that are started.
+  mcp           new ones only: one that the user has named can be disabled.
+  lsp, hooks, env    ignored: they start programs, or change those that are started.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 # What counts only in a file that the user trusts: sections, and options.
-_CHOICES = ("providers", "models", "recent_models")
+_CHOICES = ("providers", "models", "recent_models", "mcp")
 _CHOICE_OPTIONS = ("disable_default_providers",)
 _NAMED = 5  # keys in a warning
 
@@ -136,6 +137,7 @@ class ProjectRules:
         self._warn = warn
         self._known = {} if merged.get("options", "disable_default_providers") else CATALOGUE
         self._ids = {*(merged.get("providers") or {}), *self._known}  # not the project's own
+        self._servers = set(merged.get("mcp") or {})  # not the project's own
         self._moved: set[str] = set()  # of these, those to which a project gave another address
 
     def admit(self, layer: Layer) -> dict[str, Any]:
@@ -155,6 +157,8 @@ class ProjectRules:
                 answer[key] = self._models(value or {}, source)
             elif key == "providers":
                 answer[key] = self._providers(value or {}, source)
+            elif key == "mcp":
+                answer[key] = self._tool_servers(value or {}, source)
             elif key != "permissions":
                 self._ignored(source, (key,), _NO_SAY)
         for key in set(document.get("permissions") or {}) - {"allowed_tools"}:
@@ -169,8 +173,8 @@ class ProjectRules:
         if len(keys) > _NAMED:
             named += f" and {len(keys) - _NAMED} more"
         text = (
-            f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models "
-            f"and providers: ignored are {named}"
+            f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models, "
+            f"providers and tool servers: ignored are {named}"
         )
         self._warn(Reason.UNTRUSTED, source.path, "", text)
 
@@ -236,6 +240,19 @@ class ProjectRules:
                 self._ignored(
                     source, ("models", role, "provider_options"), "they can redirect a key"
                 )
+        return answer
+
+    def _tool_servers(self, servers: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Those with a name of their own: a program of the user gets no other arguments, and a
+        server of the user no other address."""
+        answer: dict[str, Any] = {}
+        for name, section in servers.items():
+            if name not in self._servers:
+                answer[name] = section
+            elif (section or {}).get("disabled"):
+                answer[name] = {"disabled": True}
+            else:
+                self._ignored(source, ("mcp", name), "there is a server of that name already")
         return answer
 
     # Providers -----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .hooks import ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
+    from .toolservers import ToolServer
 
 _SHOWN_SERVER = ("type", "disabled", "timeout", "disabled_tools", "enabled_tools", "filetypes")
 
@@ -59,6 +60,7 @@ class Loaded:
     files: tuple[Path, ...]  # that exist, in order of rising priority
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
+    tool_servers: Mapping[str, ToolServer] = dataclasses.field(default_factory=dict)
 
 
 class Config:
@@ -76,6 +78,7 @@ class Config:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
+        self.tool_servers = loaded.tool_servers  # the section `mcp`, expanded
         self.files = loaded.files
         self.own_folders = loaded.own_folders
         self.options = ConfigOptions.of(merged.get("options") or {})
@@ -160,13 +163,12 @@ class Config:
 
     @property
     def mcp(self) -> dict[str, Any]:
-        """The tool servers. They are of the machine's files only, and not expanded: values may be
-        references or secrets."""
+        """The tool servers, not expanded: values may be references or secrets."""
         return dict(self._merged.get("mcp") or {})
 
     @property
     def lsp(self) -> dict[str, Any]:
-        """The language servers, as `mcp`."""
+        """The language servers. They are of the machine's files only, and not expanded."""
         return dict(self._merged.get("lsp") or {})
 
     @property

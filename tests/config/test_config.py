@@ -903,7 +903,6 @@ class AllowedToolsTests(ConfigCase):
 class ProjectTests(ConfigCase):
     def test_what_starts_programs_is_ignored(self) -> None:
         document: JSONObject = {
-            "mcp": {"evil": {"type": "stdio", "command": "evil"}},
             "lsp": {"evil": {"command": "evil"}},
             "hooks": {"PreToolUse": [{"command": "evil"}]},
             "env": {"PATH": "/evil"},
@@ -913,9 +912,8 @@ class ProjectTests(ConfigCase):
         for key in document:
             self.assert_warned(config, str(path), f"{key} is ignored")
         self.assertNotIn("evil", dumps(config.wire("/d")).decode())
-        self.assertEqual((config.mcp, config.lsp), ({}, {}))
+        self.assertEqual(config.lsp, {})
         self.write("global", document)
-        self.assertEqual(list(self.load().mcp), ["evil"])
         self.assertEqual(list(self.load().lsp), ["evil"])
 
     def test_switches_go_only_to_the_safe_side(self) -> None:

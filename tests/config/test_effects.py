@@ -19,7 +19,6 @@ class EffectTests(ConfigCase):
 
     def test_every_key_of_a_feature_that_does_not_exist_is_named(self) -> None:
         document = {
-            "mcp": {"a": {"type": "stdio", "command": "x"}, "b": {"url": "u", "disabled": True}},
             "lsp": {"go": {"command": "gopls"}},
             "env": {"A": "b"},
             "tools": {"ls": {"max_depth": 3}},
@@ -27,7 +26,7 @@ class EffectTests(ConfigCase):
             "options": {"skills_paths": ["a"], "disabled_skills": ["b"], "auto_lsp": True},
             "providers": {"lab": LAB | {"oauth": {"access_token": "t"}}},
         }
-        wanted = ["mcp.a", "lsp.go", "env", "tools.ls", "hooks.SessionStart", "options.auto_lsp"]
+        wanted = ["lsp.go", "env", "tools.ls", "hooks.SessionStart", "options.auto_lsp"]
         wanted += ["options.skills_paths", "options.disabled_skills", "providers.lab.oauth"]
         self.assertCountEqual(self.told(document, Reason.NO_EFFECT), wanted)
 
@@ -144,9 +143,9 @@ class RefusalTests(ConfiguredTestCase):
         self.assertFalse(project.startswith("/"))
 
     async def test_clients_are_told_which_keys_have_no_effect(self) -> None:
-        self.configure(mcp={"tickets": {"command": "x"}}, optoins={})
+        self.configure(tools={"ls": {"max_depth": 3}}, optoins={})
         with self.assertLogs("crushlite", "WARNING") as logged:
             client = await self.daemon.join(self.folder("configured"))
-        wanted = "no effect have mcp.tickets, optoins: `crushlite doctor` says why"
+        wanted = "no effect have tools.ls, optoins: `crushlite doctor` says why"
         self.assertEqual(client.workspace["warning"], f"{self.own_file()}: {wanted}")
-        self.assertIn("mcp.tickets has no effect: tool servers are not started", str(logged.output))
+        self.assertIn("tools.ls has no effect: searches have limits", str(logged.output))
