@@ -19,6 +19,7 @@ WINGS = (
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
+    (".acp.wing", "AcpWing"),
 )
 
 
