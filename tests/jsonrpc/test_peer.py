@@ -103,7 +103,7 @@ class PeerCase(BoundedTestCase):
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():  # noqa: ASYNC110 - it depends on a thread, or on the system
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
 
 class Script:
