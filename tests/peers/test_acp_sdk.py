@@ -79,8 +79,9 @@ def tap(writer: Any, check: FrameCheck) -> None:
 class SdkTests(ProcessCase):
     async def connect(self, client: SdkClient) -> tuple[Any, FrameCheck]:
         process = await self.start()
-        assert process.stdout is not None
-        assert process.stdin is not None
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
         check = FrameCheck(jsonschema.Draft202012Validator)
         shown = asyncio.StreamReader(limit=1 << 26)
 
@@ -90,13 +91,13 @@ class SdkTests(ProcessCase):
                 shown.feed_data(line)
             shown.feed_eof()
 
-        forwarding = asyncio.create_task(forward(process.stdout))
-        tap(process.stdin, check)
-        connection = acp.connect_to_agent(client, process.stdin, shown, use_unstable_protocol=True)
+        forwarding = asyncio.create_task(forward(stdout))
+        tap(stdin, check)
+        connection = acp.connect_to_agent(client, stdin, shown, use_unstable_protocol=True)
 
         async def end() -> None:
             await connection.close()
-            process.stdin.close()
+            stdin.close()
             self.assertEqual(await process.wait(), 0)
             await forwarding  # raises what the check found
 
