@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import stat
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -32,14 +31,16 @@ from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from ..wing import Author
+from . import offering
 from .dialogs import Allowed
+from .files import mode_of
 from .prompts import Failure, clean
 from .watching import start_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..agent.base import Delegated
+    from ..agent.base import Delegated, OfferedTool
     from ..commands.background import JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.config import SelectedModel
@@ -391,6 +392,18 @@ class LiveTurn:
         self._new_step = before or bool(folded)
         return folded
 
+    # For the agent: what wings offer -------------------------------------------------------------
+
+    async def offered_tools(self) -> list[OfferedTool]:
+        self._check()
+        found = await offering.offered_tools(self._services.parts, self)
+        self._check()
+        return found
+
+    def instructions(self) -> list[tuple[str, str]]:
+        self._check()
+        return offering.instructions(self._services.parts)
+
     # For the agent: commands ---------------------------------------------------------------------
 
     async def command(
@@ -521,7 +534,7 @@ class LiveTurn:
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
         await self._watches_ended()
-        mode = await asyncio.to_thread(_mode_of, path) if after is not None else None
+        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
@@ -673,11 +686,3 @@ def _text(value: str | Mapping[str, Any]) -> str:
 def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
     """Our own dataclasses may be given in the shape they have on the wire."""
     return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
-
-
-def _mode_of(path: str) -> int | None:
-    """The permission bits of a file; None if there is none."""
-    try:
-        return stat.S_IMODE(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return None
