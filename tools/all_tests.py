@@ -22,8 +22,10 @@ NO_TESTS = 5  # pytest's exit code for "nothing was collected", as with -k
 
 def folders() -> list[Path]:
     """Folders with tests, the longest to read first: that is a fair guess at the time they take.
-    Those that drive models, processes, terminals and browsers take longer than any other."""
+    Those that drive models, processes, terminals and browsers take longer than any other. The
+    tests against real programs need an environment of their own."""
     found = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    found.discard(ROOT / "tests" / "peers")
     slow = {"coder": 0, "cli": 1, "console": 2, "daemon": 3}
     return sorted(found, key=lambda folder: (slow.get(folder.name, len(slow)), -_lines(folder)))
 
