@@ -104,6 +104,14 @@ class Title:
     usage: Usage = Usage()
 
 
+@dataclass(frozen=True, slots=True)
+class Delegated:
+    """What a sub-agent gave: its last words, and how often a permission was denied to it."""
+
+    text: str
+    denied: int = 0
+
+
 class Turn(Protocol):
     """One turn, as its agent sees it. After the turn has ended, every call raises TurnOver."""
 
@@ -277,6 +285,15 @@ class Turn(Protocol):
     async def summarize(self) -> None:
         """Summarize the conversation so far, within this turn. The summary replaces it for the
         model; the messages stay."""
+        ...
+
+    async def delegate(
+        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+    ) -> Delegated:
+        """Let another agent, a sub-agent, answer a prompt for the open tool call `id`, in a child
+        session of this one. It has the limits of this turn, what it costs counts for both sessions,
+        and what it asks users is asked for this session; it ends before this turn does. Several may
+        run at once. Raises what the sub-agent raised, and BadRequest in a sub-agent's own turn."""
         ...
 
     async def file_read(self, path: str) -> None:

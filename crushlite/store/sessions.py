@@ -209,6 +209,12 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
     )
 
 
+def add_cost(conn: sqlite3.Connection, scope: str, sid: str, cost: float, now: float) -> Session:
+    """Add what was spent elsewhere for a session, in one of its children."""
+    check_usage(0, 0, cost)
+    return _update(conn, scope, sid, _ADD_COST, now=now, cost=cost)
+
+
 def set_todos(
     conn: sqlite3.Connection, scope: str, sid: str, todos: list[Todo], now: float
 ) -> Session:
