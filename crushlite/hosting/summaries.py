@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
     from ..store import Connection
+    from .limits import RunLimits
     from .prompts import TurnRequest
     from .services import Services
 
 log = logging.getLogger(__name__)
 
 
-async def write_summary(services: Services, request: TurnRequest, agent: Agent) -> None:
-    """Let the agent summarize a session. A summary that was canceled is removed again; one that
-    failed stays, with its error, but counts for nothing."""
+async def write_summary(services: Services, request: TurnRequest, agent: Agent) -> RunLimits:
+    """Let the agent summarize a session; returns what that has used. A summary that was canceled is
+    removed again; one that failed stays, with its error, but counts for nothing."""
     turn = LiveTurn(services, request, agent.info().selected, _no_riders, is_summary=True)
     writing = asyncio.ensure_future(agent.summarize(turn))
     try:
@@ -57,6 +58,7 @@ async def write_summary(services: Services, request: TurnRequest, agent: Agent) 
     except CrushliteError:
         turn.discard()  # a summary that counts for nothing would only be in the way
         raise
+    return turn.limits
 
 
 async def _no_riders() -> list[Message]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.base import Scope, Usage, Verdict
 from ..commands.background import UNKNOWN_JOB, JobInfo
-from ..errors import BadRequest, LimitReached, TurnOver
+from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.permissions import PermissionRequest
@@ -33,6 +33,7 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from ..wing import Author
 from .dialogs import Allowed
+from .limits import RunLimits
 from .prompts import Failure, clean
 from .watching import start_command
 
@@ -84,6 +85,7 @@ class LiveTurn:
         self.reasoning = request.think
         self.denied = 0
         self.spent = Usage()  # what the last model call used
+        self.limits = RunLimits(request)
         self._services = services
         self._request = request
         self._selected = selected
@@ -95,8 +97,6 @@ class LiveTurn:
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
-        self._steps = 0
-        self._cost = 0.0
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
@@ -281,7 +281,7 @@ class LiveTurn:
 
     async def step(self) -> None:
         self._check()
-        self._check_steps()
+        self.limits.check_steps()
         self._end_step()
         self._new_step = True
         await self._yield()
@@ -355,7 +355,7 @@ class LiveTurn:
         self._check()
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
-        if self._out_of_steps:
+        if self.limits.out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
@@ -432,8 +432,8 @@ class LiveTurn:
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
+        self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        self._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
         now = self._services.clock.now()
 
@@ -447,8 +447,18 @@ class LiveTurn:
             )
 
         self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
-        if self._request.max_cost is not None and self._cost >= self._request.max_cost:
-            raise LimitReached(f"stopped at max_cost = {self._request.max_cost}")
+        if self.limits.too_expensive and not await self._may_cost_more():
+            raise self.limits.stop_at_cost()
+
+    async def _may_cost_more(self) -> bool:
+        """Ask a person whether the run may go beyond its limit of cost. False if nobody is there,
+        nobody answers, or the answer is no."""
+        if self.limits.reached or not self.interactive:
+            return False
+        batch = QuestionBatch(session_id=self.session_id, questions=[self.limits.cost_question()])
+        answers = await self._services.questions.ask(batch, self.run_id)
+        self._check()
+        return self.limits.raised_by(answers)
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
@@ -485,15 +495,6 @@ class LiveTurn:
         if self._over:
             raise TurnOver(f"the turn of run {self.run_id} has ended")
 
-    @property
-    def _out_of_steps(self) -> bool:
-        limit = self._request.max_steps  # not what the agent may have made of its own copy
-        return limit is not None and self._steps >= limit
-
-    def _check_steps(self) -> None:
-        if self._out_of_steps:
-            raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
-
     async def _watches_ended(self) -> None:
         """Wait until the watches of commands that have ended are done: what comes next must not be
         taken for the doing of those commands."""
@@ -520,13 +521,13 @@ class LiveTurn:
 
     def _current(self) -> LiveMessage:
         if self._new_step:
-            self._check_steps()
+            self.limits.check_steps()
             self._end_step()
             self._create_step()
         return self.last
 
     def _create_step(self) -> None:
-        self._steps += 1
+        self.limits.steps += 1
         self._new_step = False
         self._calls = {}
         now = self._now()

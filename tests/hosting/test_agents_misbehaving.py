@@ -66,6 +66,8 @@ async def start(daemon: LocalDaemon, **fields: Any) -> tuple[Participant, str]:
     """A client, and its session with one prompt under the run id "r"."""
     anna = await daemon.join()
     session = await anna.session()
+    if "max_cost" in fields:  # no person is there who could be asked for more
+        await anna.call("POST", f"/agent/init?client_id={anna.id}", {"interactive": False})
     await anna.prompt(session, "hello", run_id="r", **fields)
     return anna, session
 
