@@ -75,8 +75,9 @@ def add_connection(parser: argparse.ArgumentParser, *, start: bool = True) -> No
         add(
             "--agent",
             metavar="A",
-            default=os.environ.get("CRUSHLITE_AGENT") or "auto",
-            help="for a daemon that is started now: auto, coder, offline, or module:attr",
+            default="",
+            help="auto, coder, offline, or module:attr (default: that of the daemon; for one that "
+            "is started now CRUSHLITE_AGENT, else auto)",
         )
 
 
@@ -118,7 +119,7 @@ def wanted(options: argparse.Namespace, tell: Callable[[str], None]) -> Wanted:
     return Wanted(
         url=options.host,
         token=_token(options),
-        agent=getattr(options, "agent", "auto"),
+        agent=getattr(options, "agent", ""),
         path=_directory(options),
         yolo=getattr(options, "yolo", False),
         say=tell,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from ..clock import all_done, resolve_once, wait_at_most
 from ..errors import (
     BadRequest,
+    LimitReached,
     NotQueued,
     NotSaved,
     ProviderFailed,
@@ -270,10 +271,24 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
             self._broke(live, error)
             resolve_once(live.agent_gone)
+        if live.request.max_seconds is not None:
+            live.deadline = self._services.clock.call_later(
+                live.request.max_seconds, lambda: self._out_of_time(live)
+            )
         self._tasks.spawn(self._take_turn(live))
+
+    def _out_of_time(self, live: LiveRun) -> None:
+        """Stop a run that has reached its max_seconds: as a cancel does, but it ends as failed,
+        with the limit as the reason."""
+        if live.turn is not None and not live.agent_gone.done():
+            live.overdue = True
+            live.turn.limits.stop("time", "max_seconds")
+            self._stop(live)
 
     def _stop(self, live: LiveRun) -> None:
         """Cancel the agent; if it does not return within the grace it is given up."""
+        if live.grace is not None:
+            return  # it was cancelled before, for another reason
         if live.agent_task is not None:
             live.agent_task.cancel()
         live.grace = self._services.clock.call_later(
@@ -305,7 +320,9 @@ class Runner:
 
         async def summarize() -> None:
             if agent.summarizes:
-                await write_summary(self._services, request, agent)
+                used = await write_summary(self._services, request, agent)
+                if live.turn is not None:
+                    live.turn.limits.count_all(used)
 
         live.turn = LiveTurn(
             self._services,
@@ -349,9 +366,21 @@ class Runner:
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""
+        for timer in (live.grace, live.deadline):
+            if timer is not None:
+                timer.cancel()
+        outcome = self._left(live)
+        if live.overdue and outcome is not Outcome.COMPLETED:
+            words = f"stopped at max_seconds = {live.request.max_seconds:g}"
+            live.failure = explain(LimitReached(words, "time"), live.run.run_id)
+            return Outcome.FAILED
+        if isinstance(live.cause, LimitReached) and live.turn is not None:
+            live.turn.limits.stop(live.cause.limit, "")  # one of the agent's own, as its budget
+        return outcome
+
+    def _left(self, live: LiveRun) -> Outcome:
+        """How the agent left its turn, whatever stopped it."""
         task = live.agent_task
-        if live.grace is not None:
-            live.grace.cancel()
         if task is None:
             return Outcome.FAILED
         if not task.done():

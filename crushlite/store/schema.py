@@ -175,3 +175,12 @@ V4 = (
     )
     """,
 )
+
+# What ended a run before its agent did, the limit of time that it was given, and what it has used.
+V5 = (
+    "ALTER TABLE runs ADD COLUMN max_seconds REAL",
+    "ALTER TABLE runs ADD COLUMN limit_reached TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN cost REAL NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN prompt_tokens INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN completion_tokens INTEGER NOT NULL DEFAULT 0",
+)
