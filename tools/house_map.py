@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
-LIBRARIES = ("worktree",)  # used by several wings, and by nothing else
+LIBRARIES = ("worktree", "jsonrpc")  # used by several wings, and by nothing else
 WINGS = ("config", "coder", "undo", "console", "reports", "cli")  # __main__ goes with cli
 
 CORE = {row for rows in GROUPS.values() for row in rows}

@@ -173,6 +173,13 @@ class OfflineAgent:
         await turn.usage(Usage(1000, 100, cents / 100))
         await self._stream(turn, f"That was {cents} cents, had it been a model.\n")
 
+    async def _delegate(self, turn: Turn, rest: str) -> None:
+        prompt = rest or "look around"
+        call = await turn.tool_call("agent", json.dumps({"prompt": prompt}))
+        answer = await turn.delegate(call, prompt, self.run)
+        await turn.tool_result(call, answer.text)
+        await self._stream(turn, "The sub-agent has answered.\n")
+
     async def _fail(self, turn: Turn, rest: str) -> None:
         raise RuntimeError(rest or "you asked me to fail")
 
@@ -203,6 +210,9 @@ DIRECTIVES = {
         "N", "take N steps; prompts sent meanwhile are folded in at each", OfflineAgent._steps
     ),
     "/cost": Directive("CENTS", "report a cost, as a model call does", OfflineAgent._cost),
+    "/agent": Directive(
+        "PROMPT", "give a prompt, or a directive, to a sub-agent", OfflineAgent._delegate
+    ),
     "/long": Directive("N", "answer with N words", OfflineAgent._long),
     "/fail": Directive("TEXT", "fail with this message", OfflineAgent._fail),
 }

@@ -16,6 +16,7 @@ from ..realpath import real_path
 from ..records import dataclass
 from ..version import __version__
 from . import effects
+from .agentfiles import agent_files, usable
 from .catalogue import CATALOGUE
 from .crushrc import document_of
 from .expand import Expander, SecretGuard, variables
@@ -34,6 +35,7 @@ from .writing import change
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from .agentfiles import AgentFile
     from .files import Content, Roots
     from .warnings import Warn
     from .writing import Edited
@@ -137,6 +139,7 @@ class ConfigFiles:
             warnings=tuple(warnings),
             files=tuple(layer.source.path for layer in layers),
             own_folders=(self.data_dir, *self.roots.folders(self.env)),
+            agents=lambda: usable(self.agent_files()),
         )
         return Config(loaded, providers)
 
@@ -195,6 +198,10 @@ class ConfigFiles:
                 trust = trusted.state(source.path, content.digest)
                 found.append(ProjectFile(source.path, content, trust))
         return found
+
+    def agent_files(self) -> list[AgentFile]:
+        """The files of named sub-agents, of the user and of the project."""
+        return agent_files(self.workspace, self.env, self.roots)
 
     def trust(self, files: Iterable[ProjectFile]) -> None:
         """Trust these files, with the contents that were read. Raises ConfigError."""

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def write_summary(services: Services, request: TurnRequest, agent: Agent) -> RunLimits:
+async def write_summary(
+    services: Services, request: TurnRequest, agent: Agent, parent: LiveTurn | None = None
+) -> RunLimits:
     """Let the agent summarize a session; returns what that has used. A summary that was canceled is
-    removed again; one that failed stays, with its error, but counts for nothing."""
-    turn = LiveTurn(services, request, agent.info().selected, _no_riders, is_summary=True)
+    removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
+    LiveTurn."""
+    selected = agent.info().selected
+    turn = LiveTurn(services, request, selected, no_riders, is_summary=True, parent=parent)
     writing = asyncio.ensure_future(agent.summarize(turn))
     try:
         await asyncio.shield(writing)
@@ -61,7 +65,7 @@ async def write_summary(services: Services, request: TurnRequest, agent: Agent) 
     return turn.limits
 
 
-async def _no_riders() -> list[Message]:
+async def no_riders() -> list[Message]:
     return []
 
 
