@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 class OfflineAgent:
     """`pace` are the seconds between two pieces of an answer, so that streaming can be seen. `why`
-    says why this agent answers if the user did not choose it."""
+    says why this agent answers if the user did not choose it; `instead_of` names the model that is
+    configured if the user did."""
 
-    def __init__(self, *, pace: float = 0.02, why: str = "") -> None:
+    def __init__(self, *, pace: float = 0.02, why: str = "", instead_of: str = "") -> None:
         self._pace = pace
         self._why = why
+        self._instead_of = instead_of
 
     def info(self) -> Info:
         return Info(
@@ -63,6 +65,11 @@ class OfflineAgent:
     async def _quote(self, turn: Turn, lines: list[str]) -> None:
         text = "\n".join(lines).strip()
         if text:
+            if self._instead_of:
+                await turn.say(
+                    f"(The offline agent answers, because the daemon was started with it. "
+                    f"{self._instead_of} is configured: `crushlite stop`, then ask again.)\n\n"
+                )
             await self._stream(turn, f"You said: {text}\n")
             if self._why:
                 await turn.say(f"\nNo model: {self._why}. `crushlite doctor` says what to do.\n")

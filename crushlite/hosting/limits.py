@@ -27,8 +27,8 @@ MORE = {"more": 1, "much_more": 5}
 
 
 class RunLimits:
-    """The limits of one run, its sub-agents included, and what counts against them. `reached` is the limit that stopped it,
-    empty if none did."""
+    """The limits of one run, its sub-agents included, and what counts against them. `reached` is
+    the limit that stopped it, empty if none did."""
 
     def __init__(self, request: TurnRequest) -> None:
         self.reached = ""

@@ -60,6 +60,7 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
+NOT_RUN = "not run: the run ended before it was allowed"
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
@@ -97,7 +98,7 @@ class LiveTurn:
         self.reasoning = request.think
         self.denied = 0
         self.spent = Usage()  # what the last model call used
-        self.limits = RunLimits(request) if parent is None else parent.limits
+        self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._services = services
         self._request = request
         self._selected = selected
@@ -117,6 +118,7 @@ class LiveTurn:
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
+        self._unallowed: set[str] = set()  # tool calls that wait for a permission
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
         self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
@@ -198,14 +200,15 @@ class LiveTurn:
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "user cancelled assistant tool calling"
+            reason = "canceled before it had a result"
         elif outcome is Outcome.FAILED:
             reason = "the turn failed before this tool call had a result"
         if self._step is not None:
             self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
             if call.id not in self._results:
-                self._result(ToolResultPart(call.id, call.name, reason, is_error=True))
+                why = NOT_RUN if call.id in self._unallowed else reason
+                self._result(ToolResultPart(call.id, call.name, why, is_error=True))
 
     # For the agent: reading ----------------------------------------------------------------------
 
@@ -356,7 +359,9 @@ class LiveTurn:
             scope=clean(scope.words) if scope is not None else "",
             rule=clean(scope.rule_words) if scope is not None else "",
         )
+        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
         answer = await self._services.permissions.ask(request, self.run_id, scope)
+        self._unallowed.discard(request.tool_call_id)
         if isinstance(answer, Allowed):
             return Verdict(True)
         for turn in {self, self._top}:
@@ -365,17 +370,18 @@ class LiveTurn:
 
     async def ask(
         self,
-        questions: Sequence[Question | Mapping[str, Any]],
+        questions: str | Sequence[str | Question | Mapping[str, Any]],
         *,
         tool_call_id: str = "",
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         self._check()
         self._show_calls()
+        asked = [questions] if isinstance(questions, str) else questions
         batch = QuestionBatch(
             session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
-            questions=[_typed(Question, question) for question in questions],
+            questions=[_question(each) for each in asked],
             confirm_title=confirm_title,
         )
         return await self._services.questions.ask(batch, self.run_id)
@@ -687,6 +693,13 @@ def _text(value: str | Mapping[str, Any]) -> str:
         return dumps(dict(value)).decode("ascii")
     except (TypeError, ValueError) as error:
         raise BadRequest(f"this cannot be written as JSON: {error}") from None
+
+
+def _question(value: str | Question | Mapping[str, Any]) -> Question:
+    """A question, given as such, in the shape of the wire, or as a text that wants a text."""
+    if isinstance(value, str):
+        return Question(type="free_text", question=value, description="Asked by the agent.")
+    return _typed(Question, value)
 
 
 def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
