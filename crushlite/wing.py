@@ -25,7 +25,7 @@ What the core asks of a wing, and when:
     open       for each workspace, when it opens: a Part, or None
 
 A Part hears of what runs do in its workspace (commands, changes of files), may keep the rules that
-users have granted for good, and is closed with it.
+users have granted for good, may bring an agent of its own for some sessions, and is closed with it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
 
@@ -109,6 +109,11 @@ class WorkspacePart:
 
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
+
+    def agent_of(self, session_id: str) -> Agent | None:
+        """The agent that answers the runs of a session that start now; None: that of the
+        workspace."""
+        return None
 
     # Rules: what users have allowed for good. A part that keeps them says so.
 

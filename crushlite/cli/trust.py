@@ -70,7 +70,8 @@ async def run(options: argparse.Namespace) -> int:
     files = config_files(options)
     found = [file for file in files.project_files() if choice_keys(file.content.document)]
     if not found:
-        say(f"nothing to trust: no file of {files.workspace} asks for a model or a provider")
+        what = "a model, a provider or an agent"
+        say(f"nothing to trust: no file of {files.workspace} asks for {what}")
         return 0
     for file in found:
         show("\n".join(_lines(file, files)))
@@ -157,6 +158,8 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield f"  model {_plain(role)}: {_value(chosen or {})}"
     if (document.get("options") or {}).get("disable_default_providers"):
         yield "  the built-in providers are turned off"
+    for name, section in (document.get("agents") or {}).items():
+        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
     yield from _variables(document, files)
@@ -179,7 +182,7 @@ def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:
 
 
 def _variables(document: dict[str, Any], files: ConfigFiles) -> Iterator[str]:
-    names = variables(document.get("providers"))
+    names = variables([document.get("providers"), document.get("agents")])
     withheld = files.withheld(names)
     if given := sorted(names - withheld):
         yield f"  variables that it gets: {', '.join(given)}"

@@ -247,12 +247,16 @@ class WorkspaceRequests:
     async def permissions(self) -> list[PermissionRequest]:
         return await self.wire.ask_all(PermissionRequest, self.at("permissions"))
 
-    async def grant(self, request_id: str, action: str, reason: str = "") -> Resolution:
+    async def grant(
+        self, request_id: str, action: str, reason: str = "", option: str = ""
+    ) -> Resolution:
         """Answer a permission request with `allow`, `allow_session`, `allow_rule`, `allow_always`
-        or `deny`; the model reads the reason of a denial. `resolved` is False if the request was
-        answered before."""
+        or `deny`; the model reads the reason of a denial. `option` is the id of one of the
+        request's own options, with `allow` or `deny` as it says. `resolved` is False if the request
+        was answered before."""
         target = self.at("permissions", request_id, client_id=self.wire.client_id)
-        return await self.wire.ask(Resolution, "POST", target, PermissionAnswer(action, reason))
+        answer = PermissionAnswer(action, reason, option)
+        return await self.wire.ask(Resolution, "POST", target, answer)
 
     async def rules(self) -> list[PermissionRule]:
         """What is allowed without asking: for sessions of this workspace, and for good."""

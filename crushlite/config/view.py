@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..protocol.config import AgentInfo
     from ..protocol.permissions import PermissionRule
+    from .agents import AgentProgram
     from .hooks import ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
@@ -59,6 +60,7 @@ class Loaded:
     files: tuple[Path, ...]  # that exist, in order of rising priority
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
+    agents: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
 
 
 class Config:
@@ -76,6 +78,7 @@ class Config:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
+        self.agents = loaded.agents  # programs that can be chosen for a session, by name
         self.files = loaded.files
         self.own_folders = loaded.own_folders
         self.options = ConfigOptions.of(merged.get("options") or {})
@@ -124,6 +127,7 @@ class Config:
         """The secrets that are spelled out in the files."""
         yield from literals(self._merged.values)
         whole = [server.get(key) for server in self.mcp.values() for key in ("env", "headers")]
+        whole += [agent.get("env") for agent in (self._merged.get("agents") or {}).values()]
         sections = (self._merged.get("providers") or {}).values()
         yield from literals([*whole, *(each.get("oauth") for each in sections)], secret=True)
 

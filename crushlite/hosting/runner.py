@@ -95,7 +95,9 @@ class Runner:
         """
         request, when_busy = read_prompt(prompt)
         if not request.models:
-            self.agents.require()
+            self.agent_of(request.session_id)
+        elif self._agent_of_parts(request.session_id) is not None:
+            raise BadRequest("the agent of this session does not let prompts choose models")
         known = self._known.get(request.run_id)
         if known is not None:
             if known.digest != digest_of(request):
@@ -173,7 +175,7 @@ class Runner:
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
-        agent = self.agents.require()
+        agent = self.agent_of(session_id)
         session = await self._services.store.read(session_rows.get_session, session_id)
         if not session.message_count and not self.busy(session_id):
             return
@@ -253,6 +255,7 @@ class Runner:
     def _start(self, live: LiveRun) -> None:
         live.started_at = self._services.clock.now()
         try:
+            live.agent = live.agent or self._serving(live.run.session_id)
             work = self._begin_work(live)
             live.agent_task = self._tasks.spawn(work)
             live.agent_task.add_done_callback(lambda _: resolve_once(live.agent_gone))
@@ -283,7 +286,7 @@ class Runner:
 
     def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
         """Publish the user message of a prompt, and return what the agent task is to run."""
-        agent = live.agent or self.agents.serving()
+        agent = live.agent or self._serving(live.run.session_id)
         if live.kind == SUMMARIZE:
             return self._summarize(agent, live.request)
         return self._call_agent(agent, self._begin_turn(live, agent))
@@ -297,7 +300,12 @@ class Runner:
                 await write_summary(self._services, request, agent)
 
         live.turn = LiveTurn(
-            self._services, request, agent.info().selected, lambda: self._fold(live), summarize
+            self._services,
+            request,
+            agent.info().selected,
+            lambda: self._fold(live),
+            summarize,
+            notes_owner=agent.notes_owner,
         )
         live.turn.adopt(self._user_message(live))
         return live.turn
@@ -310,7 +318,7 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        agent = live.agent or self.agents.serving()
+        agent = live.agent or self._serving(live.run.session_id)
         self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt)
         return live.user
 
@@ -409,7 +417,7 @@ class Runner:
         if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
             try:
                 # Canceled before it could start, it begins now: what a person typed is never lost.
-                agent = first.agent or self.agents.serving()
+                agent = first.agent or self._serving(first.run.session_id)
                 turn = first.turn or self._begin_turn(first, agent)
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
@@ -589,6 +597,19 @@ class Runner:
         if not await wait_at_most(self._services.clock, closing, self._settings.drain):
             log.error("workspace %s: the agent did not close", self._services.path)
         self._tasks.cancel()
+
+    def agent_of(self, session_id: str) -> Agent:
+        """The agent that new prompts of a session are accepted for. Raises NoAgent if there is
+        none."""
+        return self._agent_of_parts(session_id) or self.agents.require()
+
+    def _serving(self, session_id: str) -> Agent:
+        """The agent for a prompt that was accepted."""
+        return self._agent_of_parts(session_id) or self.agents.serving()
+
+    def _agent_of_parts(self, session_id: str) -> Agent | None:
+        found = (part.agent_of(session_id) for part in self._services.parts)
+        return next((agent for agent in found if agent is not None), None)
 
     def change_agent(self, agent: Agent | None) -> None:
         """Runs that start from now on are answered by this one."""

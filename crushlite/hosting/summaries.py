@@ -27,7 +27,14 @@ log = logging.getLogger(__name__)
 async def write_summary(services: Services, request: TurnRequest, agent: Agent) -> None:
     """Let the agent summarize a session. A summary that was canceled is removed again; one that
     failed stays, with its error, but counts for nothing."""
-    turn = LiveTurn(services, request, agent.info().selected, _no_riders, is_summary=True)
+    turn = LiveTurn(
+        services,
+        request,
+        agent.info().selected,
+        _no_riders,
+        is_summary=True,
+        notes_owner=agent.notes_owner,
+    )
     writing = asyncio.ensure_future(agent.summarize(turn))
     try:
         await asyncio.shield(writing)
