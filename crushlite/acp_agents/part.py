@@ -85,7 +85,7 @@ class AgentsPart(WorkspacePart):
         from ..config.profile import FileProfile
 
         profile = self._workspace.profile
-        return profile.config.agents if isinstance(profile, FileProfile) else {}
+        return profile.config.programs if isinstance(profile, FileProfile) else {}
 
     def _command(self, name: str) -> AgentCommand:
         """The command behind a name. Raises BadRequest if there is none."""

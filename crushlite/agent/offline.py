@@ -167,6 +167,13 @@ class OfflineAgent:
             await turn.tool_result(call, f"step {number} is done")
         await self._stream(turn, "All steps are done.\n")
 
+    async def _delegate(self, turn: Turn, rest: str) -> None:
+        prompt = rest or "look around"
+        call = await turn.tool_call("agent", json.dumps({"prompt": prompt}))
+        answer = await turn.delegate(call, prompt, self.run)
+        await turn.tool_result(call, answer.text)
+        await self._stream(turn, "The sub-agent has answered.\n")
+
     async def _fail(self, turn: Turn, rest: str) -> None:
         raise RuntimeError(rest or "you asked me to fail")
 
@@ -195,6 +202,9 @@ DIRECTIVES = {
     "/ask": Directive("QUESTION", "ask you a yes-or-no question", OfflineAgent._ask),
     "/steps": Directive(
         "N", "take N steps; prompts sent meanwhile are folded in at each", OfflineAgent._steps
+    ),
+    "/agent": Directive(
+        "PROMPT", "give a prompt, or a directive, to a sub-agent", OfflineAgent._delegate
     ),
     "/long": Directive("N", "answer with N words", OfflineAgent._long),
     "/fail": Directive("TEXT", "fail with this message", OfflineAgent._fail),

@@ -25,11 +25,12 @@ from .secrets import HIDDEN, literals, mask, redact, worth_hiding
 from .warnings import ConfigWarning, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ..protocol.config import AgentInfo
     from ..protocol.permissions import PermissionRule
+    from .agentfiles import AgentFile
     from .agents import AgentProgram
     from .hooks import ToolHook
     from .merge import Merged
@@ -60,7 +61,8 @@ class Loaded:
     files: tuple[Path, ...]  # that exist, in order of rising priority
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
-    agents: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
+    agents: Callable[[], dict[str, AgentFile]] = dict  # reads the files of named sub-agents
+    programs: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
 
 
 class Config:
@@ -78,9 +80,10 @@ class Config:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
-        self.agents = loaded.agents  # programs that can be chosen for a session, by name
+        self.programs = loaded.programs  # agents that can be chosen for a session, by name
         self.files = loaded.files
         self.own_folders = loaded.own_folders
+        self.read_agents = loaded.agents  # the named sub-agents, as their files are now; blocks
         self.options = ConfigOptions.of(merged.get("options") or {})
         self._loaded = loaded
         self._merged = merged
@@ -242,6 +245,16 @@ class Config:
         used, or this one was chosen."""
         chosen = any(choice.provider == provider_id for choice in self._wanted.values())
         return self.allows_local(provider_id) and (chosen or not self._given)
+
+    def served_as(self, name: str) -> Selected | None:
+        """The model of this name, `provider/model` or the name alone; None if no usable provider
+        lists it."""
+        for provider in self.providers.values():
+            for model in provider.models:
+                if name in (model.id, f"{provider.id}/{model.id}"):
+                    choice = SelectedModel(model=model.id, provider=provider.id)
+                    return self.with_models({"large": choice}).large
+        return None
 
     def with_models(self, models: Mapping[str, SelectedModel]) -> Config:
         """The same configuration with other models for some roles, used as they are written; one

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CHILD_MARK = "$$"  # in the id of a sub-agent's session, between a message and its tool call
 _EFFORT = re.compile(r"[a-z]{1,20}")
 
 EXPECTED = (
@@ -80,6 +81,7 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
     if not prompt.session_id:
         raise BadRequest("session id is missing: create a session first")
     check_id("session_id", prompt.session_id)
+    refuse_child(prompt.session_id)
     check_id("run_id", prompt.run_id)
     if prompt.max_steps is not None and prompt.max_steps < 1:
         raise BadRequest("max_steps must be at least 1")
@@ -105,6 +107,15 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         models=prompt.models,
     )
     return request, _when_busy(prompt)
+
+
+def refuse_child(session_id: str) -> None:
+    """Raise BadRequest for the session of a sub-agent: only the agent that it works for goes on
+    with it."""
+    if CHILD_MARK in session_id:
+        raise BadRequest(
+            f"session {session_id} belongs to a sub-agent: send the prompt to the session above it"
+        )
 
 
 def _when_busy(prompt: Prompt) -> WhenBusy:

@@ -19,6 +19,7 @@ This file holds no rule of its own about the state of a run.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import uuid
 from typing import TYPE_CHECKING
@@ -38,9 +39,18 @@ from ..runs import Outcome, Record, Runs, Start, Stop, WhenBusy
 from ..store import STORE_ERRORS, runs as run_rows, sessions as session_rows
 from .agents import AgentSlot
 from .blocking import run_blocking
+from .children import run_child
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
-from .prompts import Failure, TurnRequest, digest_of, explain, read_prompt, words
+from .prompts import (
+    Failure,
+    TurnRequest,
+    digest_of,
+    explain,
+    read_prompt,
+    refuse_child,
+    words,
+)
 from .summaries import write_summary
 from .tasks import OwnedTasks
 from .titles import Titles
@@ -175,6 +185,7 @@ class Runner:
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
+        refuse_child(session_id)
         agent = self.agent_of(session_id)
         session = await self._services.store.read(session_rows.get_session, session_id)
         if not session.message_count and not self.busy(session_id):
@@ -306,6 +317,7 @@ class Runner:
             lambda: self._fold(live),
             summarize,
             notes_owner=agent.notes_owner,
+            delegate=functools.partial(run_child, self._services, request),
         )
         live.turn.adopt(self._user_message(live))
         return live.turn
@@ -367,6 +379,7 @@ class Runner:
         self._services.permissions.close_run(live.run.run_id)
         self._services.questions.close_run(live.run.run_id)
         if live.turn is not None:
+            await live.turn.end_children()
             await live.turn.end_commands()
 
     def _broke(self, live: LiveRun, error: Exception) -> None:

@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def write_summary(services: Services, request: TurnRequest, agent: Agent) -> None:
+async def write_summary(
+    services: Services, request: TurnRequest, agent: Agent, parent: LiveTurn | None = None
+) -> None:
     """Let the agent summarize a session. A summary that was canceled is removed again; one that
-    failed stays, with its error, but counts for nothing."""
+    failed stays, with its error, but counts for nothing. `parent` as for a LiveTurn."""
+    selected = agent.info().selected
     turn = LiveTurn(
         services,
         request,
-        agent.info().selected,
-        _no_riders,
+        selected,
+        no_riders,
         is_summary=True,
+        parent=parent,
         notes_owner=agent.notes_owner,
     )
     writing = asyncio.ensure_future(agent.summarize(turn))
@@ -66,7 +70,7 @@ async def write_summary(services: Services, request: TurnRequest, agent: Agent) 
         raise
 
 
-async def _no_riders() -> list[Message]:
+async def no_riders() -> list[Message]:
     return []
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import stat
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Scope, Usage, Verdict
+from ..agent.base import Agent, Scope, Usage, Verdict
 from ..commands.background import UNKNOWN_JOB, JobInfo
 from ..errors import BadRequest, LimitReached, TurnOver
 from ..protocol.codec import decode, dumps
@@ -33,13 +32,16 @@ from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from ..wing import Author
+from . import offering
 from .dialogs import Allowed
+from .files import mode_of
 from .prompts import Failure, clean
 from .watching import begin_watches, end_watches, start_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from ..agent.base import Delegated, OfferedTool
     from ..commands.background import JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.config import SelectedModel
@@ -64,6 +66,12 @@ TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
+class Child(Protocol):
+    """The turn of a sub-agent, as the turn above it sees it."""
+
+    def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
+
+
 class LiveTurn:
     """Implements agent.base.Turn."""
 
@@ -77,7 +85,11 @@ class LiveTurn:
         *,
         is_summary: bool = False,
         notes_owner: str = "",
+        delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
+        parent: LiveTurn | None = None,
     ) -> None:
+        """`parent` is the turn of the agent that this one works for: see children.py. Its limits
+        hold for both together, and commands, files, jobs and requests are its session's."""
         self.run_id = request.run_id
         self.session_id = request.session_id
         self.prompt = request.prompt
@@ -96,6 +108,10 @@ class LiveTurn:
         self._summarize = summarize
         self._is_summary = is_summary
         self._notes_owner = notes_owner
+        self._delegate = delegate
+        self._top = parent or self
+        self._counting = self if is_summary else self._top  # a summary is no step of the run
+        self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
         self._watches: list[CommandWatch] = []  # of the turn as a whole
@@ -136,8 +152,19 @@ class LiveTurn:
         """A message the runner wrote for this turn."""
         self._messages.append(live)
 
+    def add_child(self, child: Child) -> None:
+        self._check()
+        self.children.add(child)
+
     def fence(self) -> None:
         self._over = True
+
+    async def end_children(self) -> None:
+        """End the sub-agents that the agent has left behind: their records are complete before
+        those of this turn."""
+        if self.children:
+            endings = [child.end(Outcome.CANCELED) for child in self.children]
+            await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
 
     async def end_commands(self) -> None:
         """Kill what the agent's commands left running: when a run is reported ended, the processes
@@ -272,9 +299,7 @@ class LiveTurn:
         self._check()
         await self._watches_ended()
         self._show_calls()
-        call = self._calls.get(self._stored_id(clean(id)))
-        if call is None or call.id in self._results:
-            raise BadRequest(f"there is no open tool call {id!r} in this step")
+        call = self._open_call(id)
         texts = clean(content), _text(metadata)
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
@@ -294,6 +319,8 @@ class LiveTurn:
     async def step(self) -> None:
         self._check()
         self._check_steps()
+        if self._counting._steps:  # what sub-agents have cost counts as well
+            self._check_cost()
         self._end_step()
         self._new_step = True
         await self._yield()
@@ -331,7 +358,7 @@ class LiveTurn:
             return Verdict(True)
         self._show_calls()
         request = PermissionRequest(
-            session_id=self.session_id,
+            session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
             tool_name=tool_name,
             description=clean(description),
@@ -345,7 +372,8 @@ class LiveTurn:
         answer = await self._services.permissions.ask(request, self.run_id, scope)
         if isinstance(answer, Allowed):
             return Verdict(True, option=answer.option)
-        self.denied += 1
+        for turn in {self, self._top}:
+            turn.denied += 1
         return Verdict(False, answer.reason, answer.option)
 
     async def ask(
@@ -358,7 +386,7 @@ class LiveTurn:
         self._check()
         self._show_calls()
         batch = QuestionBatch(
-            session_id=self.session_id,
+            session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
             questions=[_typed(Question, question) for question in questions],
             confirm_title=confirm_title,
@@ -378,6 +406,18 @@ class LiveTurn:
         self._new_step = before or bool(folded)
         return folded
 
+    # For the agent: what wings offer -------------------------------------------------------------
+
+    async def offered_tools(self) -> list[OfferedTool]:
+        self._check()
+        found = await offering.offered_tools(self._services.parts, self)
+        self._check()
+        return found
+
+    def instructions(self) -> list[tuple[str, str]]:
+        self._check()
+        return offering.instructions(self._services.parts)
+
     # For the agent: commands ---------------------------------------------------------------------
 
     async def command(
@@ -394,7 +434,7 @@ class LiveTurn:
         watched = await start_command(
             self._services,
             command,
-            Author(self.session_id, self.run_id),
+            Author(self._top.session_id, self.run_id),
             cwd=cwd,
             env=env,
             on_output=on_output,
@@ -417,7 +457,7 @@ class LiveTurn:
 
     def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
         self._check()
-        job_id = self._services.background.adopt(self.session_id, command, info)
+        job_id = self._services.background.adopt(self._top.session_id, command, info)
         self._commands.discard(command)
         if command in self._watched:
             self._watched[command].keep()
@@ -425,19 +465,19 @@ class LiveTurn:
 
     def job_output(self, job_id: str) -> JobOutput:
         self._check()
-        return self._services.background.output(job_id, self.session_id)
+        return self._services.background.output(job_id, self._top.session_id)
 
     def job_info(self, job_id: str) -> JobInfo:
         self._check()
-        return self._services.background.info(job_id, self.session_id)
+        return self._services.background.info(job_id, self._top.session_id)
 
     async def wait_for_job(self, job_id: str, seconds: float) -> None:
         self._check()
-        await self._services.background.wait(job_id, self.session_id, seconds)
+        await self._services.background.wait(job_id, self._top.session_id, seconds)
 
     async def kill_job(self, job_id: str) -> Exit | None:
         self._check()
-        return await self._services.background.kill(job_id, self.session_id)
+        return await self._services.background.kill(job_id, self._top.session_id)
 
     async def summarize(self) -> None:
         self._check()
@@ -446,6 +486,17 @@ class LiveTurn:
             self._new_step = True
             await self._summarize()
 
+    async def delegate(
+        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+    ) -> Delegated:
+        self._check()
+        if self._delegate is None:
+            raise BadRequest("a sub-agent cannot start another one: do this yourself")
+        call = self._open_call(id)
+        self._show_calls()
+        other = agent if isinstance(agent, Agent) else Agent(agent)
+        return await self._delegate(self, call.id, clean(prompt), other, clean(title))
+
     # For the agent: bookkeeping ------------------------------------------------------------------
 
     async def usage(self, usage: Usage) -> None:
@@ -453,7 +504,7 @@ class LiveTurn:
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
         cost = 0.0 if usage.estimated else usage.cost
-        self._cost += cost
+        self._top._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
         now = self._services.clock.now()
 
@@ -467,8 +518,18 @@ class LiveTurn:
             )
 
         self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
-        if self._request.max_cost is not None and self._cost >= self._request.max_cost:
-            raise LimitReached(f"stopped at max_cost = {self._request.max_cost}")
+        if self._top is not self and cost:
+            await self._top._charge(cost)
+        self._check_cost()
+
+    async def _charge(self, cost: float) -> None:
+        """Add what a sub-agent has cost to this session as well."""
+        owed = min(self._owed + cost, session_rows.MOST_COST)
+        self._owed = 0.0
+        now, store = self._services.clock.now(), self._services.store
+        saved = store.write(session_rows.add_cost, self.session_id, owed, now)
+        if not await self._save("usage", saved):
+            self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
@@ -501,11 +562,11 @@ class LiveTurn:
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
         await self._watches_ended()
-        mode = await asyncio.to_thread(_mode_of, path) if after is not None else None
+        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
-        await self._services.files.record(self.session_id, [change])
+        await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -516,11 +577,16 @@ class LiveTurn:
     @property
     def _out_of_steps(self) -> bool:
         limit = self._request.max_steps  # not what the agent may have made of its own copy
-        return limit is not None and self._steps >= limit
+        return limit is not None and self._counting._steps >= limit
 
     def _check_steps(self) -> None:
         if self._out_of_steps:
             raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
+
+    def _check_cost(self) -> None:
+        limit = self._request.max_cost
+        if limit is not None and self._top._cost >= limit:
+            raise LimitReached(f"stopped at max_cost = {limit}")
 
     async def _watches_ended(self) -> None:
         """Wait until the watches of commands that have ended are done: what comes next must not be
@@ -534,6 +600,12 @@ class LiveTurn:
         """Publish the calls of this step: clients must know a call before they hear of it."""
         if self._step is not None:
             self._services.transcript.flush(self._step)
+
+    def _open_call(self, call_id: str) -> ToolCallPart:
+        call = self._calls.get(self._stored_id(clean(call_id)))
+        if call is None or call.id in self._results:
+            raise BadRequest(f"there is no open tool call {call_id!r} in this step")
+        return call
 
     def _stored_id(self, call_id: str) -> str:
         """The id on record of what the agent calls by this one."""
@@ -554,7 +626,7 @@ class LiveTurn:
         return self.last
 
     def _create_step(self) -> None:
-        self._steps += 1
+        self._counting._steps += 1
         self._new_step = False
         self._calls = {}
         now = self._now()
@@ -643,11 +715,3 @@ def _text(value: str | Mapping[str, Any]) -> str:
 def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
     """Our own dataclasses may be given in the shape they have on the wire."""
     return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
-
-
-def _mode_of(path: str) -> int | None:
-    """The permission bits of a file; None if there is none."""
-    try:
-        return stat.S_IMODE(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return None

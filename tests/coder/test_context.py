@@ -364,7 +364,7 @@ class NoteTests(CoderBench):
         gist = Message("s", "assistant", SESSION, [TextPart("gist")], is_summary_message=True)
         empty = Message("e", "assistant", SESSION)
         good.asked = [("e", 0), ("none", 0), ("s", 5)]
-        (told,) = good.conversation([empty, gist], summary_id="s", images=False)
+        (told,) = good.conversation([empty, gist], summary_id="s", takes_images=False)
         self.assertTrue(told.text.endswith("gist"))
 
 

@@ -816,7 +816,11 @@ class ShutdownTest(ClaimsCase):
 class PresenceTest(ClaimsCase):
     def viewers(self) -> tuple[int, int]:
         claims = self.world.claims
-        return claims.viewers("W", "S1"), claims.viewers("W", "S2")
+        found = claims.viewers("W", "S1"), claims.viewers("W", "S2")
+        self.assertEqual(
+            [("S1" in claims.viewed("W")), ("S2" in claims.viewed("W"))], [*map(bool, found)]
+        )
+        return found
 
     def test_set_switch_clear(self) -> None:
         self.open("W", "A")
