@@ -205,7 +205,7 @@ class TurnWriter:
         if not key or (known is None and len(self._calls) >= MOST_CALLS):
             return None
         if known is not None and known.ended:
-            if report.get("sessionUpdate") != "tool_call" or report.get("status") in _ENDED:
+            if report.get("sessionUpdate") != "tool_call":
                 return known  # it was complete before
             known = None  # the id is used again
         call = self._calls[key] = known or ReportedCall()

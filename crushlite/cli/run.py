@@ -25,7 +25,9 @@ from .common import (
     add_connection,
     add_json,
     command,
+    new_session,
     say,
+    session_agent,
     show,
     show_json,
     title_of,
@@ -295,12 +297,15 @@ class _Asked:
         return exit_code(printer, ending, self._progress)
 
     async def _session(self) -> str:
-        """The id of the session that the options name, or of a new one."""
-        if self._options.session:
-            return await find_session(self._workspace, self._options.session)
-        if self._options.last:
-            return await find_session(self._workspace, "last")
-        session = await self._workspace.create_session(title_of(self._prompt))
+        """The id of the session that the options name, or of a new one, in which the agent answers
+        that they name."""
+        workspace, agent = self._workspace, session_agent(self._options)
+        if self._options.session or self._options.last:
+            session_id = await find_session(workspace, self._options.session or "last")
+            if agent:
+                await workspace.choose_agent(session_id, agent)
+            return session_id
+        session = await new_session(workspace, title_of(self._prompt), agent)
         self._progress.say(f"session {session.id}")
         return session.id
 

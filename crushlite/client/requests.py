@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, NoAgent
+from ..protocol.agents import OfferedAgent, SessionAgent
 from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
 from ..protocol.config import (
     AgentInfo,
@@ -111,6 +112,24 @@ class WorkspaceRequests:
             models=dict(models or {}),
         )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
+
+    # Agents of other makers.
+
+    async def offered_agents(self) -> list[OfferedAgent]:
+        """Those that can be chosen for a session by name."""
+        return await self.wire.ask_all(OfferedAgent, self.at("agents"))
+
+    async def session_agent(self, session_id: str) -> str:
+        """Which of them answers in a session; empty: the agent of the workspace."""
+        target = self.at("sessions", session_id, "agent")
+        return (await self.wire.ask(SessionAgent, "GET", target)).agent
+
+    async def choose_agent(self, session_id: str, name: str) -> None:
+        """Let an agent answer the runs of a session that start from now on: one of those names, or
+        `acp:COMMAND ARGS`; `default` is the agent of the workspace. Raises BadRequest if there is
+        no such agent, NotFound if the daemon cannot do that."""
+        target = self.at("sessions", session_id, "agent")
+        await self.wire.ask(SessionAgent, "PUT", target, SessionAgent(name))
 
     # Sessions.
 
