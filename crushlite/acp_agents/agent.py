@@ -12,6 +12,7 @@ from ..protocol.config import Model, SelectedModel
 from .content import object_of, prompt_blocks
 from .conversation import Conversation
 from .exchange import Exchange
+from .failures import AgentFailed
 from .process import AgentProcess
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ExternalAgent:
         self._processes: set[AgentProcess] = set()  # that may still run
         self._label = command.name
         self._turns: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def info(self) -> Info:
         model = Model(id=self.command.name, name=self._label)
@@ -89,6 +91,8 @@ class ExternalAgent:
     async def _running(self) -> AgentProcess:
         """The process; started if there is none. All turns that need it share one start, which
         none of them owns."""
+        if self._closed:  # a turn that was given up may come here late
+            raise AgentFailed(f"{self.command.name} is not started: the workspace has closed")
         starting = self._starting
         if starting is None or (starting.done() and not _is_usable(starting)):
             starting = self._starting = asyncio.create_task(self._start())
@@ -101,7 +105,8 @@ class ExternalAgent:
         return process
 
     async def aclose(self) -> None:
-        """End what still runs."""
+        """End what still runs. Nothing is started from now on."""
+        self._closed = True
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])

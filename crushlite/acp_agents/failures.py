@@ -36,8 +36,10 @@ class LoginNeeded(AgentFailed):
 
 
 def shown(text: object, most: int = _SHOWN) -> str:
-    """A text of the agent's on one line: short, with its control characters visible."""
+    """A text of the agent's on one line: short, with its control characters visible, and without
+    what looks like a secret."""
     plain = text if isinstance(text, str) else repr(text)
+    plain = hide_secrets(plain[: 2 * most], HIDDEN)
     cut = plain if len(plain) <= most else plain[:most] + "..."
     return "".join(_visible(one) for one in " ".join(cut.split()))
 

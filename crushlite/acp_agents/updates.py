@@ -172,9 +172,9 @@ class TurnWriter:
             )
             given = _count(usage.get("inputTokens")) or _count(quota.get("input_tokens"))
             taken = _count(usage.get("outputTokens")) or _count(quota.get("output_tokens"))
-            given = self._used - taken if self._used > taken else given
-            if given or taken:
-                await self._turn.usage(Usage(given, taken))
+            # What is in the agent's context says more than what all its model calls were given.
+            if self._used or given or taken:
+                await self._turn.usage(Usage(self._used or given, taken))
 
     # Text ---------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class ReportTests(HostedTestCase):
         self.assertEqual(
             states, [("first", "completed"), ("second", "in_progress"), ("third", "pending")]
         )
-        self.assertEqual((found["prompt_tokens"], found["completion_tokens"]), (900, 100))
+        self.assertEqual((found["prompt_tokens"], found["completion_tokens"]), (1000, 100))
         self.assertAlmostEqual(found["cost"], 0.75)
 
     async def test_a_title_that_the_user_has_chosen_stays(self) -> None:
