@@ -372,6 +372,10 @@ class Claims:
         """Whether a person may be watching: some attached client has not denied it."""
         return any(claim.interactive is not False for claim in self._streaming(workspace))
 
+    def attended(self, workspace: str) -> bool:
+        """Whether a person is watching: some attached client has said so."""
+        return any(claim.interactive for claim in self._streaming(workspace))
+
     # The end of the server
 
     def shutdown_if_idle(self) -> list[Effect]:

@@ -1,8 +1,9 @@
 """Install the programs of others that tests/peers drives: `peers.py ROOT`.
 
 Into ROOT/.peers: Python packages by tests/peers/requirements.txt into `venv`, together with this
-package and pytest, and npm packages by tests/peers/package.json into `node_modules`. A stamp of what
-they were made from is written last: a second call does nothing, an interrupted one is done again.
+package and pytest, and npm packages by tests/peers/package.json into `node_modules`. A stamp of
+what they were made from is written last: a second call does nothing, an interrupted one is done
+again.
 Called by tools/check with the Python of the private environment.
 """
 

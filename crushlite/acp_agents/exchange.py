@@ -37,8 +37,8 @@ _STOPPED = "The agent has stopped at its own limit of model calls."
 
 
 class Exchange:
-    """Implements process.Listener. `run` is called once, in a task that nobody cancels; `stop` ends
-    it early."""
+    """Implements process.TurnListener. `run` is called once, in a task that nobody cancels; `stop`
+    ends it early."""
 
     def __init__(
         self, turn: Turn, conversation: Conversation, process: AgentProcess, clock: Clock

@@ -45,7 +45,7 @@ WAITING_CHARS = 1 << 20  # and how much they hold together
 _NOISE_SHOWN = 200
 
 
-class Listener(Protocol):
+class TurnListener(Protocol):
     """What a turn that is under way does with what the agent sends."""
 
     def update(self, update: dict[str, Any]) -> Awaitable[None]: ...
@@ -80,7 +80,7 @@ class AgentProcess(RpcHandler):
         self._env = env
         self._clock = clock
         self._login: list[Any] = []
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, TurnListener] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._loading: set[str] = set()  # sessions whose past is being repeated
         self._process: Command
@@ -164,7 +164,7 @@ class AgentProcess(RpcHandler):
 
     # Turns --------------------------------------------------------------------------------------
 
-    def listen(self, session: str, listener: Listener) -> list[dict[str, Any]]:
+    def listen(self, session: str, listener: TurnListener) -> list[dict[str, Any]]:
         """Hand what comes about a session to a turn; returns what has come since the last one."""
         self._listeners[session] = listener
         self.turns += 1

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What an agent says about itself. Clients show it as the model in use."""
+    """What an agent says about itself. Clients show it as the model in use. `no_model` says why it
+    stands in for a model that was looked for and not found; empty for any other agent."""
 
     model: Model = field(default_factory=lambda: Model(id="agent", name="Agent"))
     selected: SelectedModel = field(
         default_factory=lambda: SelectedModel(model="agent", provider="crushlite")
     )
+    no_model: str = ""
 
 
 class Verdict(int):
@@ -248,7 +250,8 @@ class Turn(Protocol):
         ...
 
     async def usage(self, usage: Usage) -> None:
-        """Report tokens and cost of a model call. Raises LimitReached at max_cost."""
+        """Report tokens and cost of a model call. At max_cost a person who attends is asked for
+        more; raises LimitReached if that is not given."""
         ...
 
     async def command(

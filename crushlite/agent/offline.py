@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..protocol.config import Model, SelectedModel
 from ..protocol.questions import Choice, Question
 from ..protocol.sessions import Todo
-from .base import Info, Scope
+from .base import Info, Scope, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,6 +35,7 @@ class OfflineAgent:
         return Info(
             Model(id="offline", name="Offline", context_window=100_000, default_max_tokens=4096),
             SelectedModel(model="offline", provider="offline"),
+            self._why,
         )
 
     async def title(self, text: str) -> str:
@@ -174,6 +175,11 @@ class OfflineAgent:
         await turn.tool_result(call, answer.text)
         await self._stream(turn, "The sub-agent has answered.\n")
 
+    async def _cost(self, turn: Turn, rest: str) -> None:
+        cents = _number(rest, default=10, most=100_000)
+        await turn.usage(Usage(1000, 100, cents / 100))
+        await self._stream(turn, f"That was {cents} cents, had it been a model.\n")
+
     async def _fail(self, turn: Turn, rest: str) -> None:
         raise RuntimeError(rest or "you asked me to fail")
 
@@ -206,6 +212,7 @@ DIRECTIVES = {
     "/agent": Directive(
         "PROMPT", "give a prompt, or a directive, to a sub-agent", OfflineAgent._delegate
     ),
+    "/cost": Directive("CENTS", "report a cost, as a model call does", OfflineAgent._cost),
     "/long": Directive("N", "answer with N words", OfflineAgent._long),
     "/fail": Directive("TEXT", "fail with this message", OfflineAgent._fail),
 }

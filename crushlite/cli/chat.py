@@ -32,7 +32,7 @@ from .common import (
     session_agent,
     wanted,
 )
-from .follow import RunPrinter, exit_code, signals
+from .follow import RunPrinter, signals
 from .lookup import find_session
 from .person import warn_of_yolo
 from .progress import Progress
@@ -309,8 +309,8 @@ async def _ask(start: RunStream, progress: Progress) -> int:
     try:
         async with start as run:
             progress.doing("waiting")
-            printer = RunPrinter(run, progress, as_json=False)
-            return exit_code(printer, await printer.until_end(), progress)
+            printer = RunPrinter(run, progress)
+            return await printer.conclude(await printer.until_end())
     except asyncio.CancelledError:
         if start.accepted is not None:
             with contextlib.suppress(CrushliteError):  # then the run ends with the workspace

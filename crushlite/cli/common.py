@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client import Client
-from ..errors import CrushliteError, UsageError
+from ..errors import CrushliteError, NotFound, UsageError
 from ..launch import Wanted, default_address, here, joined
 from ..listen import default_socket, parse_address
 from ..protocol.codec import dumps, encode
@@ -76,9 +76,10 @@ def add_connection(parser: argparse.ArgumentParser, *, start: bool = True) -> No
         add(
             "--agent",
             metavar="A",
-            default=os.environ.get("CRUSHLITE_AGENT") or "auto",
+            default="",
             help="for the session: a name of `agents` in crush.json, acp:'COMMAND ARGS', or "
-            "default; for a daemon that is started now: auto, coder, offline, or module:attr",
+            "default; for the daemon: auto, coder, offline, or module:attr (default: what it "
+            "serves; for one that is started now CRUSHLITE_AGENT, else auto)",
         )
 
 
@@ -117,14 +118,13 @@ async def reached(options: argparse.Namespace) -> AsyncIterator[Client]:
 
 def wanted(options: argparse.Namespace, tell: Callable[[str], None]) -> Wanted:
     """What the options ask for, in the words of launch.py."""
-    given = {} if session_agent(options) else {"agent": getattr(options, "agent", "auto")}
     return Wanted(
         url=options.host,
         token=_token(options),
+        agent="" if session_agent(options) else getattr(options, "agent", ""),
         path=_directory(options),
         yolo=getattr(options, "yolo", False),
         say=tell,
-        **given,
     )
 
 
@@ -147,6 +147,14 @@ async def new_session(workspace: RemoteWorkspace, title: str, agent: str) -> Ses
             await workspace.delete(session.id)
             raise
     return session
+
+
+async def chosen_agent(workspace: RemoteWorkspace, session_id: str) -> str:
+    """The agent that was chosen for a session; empty if it is that of the daemon."""
+    try:
+        return await workspace.session_agent(session_id)
+    except NotFound:
+        return ""  # this daemon has no others
 
 
 def address_of(options: argparse.Namespace) -> str:

@@ -160,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
         unattended=options.unattended,
         yolo=options.yolo,
         allow_config_commands=options.allow_config_commands,
+        agent=options.agent,
         data_dir=os.path.abspath(options.data_dir) if options.data_dir else "",
     )
     if settings.data_dir:

@@ -77,7 +77,8 @@ async def run(options: argparse.Namespace) -> int:
         say(f"nothing to trust: no file of {files.workspace} asks for {what}")
         return 0
     _show(found, agents, files)
-    if all(file.trust is Trust.TRUSTED for file in (*found, *agents)):
+    states = {file.trust for file in found} | {agent.trust for agent in agents}
+    if states == {Trust.TRUSTED}:
         say("all of this is trusted already")
         return 0
     if not options.yes and not await agreed(None, "Trust this?"):
@@ -98,7 +99,7 @@ def _show(found: list[ProjectFile], agents: list[AgentFile], files: ConfigFiles)
     for agent, line in zip(agents, about(agents), strict=True):
         show(f"{_plain(str(agent.path))}\n  {_plain(line)}")
     addresses = ", ".join(_addresses(found))
-    if addresses and any(file.trust is not Trust.TRUSTED for file in (*found, *agents)):
+    if addresses and any(file.trust is not Trust.TRUSTED for file in found):
         show(f"Prompts, and what tools read, may then go to: {addresses}")
 
 

@@ -100,6 +100,7 @@ class WorkspaceRequests:
         reasoning_effort: str = "",
         think: bool | None = None,
         models: Mapping[str, SelectedModel] | None = None,
+        max_seconds: float | None = None,
     ) -> Accepted:
         """Send a prompt; returns when the daemon has stored and accepted it. Sent again with the
         same `run_id` it does not run twice. `models`, by role (`large`, `small`), hold for its run
@@ -110,6 +111,7 @@ class WorkspaceRequests:
             reasoning_effort=reasoning_effort,
             think=think,
             models=dict(models or {}),
+            max_seconds=max_seconds,
         )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
 

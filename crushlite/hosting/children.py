@@ -59,7 +59,8 @@ class ChildTurn(LiveTurn):
     ) -> None:
         async def summarize() -> None:
             if agent.summarizes:
-                await write_summary(services, request, agent, parent)
+                used = await write_summary(services, request, agent, parent)
+                parent.limits.count_all(used)
 
         selected = agent.info().selected
         super().__init__(services, request, selected, no_riders, summarize, parent=parent)

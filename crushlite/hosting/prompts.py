@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHILD_MARK = "$$"  # in the id of a sub-agent's session, between a message and its tool call
+MOST_SECONDS = 10_000_000  # a timer takes no number whatever; these are 115 days
 _EFFORT = re.compile(r"[a-z]{1,20}")
 
 EXPECTED = (
@@ -45,6 +46,7 @@ class TurnRequest:
     attachments: tuple[Attachment, ...] = ()
     max_cost: float | None = None
     max_steps: int | None = None
+    max_seconds: float | None = None  # from the start of the turn
     auto_approve: bool = False  # every permission of this run is granted without asking
     reasoning_effort: str = ""  # for this turn, instead of the configured one
     think: bool | None = None
@@ -87,6 +89,8 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         raise BadRequest("max_steps must be at least 1")
     if prompt.max_cost is not None and prompt.max_cost < 0:
         raise BadRequest("max_cost must not be negative")
+    if prompt.max_seconds is not None and not 0 < prompt.max_seconds <= MOST_SECONDS:
+        raise BadRequest(f"max_seconds must be more than 0 and at most {MOST_SECONDS}")
     if prompt.reasoning_effort and not _EFFORT.fullmatch(prompt.reasoning_effort):
         raise BadRequest("reasoning_effort must be a word such as none, low, medium or high")
     for role, model in prompt.models.items():
@@ -101,6 +105,7 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         attachments=tuple(prompt.attachments),
         max_cost=prompt.max_cost,
         max_steps=prompt.max_steps,
+        max_seconds=prompt.max_seconds,
         auto_approve=prompt.auto_approve,
         reasoning_effort=prompt.reasoning_effort,
         think=prompt.think,

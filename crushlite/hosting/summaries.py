@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
     from ..store import Connection
+    from .limits import RunLimits
     from .prompts import TurnRequest
     from .services import Services
 
@@ -26,9 +27,10 @@ log = logging.getLogger(__name__)
 
 async def write_summary(
     services: Services, request: TurnRequest, agent: Agent, parent: LiveTurn | None = None
-) -> None:
-    """Let the agent summarize a session. A summary that was canceled is removed again; one that
-    failed stays, with its error, but counts for nothing. `parent` as for a LiveTurn."""
+) -> RunLimits:
+    """Let the agent summarize a session; returns what that has used. A summary that was canceled is
+    removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
+    LiveTurn."""
     selected = agent.info().selected
     turn = LiveTurn(
         services,
@@ -68,6 +70,7 @@ async def write_summary(
     except CrushliteError:
         turn.discard()  # a summary that counts for nothing would only be in the way
         raise
+    return turn.limits
 
 
 async def no_riders() -> list[Message]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..agent.base import Agent, Scope, Usage, Verdict
 from ..commands.background import UNKNOWN_JOB, JobInfo
-from ..errors import BadRequest, LimitReached, TurnOver
+from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.permissions import PermissionRequest
@@ -35,6 +35,7 @@ from ..wing import Author
 from . import offering
 from .dialogs import Allowed
 from .files import mode_of
+from .limits import RunLimits
 from .prompts import Failure, clean
 from .watching import begin_watches, end_watches, start_command
 
@@ -101,6 +102,9 @@ class LiveTurn:
         self.reasoning = request.think
         self.denied = 0
         self.spent = Usage()  # what the last model call used
+        # A summary is no step of the run; its maker adds what it has used.
+        shares = parent is not None and not is_summary
+        self.limits: RunLimits = parent.limits if parent and shares else RunLimits(request)
         self._services = services
         self._request = request
         self._selected = selected
@@ -110,7 +114,6 @@ class LiveTurn:
         self._notes_owner = notes_owner
         self._delegate = delegate
         self._top = parent or self
-        self._counting = self if is_summary else self._top  # a summary is no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
@@ -118,8 +121,6 @@ class LiveTurn:
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
-        self._steps = 0
-        self._cost = 0.0
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
@@ -318,9 +319,9 @@ class LiveTurn:
 
     async def step(self) -> None:
         self._check()
-        self._check_steps()
-        if self._counting._steps:  # what sub-agents have cost counts as well
-            self._check_cost()
+        self.limits.check_steps()
+        if self.limits.steps:  # what sub-agents have cost counts as well
+            await self._check_cost()
         self._end_step()
         self._new_step = True
         await self._yield()
@@ -397,7 +398,7 @@ class LiveTurn:
         self._check()
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
-        if self._out_of_steps:
+        if self.limits.out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
@@ -503,8 +504,8 @@ class LiveTurn:
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
+        self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        self._top._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
         now = self._services.clock.now()
 
@@ -520,7 +521,7 @@ class LiveTurn:
         self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
         if self._top is not self and cost:
             await self._top._charge(cost)
-        self._check_cost()
+        await self._check_cost()
 
     async def _charge(self, cost: float) -> None:
         """Add what a sub-agent has cost to this session as well."""
@@ -530,6 +531,23 @@ class LiveTurn:
         saved = store.write(session_rows.add_cost, self.session_id, owed, now)
         if not await self._save("usage", saved):
             self._owed += owed
+
+    async def _check_cost(self) -> None:
+        """Raise LimitReached at the limit of cost, unless a person lets the run go on."""
+        if self.limits.too_expensive and not await self._may_cost_more():
+            raise self.limits.stop_at_cost()
+
+    async def _may_cost_more(self) -> bool:
+        """Ask a person whether the run may go beyond its limit of cost. False if no client has said
+        that one is there, nobody answers, or the answer is no."""
+        if self.limits.reached or not self._services.lifetime.attended:
+            return False
+        batch = QuestionBatch(
+            session_id=self._top.session_id, questions=[self.limits.cost_question()]
+        )
+        answers = await self._services.questions.ask(batch, self.run_id)
+        self._check()
+        return self.limits.raised_by(answers)
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
@@ -574,20 +592,6 @@ class LiveTurn:
         if self._over:
             raise TurnOver(f"the turn of run {self.run_id} has ended")
 
-    @property
-    def _out_of_steps(self) -> bool:
-        limit = self._request.max_steps  # not what the agent may have made of its own copy
-        return limit is not None and self._counting._steps >= limit
-
-    def _check_steps(self) -> None:
-        if self._out_of_steps:
-            raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
-
-    def _check_cost(self) -> None:
-        limit = self._request.max_cost
-        if limit is not None and self._top._cost >= limit:
-            raise LimitReached(f"stopped at max_cost = {limit}")
-
     async def _watches_ended(self) -> None:
         """Wait until the watches of commands that have ended are done: what comes next must not be
         taken for the doing of those commands."""
@@ -620,13 +624,13 @@ class LiveTurn:
 
     def _current(self) -> LiveMessage:
         if self._new_step:
-            self._check_steps()
+            self.limits.check_steps()
             self._end_step()
             self._create_step()
         return self.last
 
     def _create_step(self) -> None:
-        self._counting._steps += 1
+        self.limits.steps += 1
         self._new_step = False
         self._calls = {}
         now = self._now()

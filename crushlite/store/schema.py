@@ -176,9 +176,18 @@ V4 = (
     """,
 )
 
+# What ended a run before its agent did, the limit of time that it was given, and what it has used.
+V5 = (
+    "ALTER TABLE runs ADD COLUMN max_seconds REAL",
+    "ALTER TABLE runs ADD COLUMN limit_reached TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN cost REAL NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN prompt_tokens INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN completion_tokens INTEGER NOT NULL DEFAULT 0",
+)
+
 # Several agents may answer in one session: each keeps notes of its own. `owner` comes before the
 # session, because a wing reads all that it keeps when a workspace opens.
-V5 = (
+V6 = (
     """
     CREATE TABLE session_notes (
         scope TEXT NOT NULL,

@@ -3,7 +3,9 @@ chosen is what the agent gets."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from tests.support.hosted import HostedTestCase
@@ -100,9 +102,10 @@ class PermissionTests(HostedTestCase):
 
     async def test_a_request_that_the_agent_takes_back_is_closed_for_everybody(self) -> None:
         client, session = await self.join(await self.host())
-        gone = self.folder / "gone"
-        run_id, request = await self.request(client, session, f"retract {gone}")
-        gone.touch()
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        run_id, request = await self.request(client, session, f"retract {pipe}")
+        await asyncio.to_thread(pipe.write_bytes, b"")
         closed = await client.events.wait_for("permission_notification", denied=True)
         self.assertEqual(closed["tool_call_id"], request["tool_call_id"])
         ended = await client.events.wait_for("run_complete", run_id=run_id)

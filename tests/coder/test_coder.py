@@ -311,6 +311,7 @@ class LimitTests(CoderBench):
             await self.steps([f"{n}" for n in range(102)], max_steps=101)
 
     async def test_max_cost_ends_the_turn_before_the_tools_run(self) -> None:
+        self.leave()
         tool = EchoTool()
         model = Model(id="m", cost_per_1m_in=1.0)
         answers = [echo(n, f"{n}", Tokens(400_000)) for n in range(5)]

@@ -264,15 +264,13 @@ class NoteTests(CoderBench):
         self.assertEqual(sum(f"Today is {today}" in text for text in texts(request)), 1)
 
     async def test_a_session_that_begins_unwatched_says_so_in_the_system_prompt(self) -> None:
-        unwatched = self.lifetime(interactive=False)
-        self.services = dataclasses.replace(self.services, lifetime=unwatched)
+        self.leave()
         self.assertIn("Nobody is watching", (await self.ask("one")).system)
 
     async def test_a_question_that_was_not_offered_is_an_error_and_waits_for_no_answer(
         self,
     ) -> None:
-        unwatched = self.lifetime(interactive=False)
-        self.services = dataclasses.replace(self.services, lifetime=unwatched)
+        self.leave()
         question = {"type": "yes_no", "question": "Really?", "description": "Think."}
         arguments = json.dumps({"questions": [question]})
         asking = [CallPiece(0, "c1", "question", arguments), ModelStop("tool_use")]

@@ -16,6 +16,7 @@ from crushlite.commands.process import start_piped
 from crushlite.errors import BadRequest
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
+from tests.support.prompts import until
 
 ENV = {"PATH": os.environ.get("PATH", os.defpath)}
 ECHO = """
@@ -99,8 +100,7 @@ class PipedTests(BoundedTestCase):
             self.assertEqual([_is_alive(pid) for pid in pids], [True, True])
             os.kill(parent.pid, signal.SIGKILL)
             parent.wait()
-            while any(map(_is_alive, pids)):  # noqa: ASYNC110 - the keeper ends them
-                await asyncio.sleep(0.01)
+            await until(lambda: not any(map(_is_alive, pids)), "the keeper has ended them")
 
 
 def _is_alive(pid: int) -> bool:

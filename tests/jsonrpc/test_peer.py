@@ -327,7 +327,7 @@ class AnsweringTests(PeerCase):
         def cancel(_: str, params: dict[str, Any]) -> None:
             peer.cancel_incoming(**params)
 
-        handler.on_notification = cancel  # type: ignore[method-assign]
+        handler.on_notification = cancel  # type: ignore[assignment, method-assign]
         # Before its first step, and when it has begun to wait.
         script.send({"id": 1, "method": "wait"}, {"method": "cancel", "params": {"number": 1}})
         answer = await script.next()

@@ -14,8 +14,9 @@ from crushlite.clock import SystemClock
 from crushlite.commands.orphans import pids_below
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import FakeModel, obedient
-from tests.support.hosted import HostedTestCase, is_alive, until
+from tests.support.hosted import HostedTestCase, is_alive
 from tests.support.peers import npm_program, peer_environment
+from tests.support.prompts import until
 
 if TYPE_CHECKING:
     from crushlite.testing import Participant, Seen
@@ -148,7 +149,7 @@ class OpencodeTests(HostedTestCase):
         self.assertTrue(pids)
         await client.events.close()
         await daemon.daemon.stop()
-        await until(lambda: not any(map(is_alive, pids)))
+        await until(lambda: not any(map(is_alive, pids)), "nothing is left")
         _, client = await self.opencode()
         done = await self.ask(client, session, "still there?")
         self.assertIn("You said: still there?", done["text"])

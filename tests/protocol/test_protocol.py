@@ -117,7 +117,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (ReadSkill, "skill_id", ""),
     (NamedServer, "name", "uri"),
     (GetPrompt, "client_id prompt_id", "args"),
-    (VersionInfo, "version commit build_id go_version platform", ""),
+    (VersionInfo, "version commit build_id go_version platform", "agent"),
     (
         Health,
         "status version pid uptime_seconds loop_lag_seconds workspaces clients streams"
@@ -163,7 +163,7 @@ SHAPES: list[tuple[type, str, str]] = [
         Prompt,
         "session_id prompt",
         "run_id attachments when_busy detach max_cost max_steps auto_approve reasoning_effort "
-        "think models",
+        "think models max_seconds",
     ),
     (
         Model,
@@ -177,7 +177,7 @@ SHAPES: list[tuple[type, str, str]] = [
         "reasoning_effort think max_tokens temperature top_p top_k frequency_penalty"
         " presence_penalty provider_options",
     ),
-    (AgentInfo, "is_busy is_ready model model_cfg", ""),
+    (AgentInfo, "is_busy is_ready model model_cfg", "no_model"),
     (AgentInit, "interactive", ""),
     (
         PermissionRequest,
@@ -210,7 +210,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         RunInfo,
         "run_id session_id kind state outcome message_id text error folded_into accepted_at"
-        " started_at ended_at denied",
+        " started_at ended_at denied limit cost prompt_tokens completion_tokens prompt",
         "",
     ),
     (ChangedRun, "run_id session_id undoes files changed_at undone", ""),
@@ -225,7 +225,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         RunComplete,
         "session_id message_id",
-        "run_id text error cancelled folded_into",
+        "run_id text error cancelled folded_into denied limit cost prompt_tokens completion_tokens",
     ),
     (AgentEvent, "type", "session_id session_title run_id error progress"),
     (ConfigChanged, "workspace_id", ""),

@@ -18,8 +18,6 @@ from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from crushlite.clock import Clock
     from crushlite.testing import Participant, Seen
 
@@ -76,9 +74,3 @@ async def pass_time(clock: FakeClock, awaited: asyncio.Future[Any], seconds: flo
     while not awaited.done():
         await clock.advance(seconds)
         await asyncio.wait([awaited], timeout=0.02)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait until something is true of other processes, of which no event tells."""
-    while not true():  # noqa: ASYNC110 - another process makes it so
-        await asyncio.sleep(0.01)

@@ -31,11 +31,13 @@ class QuickLoop(asyncio.SelectorEventLoop):
         finally:
             self._runs_in = None
 
-    def call_soon(self, *arguments: Any, **context: Any) -> asyncio.Handle:
+    def call_soon(self, *arguments: Any, **context: Any) -> asyncio.Handle:  # type: ignore[override]
         self._check_caller()
         return super().call_soon(*arguments, **context)
 
-    def call_at(self, *arguments: Any, **context: Any) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, *arguments: Any, **context: Any
+    ) -> asyncio.TimerHandle:
         self._check_caller()
         return super().call_at(*arguments, **context)
 

@@ -19,7 +19,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 import traceback
 
 TYPE_CHECKING = False
@@ -208,14 +207,14 @@ class Agent:
         return {"stopReason": "cancelled" if outcome == {"outcome": "cancelled"} else "end_turn"}
 
     def do_retract(self, session: str, rest: str) -> Any:
-        """Asks, and takes the request back when there is a file of this name."""
+        """Asks, and takes the request back when somebody opens the pipe of this name."""
         number = "taken-back"
         self.answers[number] = queue.Queue()
         call = {"toolCallId": "r", "title": "retracted", "kind": "execute"}
         asked = {"sessionId": session, "toolCall": call, "options": OPTIONS}
         self.send({"id": number, "method": "session/request_permission", "params": asked})
-        while not os.path.exists(rest):
-            time.sleep(0.01)
+        with open(rest):
+            pass
         self.send({"method": "$/cancel_request", "params": {"requestId": number}})
         self.say(session, json.dumps(self.answers[number].get().get("result")))
 
