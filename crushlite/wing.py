@@ -25,8 +25,8 @@ What the core asks of a wing, and when:
     open       for each workspace, when it opens: a Part, or None
 
 A Part hears of what runs do in its workspace (commands, changes of files), may offer tools and
-instructions to the agent, may keep the rules that users have granted for good, and is closed with
-it.
+instructions to the agent, may bring an agent of its own for some sessions, may keep the rules that
+users have granted for good, and is closed with it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
 
@@ -110,6 +110,11 @@ class WorkspacePart:
 
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
+
+    def agent_of(self, session_id: str) -> Agent | None:
+        """The agent that answers the runs of a session that start now; None: that of the
+        workspace."""
+        return None
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
         """Tools for the agent of the workspace, asked for at each step of a turn. In the same order

@@ -36,6 +36,7 @@ HELP = (
     ("/later TEXT", "a prompt with a turn of its own, after what runs"),
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [small] [N|NAME]", "the models, or choose one for later prompts"),
+    ("/agent [NAME]", "who answers in this session: crush.json, acp:COMMAND, default"),
     ("/effort [LEVEL]", "how much the model reasons here: none, low ..., on, default"),
     ("/permissions [remove N]", "what is allowed unasked; take a rule back"),
     ("/summarize", "replace the conversation so far by a summary"),
@@ -92,6 +93,7 @@ class Commands:
             "/later": self._later,
             "/now": self._now,
             "/model": self._model,
+            "/agent": self._agent,
             "/effort": self._effort,
             "/permissions": self._permissions,
             "/summarize": self._summarize,
@@ -286,6 +288,17 @@ class Commands:
         now = efforts.get(session_id) or f"as configured, {configured}"
         known = f"; the model has the levels {levels}" if levels else ""
         self._chat.note(one_line(f"reasoning in this session: {now}{known}"))
+
+    async def _agent(self, rest: str) -> None:
+        chat, session_id = self._chat, self._chat.session.id
+        if rest:
+            await chat.choose_agent(rest, session_id)
+        elif offered := await chat.workspace.offered_agents():
+            rows = [[agent.name, agent.command] for agent in offered]
+            lines = table(rows, ["NAME", "COMMAND"], chat.screen.style).split("\n")
+            chat.screen.lines(lines, "list")
+        now = await chat.workspace.session_agent(session_id) if session_id else chat.next_agent
+        chat.note(one_line(f"prompts of this session go to {now or 'the agent of the daemon'}"))
 
     async def _permissions(self, rest: str) -> None:
         rules = await self._chat.workspace.rules()

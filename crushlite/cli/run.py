@@ -24,8 +24,11 @@ from . import CANCELED
 from .attachments import check_size, read_attachments
 from .common import (
     add_connection,
+    chosen_agent,
     command,
+    new_session,
     say,
+    session_agent,
     show,
     show_json,
     title_of,
@@ -199,7 +202,7 @@ async def _in_workspace(
                 if options.auto_approve:  # with --quiet too: it must not happen unseen
                     say("--yolo: every permission of this run is granted, nobody is asked")
                 asked.models = await _named_models(workspace, options, progress)
-                if "large" not in asked.models:
+                if "large" not in asked.models and not await asked.has_other_agent():
                     await _require_model(workspace)
                 return await (asked.detach() if options.detach else asked.run())
             except asyncio.CancelledError:
@@ -264,6 +267,14 @@ class _Asked:
         self._posting = False  # the prompt may have been accepted
         self._stopped = self._timed_out = False
         self._canceling: asyncio.Task[None] | None = None
+
+    async def has_other_agent(self) -> bool:
+        """Whether an agent other than that of the daemon will answer."""
+        options = self._options
+        if options.agent or not (options.session or options.last):
+            return session_agent(options) not in ("", "default")
+        session_id = await find_session(self._workspace, options.session or "last")
+        return bool(await chosen_agent(self._workspace, session_id))
 
     async def detach(self) -> int:
         """Post the prompt, print the id of its run, and leave the run to itself."""
@@ -343,12 +354,15 @@ class _Asked:
         return await printer.conclude(ending)
 
     async def _session(self) -> str:
-        """The id of the session that the options name, or of a new one."""
-        if self._options.session:
-            return await find_session(self._workspace, self._options.session)
-        if self._options.last:
-            return await find_session(self._workspace, "last")
-        session = await self._workspace.create_session(title_of(self._prompt))
+        """The id of the session that the options name, or of a new one, in which the agent answers
+        that they name."""
+        workspace, agent = self._workspace, session_agent(self._options)
+        if self._options.session or self._options.last:
+            session_id = await find_session(workspace, self._options.session or "last")
+            if agent or (self._options.agent and await chosen_agent(workspace, session_id)):
+                await workspace.choose_agent(session_id, agent or "default")
+            return session_id
+        session = await new_session(workspace, title_of(self._prompt), agent)
         self._progress.say(f"session {session.id}")
         return session.id
 

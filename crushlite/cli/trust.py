@@ -73,7 +73,8 @@ async def run(options: argparse.Namespace) -> int:
     found = [file for file in files.project_files() if choice_keys(file.content.document)]
     agents = [file for file in files.agent_files() if file.path.is_relative_to(files.workspace)]
     if not found and not agents:
-        say(f"nothing to trust: no file of {files.workspace} asks for a model or a provider")
+        what = "a model, a provider or an agent"
+        say(f"nothing to trust: no file of {files.workspace} asks for {what}")
         return 0
     _show(found, agents, files)
     states = {file.trust for file in found} | {agent.trust for agent in agents}
@@ -170,6 +171,8 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield f"  model {_plain(role)}: {_value(chosen or {})}"
     if (document.get("options") or {}).get("disable_default_providers"):
         yield "  the built-in providers are turned off"
+    for name, section in (document.get("agents") or {}).items():
+        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
     for name, server in (document.get("lsp") or {}).items():
@@ -194,7 +197,7 @@ def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:
 
 
 def _variables(document: dict[str, Any], files: ConfigFiles) -> Iterator[str]:
-    names = variables(document.get("providers"))
+    names = variables([document.get("providers"), document.get("agents")])
     withheld = files.withheld(names)
     if given := sorted(names - withheld):
         yield f"  variables that it gets: {', '.join(given)}"

@@ -44,6 +44,7 @@ All but the last line is synchronous and reads files: call it in a thread.
 
 from __future__ import annotations
 
+from .agents import AgentProgram
 from .files import Roots
 from .hooks import ToolHook
 from .loading import ConfigFiles, ProjectFile, data_directory
@@ -58,6 +59,7 @@ from .writing import remove_value, set_value
 __all__ = [
     "CONTEXT_FILES",
     "AgentChoice",
+    "AgentProgram",
     "Attribution",
     "Config",
     "ConfigFiles",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..protocol.config import AgentInfo
     from ..protocol.permissions import PermissionRule
     from .agentfiles import AgentFile
+    from .agents import AgentProgram
     from .hooks import ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
@@ -61,6 +62,7 @@ class Loaded:
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
     agents: Callable[[], dict[str, AgentFile]] = dict  # reads the files of named sub-agents
+    programs: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
 
 
 class Config:
@@ -78,6 +80,7 @@ class Config:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
+        self.programs = loaded.programs  # agents that can be chosen for a session, by name
         self.files = loaded.files
         self.own_folders = loaded.own_folders
         self.read_agents = loaded.agents  # the named sub-agents, as their files are now; blocks
@@ -127,6 +130,7 @@ class Config:
         """The secrets that are spelled out in the files."""
         yield from literals(self._merged.values)
         whole = [server.get(key) for server in self.mcp.values() for key in ("env", "headers")]
+        whole += [agent.get("env") for agent in (self._merged.get("agents") or {}).values()]
         sections = (self._merged.get("providers") or {}).values()
         yield from literals([*whole, *(each.get("oauth") for each in sections)], secret=True)
 

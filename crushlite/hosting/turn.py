@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -36,7 +37,7 @@ from .dialogs import Allowed
 from .files import mode_of
 from .limits import RunLimits
 from .prompts import Failure, clean
-from .watching import start_command
+from .watching import begin_watches, end_watches, start_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,9 +47,11 @@ if TYPE_CHECKING:
     from ..commands.process import Command, Exit
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
+    from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
+    from ..wing import CommandWatch
     from .prompts import TurnRequest
     from .services import Services
     from .transcript import LiveMessage
@@ -61,6 +64,7 @@ T = TypeVar("T")
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
 NOT_RUN = "not run: the run ended before it was allowed"
+TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
@@ -82,6 +86,7 @@ class LiveTurn:
         summarize: Callable[[], Awaitable[None]] | None = None,
         *,
         is_summary: bool = False,
+        notes_owner: str = "",
         delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
         parent: LiveTurn | None = None,
     ) -> None:
@@ -105,6 +110,7 @@ class LiveTurn:
         self._fold = fold
         self._summarize = summarize
         self._is_summary = is_summary
+        self._notes_owner = notes_owner
         self._delegate = delegate
         self._top = parent or self
         # A summary is no step of the run.
@@ -112,6 +118,7 @@ class LiveTurn:
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
+        self._watches: list[CommandWatch] = []  # of the turn as a whole
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
@@ -174,6 +181,10 @@ class LiveTurn:
         if self._watched:
             reported = [watched.reported for watched in self._watched.values()]
             await asyncio.wait(reported, timeout=COMMAND_SECONDS)
+        if self._watches:
+            ending = asyncio.ensure_future(end_watches(self._watches))
+            self._watches = []
+            await asyncio.wait([ending], timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -230,7 +241,7 @@ class LiveTurn:
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
-        read = await self._services.transcript.conversation(self.session_id)
+        read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
         session, messages, self._notes = read
         return session, messages
 
@@ -238,7 +249,8 @@ class LiveTurn:
         self._check()
         if self._notes is None:
             store = self._services.store
-            self._notes = await store.read(note_rows.get_notes, self.session_id)
+            owner = self._notes_owner
+            self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
@@ -343,6 +355,7 @@ class LiveTurn:
         path: str = "",
         tool_call_id: str = "",
         scope: Scope | None = None,
+        options: Sequence[PermissionOption] = (),
     ) -> Verdict:
         self._check()
         if self._request.auto_approve:
@@ -358,15 +371,16 @@ class LiveTurn:
             path=self._directory(path),
             scope=clean(scope.words) if scope is not None else "",
             rule=clean(scope.rule_words) if scope is not None else "",
+            options=[replace(option, name=clean(option.name)) for option in options],
         )
         self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
         answer = await self._services.permissions.ask(request, self.run_id, scope)
         self._unallowed.discard(request.tool_call_id)
         if isinstance(answer, Allowed):
-            return Verdict(True)
+            return Verdict(True, option=answer.option)
         for turn in {self, self._top}:
             turn.denied += 1
-        return Verdict(False, answer.reason)
+        return Verdict(False, answer.reason, answer.option)
 
     async def ask(
         self,
@@ -441,6 +455,12 @@ class LiveTurn:
             started.kill()
             self._check()
         return started
+
+    async def watch_files(self) -> None:
+        self._check()
+        if not self._watches:
+            author = Author(self.session_id, self.run_id)
+            self._watches = await begin_watches(self._services, author)
 
     def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
         self._check()
@@ -544,11 +564,19 @@ class LiveTurn:
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
 
+    async def title(self, text: str) -> None:
+        self._check()
+        now, store = self._services.clock.now(), self._services.store
+        title = clean(text).replace("\0", "")[:TITLE_CHARS]
+        saved = store.write(session_rows.set_title, self.session_id, title, now, 0, 0, 0.0)
+        await self._save("title", saved)
+
     async def remember(self, notes: str) -> None:
         self._check()
         self._notes = None
+        kept, owner, store = clean(notes), self._notes_owner, self._services.store
         try:
-            await self._services.store.write(note_rows.set_notes, self.session_id, clean(notes))
+            await store.write(note_rows.set_notes, self.session_id, kept, owner)
         except STORE_ERRORS as error:
             log.warning("run %s: its notes could not be written: %s", self.run_id, error)
 
@@ -655,7 +683,7 @@ class LiveTurn:
         # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
         return str(target.parent) if os.path.isfile(target) else path
 
-    async def _save(self, what: str, saved: Awaitable[Session]) -> bool:
+    async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
         """Wait for a write about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
         try:
@@ -663,7 +691,8 @@ class LiveTurn:
         except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
-        self._services.hub.publish("updated", session)
+        if session is not None:
+            self._services.hub.publish("updated", session)
         return True
 
     async def _yield(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import crushlite.protocol
 from crushlite.errors import BadRequest
 from crushlite.protocol import codec, events, permissions
+from crushlite.protocol.agents import OfferedAgent, SessionAgent
 from crushlite.protocol.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
 from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
 from crushlite.protocol.config import (
@@ -56,6 +57,7 @@ from crushlite.protocol.permissions import (
     Grant,
     PermissionAnswer,
     PermissionNotification,
+    PermissionOption,
     PermissionRequest,
     PermissionRule,
     PermissionSkip,
@@ -180,11 +182,14 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         PermissionRequest,
         "id session_id tool_call_id tool_name description action params path",
-        "scope rule",
+        "scope rule options",
     ),
     (PermissionNotification, "tool_call_id granted denied", ""),
     (Grant, "permission action", ""),
-    (PermissionAnswer, "action", "reason"),
+    (PermissionAnswer, "action", "reason option"),
+    (PermissionOption, "id name kind", ""),
+    (OfferedAgent, "name command", ""),
+    (SessionAgent, "agent", ""),
     (PermissionRule, "id tool_name action path words parts", "session_id created_at"),
     (PermissionSkip, "skip", ""),
     (Resolution, "resolved by", ""),
