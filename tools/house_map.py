@@ -32,7 +32,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the daemon": ("daemon", "launch", "testing"),
 }
 LIBRARIES = ("worktree", "jsonrpc")  # used by several wings, and by nothing else
-WINGS = ("config", "coder", "undo", "console", "reports", "acp", "cli")  # __main__ goes with cli
+WINGS = (
+    "config",
+    "coder",
+    "acp_agents",
+    "acp",
+    "undo",
+    "console",
+    "reports",
+    "cli",
+)  # __main__ goes with cli
 
 CORE = {row for rows in GROUPS.values() for row in rows}
 ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)
@@ -42,7 +51,7 @@ ONLY = {
     "client": {"protocol", "errors", "clock", "http", "records", "version"},
 }
 # Wings that use another one if it is there.
-NEEDS = {"coder": {"config"}, "cli": {"config", "console", "acp"}}
+NEEDS = {"coder": {"config"}, "acp_agents": {"config"}, "cli": {"config", "console", "acp"}}
 
 
 def row_of(name: str) -> str | None:

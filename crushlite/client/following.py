@@ -313,4 +313,9 @@ def ending_of(info: RunInfo) -> RunComplete:
         *(info.session_id, info.message_id, info.run_id, info.text, error),
         cancelled=canceled,
         folded_into=info.folded_into,
+        denied=info.denied,
+        limit=info.limit,
+        cost=info.cost,
+        prompt_tokens=info.prompt_tokens,
+        completion_tokens=info.completion_tokens,
     )

@@ -7,17 +7,24 @@
 //   {type: "unauthorized", token}       the token is not valid; waits for another
 //   {type: "failed", message}           the workspace cannot be opened; given up
 //   {type: "client", id}                our client id was retired, this is the new one
+//   {type: "token", token}              the daemon was started again, this is its token
+//
+// With a key, a stream that was lost sends nothing before the daemon has proven to be the same
+// user's: whoever listens at its port meanwhile gets neither the token nor a path.
 
 import { ApiError, at, bearer, parsed, request, uuid } from "./api.js";
+import { renew } from "./proof.js";
 
 const BACKOFF = { first: 250, most: 2000 }; // milliseconds; the daemon is on this machine
 const SILENCE = 40_000; // milliseconds until a stream counts as lost; the daemon writes every 15 s
 
 export class EventStream {
-  constructor(path, client, token, emit) {
+  constructor({ path, client, token, key, emit }) {
     this.path = path;
     this.client = client;
     this.token = token;
+    this.key = key; // null: the daemon asks for no token, or this browser cannot prove anything
+    this.doubtful = false; // whether somebody else may listen at the port by now
     this.refused = null; // a token that is not sent again
     this.emit = (message) => emit({ ...message, path }); // a page may show another one by now
     this.workspace = null;
@@ -30,8 +37,9 @@ export class EventStream {
   }
 
   // Try again now: there is another token, or the machine woke up.
-  retryNow(token = this.token) {
+  retryNow(token = this.token, key = null) {
     this.token = token;
+    this.key ??= key;
     this.wake();
   }
 
@@ -45,17 +53,26 @@ export class EventStream {
     let delay = BACKOFF.first;
     while (!this.stopped) {
       try {
+        if (this.doubtful && this.key) await this.findBack();
         await this.follow(() => (delay = BACKOFF.first));
         if (!this.stopped) this.emit({ type: "lost", message: "The daemon closed the stream." });
       } catch (error) {
         if (this.stopped) return;
         if (!this.survives(error)) return;
       }
+      this.doubtful = true;
       while (this.token === this.refused && !this.stopped) await this.pause(null);
       if (this.refused === null) await this.pause(delay * (0.75 + Math.random() / 2));
       this.refused = null;
       delay = Math.min(delay * 2, BACKOFF.most);
     }
+  }
+
+  // Get the token of the daemon that is at the port now.
+  async findBack() {
+    const { token } = await renew(this.key);
+    if (token !== this.token) this.emit({ type: "token", token });
+    this.token = token;
   }
 
   // Emit what an error means; returns whether to try again.
@@ -69,7 +86,8 @@ export class EventStream {
       this.client = uuid();
       this.workspace = null;
       this.emit({ type: "client", id: this.client });
-    } else if (status === 401 || status === 429) {
+    } else if (status === 401 || status === 429 || code === "bad_code") {
+      this.key = null;
       this.refused = this.token;
       this.emit({ type: "unauthorized", token: this.token });
       return true;
@@ -77,7 +95,7 @@ export class EventStream {
       this.emit({ type: "failed", message });
       return false;
     }
-    this.emit({ type: "lost", message });
+    this.emit({ type: "lost", message, code });
     return true;
   }
 
