@@ -20,6 +20,7 @@ WINGS = (
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
+    (".acp.wing", "AcpWing"),
 )
 
 

@@ -36,6 +36,7 @@ WINGS = (
     "config",
     "coder",
     "acp_agents",
+    "acp",
     "undo",
     "console",
     "reports",
@@ -50,7 +51,7 @@ ONLY = {
     "client": {"protocol", "errors", "clock", "http", "records", "version"},
 }
 # Wings that use another one if it is there.
-NEEDS = {"coder": {"config"}, "acp_agents": {"config"}, "cli": {"config", "console"}}
+NEEDS = {"coder": {"config"}, "acp_agents": {"config"}, "cli": {"config", "console", "acp"}}
 
 
 def row_of(name: str) -> str | None:

@@ -233,13 +233,14 @@ class Turn(Protocol):
 
     async def ask(
         self,
-        questions: Sequence[Question | Mapping[str, Any]],
+        questions: str | Sequence[str | Question | Mapping[str, Any]],
         *,
         tool_call_id: str = "",
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         """Ask the attached clients to show a form, and wait for its answers; None if the user
-        dismissed it. Raises BadRequest, phrased for the model, for a form that cannot be shown."""
+        dismissed it. A text is a question that is answered with a text (`fill_in_text`). Raises
+        BadRequest, phrased for the model, for a form that cannot be shown."""
         ...
 
     async def followups(self) -> list[Message]:

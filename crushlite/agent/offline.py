@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 class OfflineAgent:
     """`pace` are the seconds between two pieces of an answer, so that streaming can be seen. `why`
-    says why this agent answers if the user did not choose it."""
+    says why this agent answers if the user did not choose it; `instead_of` names the model that is
+    configured if the user did."""
 
-    def __init__(self, *, pace: float = 0.02, why: str = "") -> None:
+    def __init__(self, *, pace: float = 0.02, why: str = "", instead_of: str = "") -> None:
         self._pace = pace
         self._why = why
+        self._instead_of = instead_of
 
     def info(self) -> Info:
         return Info(
@@ -63,6 +65,11 @@ class OfflineAgent:
     async def _quote(self, turn: Turn, lines: list[str]) -> None:
         text = "\n".join(lines).strip()
         if text:
+            if self._instead_of:
+                await turn.say(
+                    f"(The offline agent answers, because the daemon was started with it. "
+                    f"{self._instead_of} is configured: `crushlite stop`, then ask again.)\n\n"
+                )
             await self._stream(turn, f"You said: {text}\n")
             if self._why:
                 await turn.say(f"\nNo model: {self._why}. `crushlite doctor` says what to do.\n")
@@ -168,17 +175,17 @@ class OfflineAgent:
             await turn.tool_result(call, f"step {number} is done")
         await self._stream(turn, "All steps are done.\n")
 
+    async def _cost(self, turn: Turn, rest: str) -> None:
+        cents = _number(rest, default=10, most=100_000)
+        await turn.usage(Usage(1000, 100, cents / 100))
+        await self._stream(turn, f"That was {cents} cents, had it been a model.\n")
+
     async def _delegate(self, turn: Turn, rest: str) -> None:
         prompt = rest or "look around"
         call = await turn.tool_call("agent", json.dumps({"prompt": prompt}))
         answer = await turn.delegate(call, prompt, self.run)
         await turn.tool_result(call, answer.text)
         await self._stream(turn, "The sub-agent has answered.\n")
-
-    async def _cost(self, turn: Turn, rest: str) -> None:
-        cents = _number(rest, default=10, most=100_000)
-        await turn.usage(Usage(1000, 100, cents / 100))
-        await self._stream(turn, f"That was {cents} cents, had it been a model.\n")
 
     async def _fail(self, turn: Turn, rest: str) -> None:
         raise RuntimeError(rest or "you asked me to fail")
@@ -209,10 +216,10 @@ DIRECTIVES = {
     "/steps": Directive(
         "N", "take N steps; prompts sent meanwhile are folded in at each", OfflineAgent._steps
     ),
+    "/cost": Directive("CENTS", "report a cost, as a model call does", OfflineAgent._cost),
     "/agent": Directive(
         "PROMPT", "give a prompt, or a directive, to a sub-agent", OfflineAgent._delegate
     ),
-    "/cost": Directive("CENTS", "report a cost, as a model call does", OfflineAgent._cost),
     "/long": Directive("N", "answer with N words", OfflineAgent._long),
     "/fail": Directive("TEXT", "fail with this message", OfflineAgent._fail),
 }

@@ -96,7 +96,10 @@ class Guard:
         own = {f"{name}:{head.peer.port}" for name in LOOPBACK}
         if host not in own and host not in self.allowed_hosts:
             raise HTTPError(
-                421, "wrong_host", f"Host {host!r} is not served here: use 127.0.0.1 and the port"
+                421,
+                "wrong_host",
+                f"Host {host!r} is not served here: use 127.0.0.1 and the port; "
+                "behind `ssh -L` use the same port at both ends, or start with --allow-host",
             )
 
     def _check_origin(self, head: RequestHead) -> None:

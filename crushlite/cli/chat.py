@@ -141,6 +141,9 @@ class ChatWindow:
 
     def typed(self, data: bytes) -> None:
         """Take what was typed."""
+        if self.chat.is_one_key(data) and not self._editor.text:
+            self._lines.put_nowait(data.decode("ascii"))
+            return
         keys = self._editor.feed(data)
         if not keys or keys[0].what != "end":
             self.chat.forget_warning()

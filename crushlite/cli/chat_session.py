@@ -33,6 +33,7 @@ from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
 from .chat_view import ChatView
 from .common import new_session, title_of
 from .progress import FRAME_SECONDS, FRAMES, PLAIN_FRAMES
+from .render import request_paint
 from .text import clean, elapsed, one_line
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Chat:
         self._warned = False  # the next Ctrl-C or Ctrl-D leaves
         self._asked_at = 0.0  # when a dialog appeared while the user was typing
         self._closed_at = -LATE_SECONDS  # when a dialog was closed by an answer from elsewhere
+        self._told: set[str] = set()  # other sessions that wait for an answer, as was said
+        self._shown_at = self._typed_at = 0.0  # when the dialog was shown, and a key pressed
         self._frame = 0
         self._frames = FRAMES if screen.unicode else PLAIN_FRAMES
 
@@ -189,6 +192,8 @@ class Chat:
                 self.note(one_line(event.progress))
             return
         self.changed()
+        if words := _usage_words(event):
+            self.note(words)
         if event.error and not self.view.error_shown(event.message_id, event.error):
             self.complain(event.error)  # as for an ending that could not be saved
         elif event.cancelled and not event.message_id:
@@ -260,8 +265,13 @@ class Chat:
 
     async def _ask_dialogs(self) -> None:
         """Open a dialog for a request that is open, close one for a request that is not."""
-        requests = [r for r in await self.workspace.permissions() if r.session_id in self._family]
-        batches = [b for b in await self.workspace.questions() if b.session_id in self._family]
+        permissions, questions = (
+            await self.workspace.permissions(),
+            await self.workspace.questions(),
+        )
+        requests = [r for r in permissions if r.session_id in self._family]
+        batches = [b for b in questions if b.session_id in self._family]
+        self._tell_of_others([*permissions, *questions])
         open_ids = {request.id for request in requests} | {batch.id for batch in batches}
         if self.dialog is not None and self.dialog.id not in open_ids and not self.dialog.sent:
             self.close_dialog("it is closed")
@@ -269,6 +279,16 @@ class Chat:
             self._open_dialog(PermissionDialog(requests[0]))
         elif self.dialog is None and batches:
             self._open_dialog(QuestionDialog(batches[0]))
+
+    def _tell_of_others(self, asked: list[PermissionRequest | QuestionBatch]) -> None:
+        """Say once of each other session that it waits for an answer."""
+        others = {each.session_id for each in asked} - self._family
+        for session_id in sorted(others - self._told):
+            self.note(
+                f"another session needs you: /switch {session_id[:8]} goes there, and "
+                "`crushlite grant` answers from any terminal"
+            )
+        self._told = others
 
     def _draw(self) -> None:
         self.screen.status = self._status()
@@ -295,11 +315,23 @@ class Chat:
 
     # Dialogs ------------------------------------------------------------------------------------
 
+    def is_one_key(self, data: bytes) -> bool:
+        """Whether what was typed is one key that answers the dialog at once. Only after a pause, of
+        which both the dialog and the keys before it are part: a key that was meant for something
+        else must not allow anything."""
+        now, before = time.monotonic(), self._typed_at
+        self._typed_at = now
+        if self.dialog is None or self.dialog.sent or len(data) != 1:
+            return False
+        quiet = now - max(before, self._shown_at) >= UNSEEN_SECONDS
+        return quiet and data.decode("latin-1") in self.dialog.keys
+
     def _open_dialog(self, dialog: Dialog) -> None:
         self.dialog = dialog
+        self._shown_at = time.monotonic()
         self._asked_at = time.monotonic() if self.editor.text else 0.0
         self.editor.put_aside()
-        self.screen.lines(dialog.lines(), f"dialog {dialog.id}", self.screen.style.yellow)
+        self.screen.lines(dialog.lines(), f"dialog {dialog.id}", request_paint(self.screen.style))
         self._draw()
 
     def close_dialog(self, why: str = "") -> None:
@@ -344,7 +376,7 @@ class Chat:
             return
         self.screen.lines([f"{dialog.prompt}{line.strip()}"], f"dialog {dialog.id}")
         if shown := dialog.answer(line):
-            self.screen.lines(shown, f"dialog {dialog.id}", self.screen.style.yellow)
+            self.screen.lines(shown, f"dialog {dialog.id}", request_paint(self.screen.style))
         if dialog.done:
             await self.send(dialog)
 
@@ -513,3 +545,10 @@ class Chat:
             self.note("it is at work, and is canceled if nobody else watches; Ctrl-D again leaves")
         else:
             self.leave()
+
+
+def _usage_words(ending: RunComplete) -> str:
+    """What a run has used; empty if that is not known."""
+    tokens = ending.prompt_tokens + ending.completion_tokens
+    cost = f", ${ending.cost:.4f}" if ending.cost else ""
+    return f"{tokens:,} tokens{cost}" if tokens else ""

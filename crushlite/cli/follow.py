@@ -24,9 +24,10 @@ from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import AgentEvent, RunComplete
 from . import BROKEN_PIPE, CANCELED
 from .common import say
+from .markdown_lines import markdown_rows
 from .render import Requests, ShownMessages, request_words, result_line
 from .result import FORMS, changed_files, denied_words, result_of
-from .text import clean, cut, discard_stdout, one_line
+from .text import Style, clean, cut, discard_stdout, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -158,9 +159,11 @@ class FinalOutput(AnswerOutput):
         self._terminal = terminal
 
     def result(self, result: RunResult) -> None:
-        text = clean(result.text) if self._terminal else result.text
+        text = result.text.strip("\n")
+        if self._terminal:
+            text = "\n".join(markdown_rows(clean(text), Style(sys.stdout)))
         if text.strip():
-            self._pending.append(text.strip("\n") + "\n")
+            self._pending.append(text + "\n")
 
 
 def _line(value: Any) -> str:

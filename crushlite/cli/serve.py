@@ -218,7 +218,8 @@ def _hosts(options: argparse.Namespace) -> list[str]:
 
 def _greet(daemon: Daemon) -> None:
     steps = ["Try it in another shell, in the directory of a project:", *_first_steps(daemon)]
-    _print([*_places(daemon), *steps])
+    # For people: the log of a daemon that a command has started is no place to learn.
+    _print([*_places(daemon), *(steps if sys.stdout.isatty() else [])])
 
 
 def _greet_browser(daemon: Daemon) -> None:
@@ -229,11 +230,13 @@ def _greet_browser(daemon: Daemon) -> None:
     address = next(address for address in daemon.addresses if address.port)
     console = next(wing for wing in daemon.wings if isinstance(wing, ConsoleWing))
     invitation = console.address(address.http_url, address.port, os.getcwd())
-    us = "crushlite" if shutil.which("crushlite") else _called_as()
+    us = os.environ.get("CRUSHLITE_CALLED_AS") or (
+        "crushlite" if shutil.which("crushlite") else _called_as()
+    )
     _print(
         [
             *_places(daemon),
-            f"Open this in a browser, within a minute (later: {us} web):",
+            f"Open this in a browser, within ten minutes (later: {us} web):",
             f"  {Path(invitation.page).as_uri()}",
             "Or in another terminal:",
             f"  {us} run hello",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..http.messages import Request
     from ..wing import Ports
 
-CODE_SECONDS = 60.0
+CODE_SECONDS = 600.0
 CODES = 32  # codes that are valid at a time; the oldest is dropped for the next
 BAD_CODE = (403, "bad_code")
 PUBLIC_BODY = 1024  # bytes: a code, and no more

@@ -59,8 +59,7 @@ class ChildTurn(LiveTurn):
     ) -> None:
         async def summarize() -> None:
             if agent.summarizes:
-                used = await write_summary(services, request, agent, parent)
-                parent.limits.count_all(used)
+                await write_summary(services, request, agent, parent)
 
         selected = agent.info().selected
         super().__init__(services, request, selected, no_riders, summarize, parent=parent)

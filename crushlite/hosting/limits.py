@@ -6,6 +6,7 @@ the one that a person may raise while the run waits: see `cost_question` and `Ru
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,12 @@ MORE = {"more": 1, "much_more": 5}
 
 
 class RunLimits:
-    """The limits of one run, and what counts against them. `reached` is the limit that stopped it,
-    empty if none did."""
+    """The limits of one run, its sub-agents included, and what counts against them. `reached` is
+    the limit that stopped it, empty if none did."""
 
     def __init__(self, request: TurnRequest) -> None:
         self.reached = ""
+        self.asking = asyncio.Lock()  # held while a person is asked for more
         self.steps = 0
         self.cost = 0.0
         self.prompt_tokens = 0

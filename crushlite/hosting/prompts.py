@@ -153,6 +153,8 @@ def explain(error: BaseException, run_id: str) -> Failure:
         log.warning("run %s failed: %s", run_id, text)
     else:
         log.warning("run %s: the agent failed: %s", run_id, text, exc_info=error)
+    if isinstance(error, ProviderFailed):
+        return Failure("The model did not answer", text)
     if isinstance(error, CrushliteError):
         return Failure(error.code.replace("_", " ").capitalize(), text)
     return Failure("The agent failed", f"{type(error).__name__}: {text}")

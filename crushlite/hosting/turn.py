@@ -63,6 +63,7 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
+NOT_RUN = "not run: the run ended before it was allowed"
 TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
@@ -102,9 +103,7 @@ class LiveTurn:
         self.reasoning = request.think
         self.denied = 0
         self.spent = Usage()  # what the last model call used
-        # A summary is no step of the run; its maker adds what it has used.
-        shares = parent is not None and not is_summary
-        self.limits: RunLimits = parent.limits if parent and shares else RunLimits(request)
+        self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._services = services
         self._request = request
         self._selected = selected
@@ -114,6 +113,8 @@ class LiveTurn:
         self._notes_owner = notes_owner
         self._delegate = delegate
         self._top = parent or self
+        # A summary is no step of the run.
+        self._counting = RunLimits(request) if is_summary else self.limits
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
@@ -124,6 +125,7 @@ class LiveTurn:
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
+        self._unallowed: set[str] = set()  # tool calls that wait for a permission
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
         self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
@@ -209,14 +211,15 @@ class LiveTurn:
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "user cancelled assistant tool calling"
+            reason = "canceled before it had a result"
         elif outcome is Outcome.FAILED:
             reason = "the turn failed before this tool call had a result"
         if self._step is not None:
             self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
             if call.id not in self._results:
-                self._result(ToolResultPart(call.id, call.name, reason, is_error=True))
+                why = NOT_RUN if call.id in self._unallowed else reason
+                self._result(ToolResultPart(call.id, call.name, why, is_error=True))
 
     # For the agent: reading ----------------------------------------------------------------------
 
@@ -319,8 +322,8 @@ class LiveTurn:
 
     async def step(self) -> None:
         self._check()
-        self.limits.check_steps()
-        if self.limits.steps:  # what sub-agents have cost counts as well
+        self._counting.check_steps()
+        if self._counting.steps:  # what sub-agents have cost counts as well
             await self._check_cost()
         self._end_step()
         self._new_step = True
@@ -370,7 +373,9 @@ class LiveTurn:
             rule=clean(scope.rule_words) if scope is not None else "",
             options=[replace(option, name=clean(option.name)) for option in options],
         )
+        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
         answer = await self._services.permissions.ask(request, self.run_id, scope)
+        self._unallowed.discard(request.tool_call_id)
         if isinstance(answer, Allowed):
             return Verdict(True, option=answer.option)
         for turn in {self, self._top}:
@@ -379,17 +384,18 @@ class LiveTurn:
 
     async def ask(
         self,
-        questions: Sequence[Question | Mapping[str, Any]],
+        questions: str | Sequence[str | Question | Mapping[str, Any]],
         *,
         tool_call_id: str = "",
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         self._check()
         self._show_calls()
+        asked = [questions] if isinstance(questions, str) else questions
         batch = QuestionBatch(
             session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
-            questions=[_typed(Question, question) for question in questions],
+            questions=[_question(each) for each in asked],
             confirm_title=confirm_title,
         )
         return await self._services.questions.ask(batch, self.run_id)
@@ -398,7 +404,7 @@ class LiveTurn:
         self._check()
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
-        if self.limits.out_of_steps:
+        if self._counting.out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
@@ -523,6 +529,25 @@ class LiveTurn:
             await self._top._charge(cost)
         await self._check_cost()
 
+    async def _check_cost(self) -> None:
+        """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
+        if self.limits.too_expensive and not await self._may_cost_more():
+            raise self.limits.stop_at_cost()
+
+    async def _may_cost_more(self) -> bool:
+        """Ask a person whether the run may go beyond its limit of cost. False if no client has said
+        that one is there, nobody answers, or the answer is no."""
+        async with self.limits.asking:  # sub-agents may get here at once
+            if not self.limits.too_expensive:
+                return True
+            if self.limits.reached or not self._services.lifetime.attended:
+                return False
+            question = self.limits.cost_question()
+            batch = QuestionBatch(session_id=self._top.session_id, questions=[question])
+            answers = await self._services.questions.ask(batch, self.run_id)
+            self._check()
+            return self.limits.raised_by(answers)
+
     async def _charge(self, cost: float) -> None:
         """Add what a sub-agent has cost to this session as well."""
         owed = min(self._owed + cost, session_rows.MOST_COST)
@@ -531,23 +556,6 @@ class LiveTurn:
         saved = store.write(session_rows.add_cost, self.session_id, owed, now)
         if not await self._save("usage", saved):
             self._owed += owed
-
-    async def _check_cost(self) -> None:
-        """Raise LimitReached at the limit of cost, unless a person lets the run go on."""
-        if self.limits.too_expensive and not await self._may_cost_more():
-            raise self.limits.stop_at_cost()
-
-    async def _may_cost_more(self) -> bool:
-        """Ask a person whether the run may go beyond its limit of cost. False if no client has said
-        that one is there, nobody answers, or the answer is no."""
-        if self.limits.reached or not self._services.lifetime.attended:
-            return False
-        batch = QuestionBatch(
-            session_id=self._top.session_id, questions=[self.limits.cost_question()]
-        )
-        answers = await self._services.questions.ask(batch, self.run_id)
-        self._check()
-        return self.limits.raised_by(answers)
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
@@ -624,13 +632,13 @@ class LiveTurn:
 
     def _current(self) -> LiveMessage:
         if self._new_step:
-            self.limits.check_steps()
+            self._counting.check_steps()
             self._end_step()
             self._create_step()
         return self.last
 
     def _create_step(self) -> None:
-        self.limits.steps += 1
+        self._counting.steps += 1
         self._new_step = False
         self._calls = {}
         now = self._now()
@@ -714,6 +722,13 @@ def _text(value: str | Mapping[str, Any]) -> str:
         return dumps(dict(value)).decode("ascii")
     except (TypeError, ValueError) as error:
         raise BadRequest(f"this cannot be written as JSON: {error}") from None
+
+
+def _question(value: str | Question | Mapping[str, Any]) -> Question:
+    """A question, given as such, in the shape of the wire, or as a text that wants a text."""
+    if isinstance(value, str):
+        return Question(type="free_text", question=value, description="Asked by the agent.")
+    return _typed(Question, value)
 
 
 def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
