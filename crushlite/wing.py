@@ -25,7 +25,8 @@ What the core asks of a wing, and when:
     started    once, when the daemon listens
     open       for each workspace, when it opens: a Part, or None
 
-A Part hears of what runs do in its workspace (commands, changes of files), may keep the rules that
+A Part hears of what runs do in its workspace (commands, changes of files), may offer tools and
+instructions to the agent, may bring an agent of its own for some sessions, may keep the rules that
 users have granted for good, and is closed with it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from .agent.base import Agent, AgentFactory
+    from .agent.base import Agent, AgentFactory, OfferedTool, Turn
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
@@ -110,6 +111,24 @@ class WorkspacePart:
 
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
+
+    def agent_of(self, session_id: str) -> Agent | None:
+        """The agent that answers the runs of a session that start now; None: that of the
+        workspace."""
+        return None
+
+    async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
+        """Tools for the agent of the workspace, asked for at each step of a turn. In the same order
+        each time: a provider's cache of a request is lost when the list changes. Must not wait for
+        anything that may be slow if somebody attends (`turn.interactive`); else it may, for a
+        bounded time. Raising costs this part's tools for one step."""
+        return ()
+
+    def instructions(self) -> Sequence[tuple[str, str]]:
+        """What a model should know of this part: pairs of a short name and a text, as few as
+        possible, for the system prompt. Asked for at each prompt; the model is told what has
+        changed since the last one. Must not block."""
+        return ()
 
     # Rules: what users have allowed for good. A part that keeps them says so.
 

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 WINGS = (
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
+    (".acp_agents.wing", "AgentsWing"),
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
+    (".acp.wing", "AcpWing"),
 )
 
 

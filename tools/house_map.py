@@ -31,8 +31,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
-LIBRARIES = ("worktree",)  # used by several wings, and by nothing else
-WINGS = ("config", "coder", "undo", "console", "reports", "cli")  # __main__ goes with cli
+LIBRARIES = ("worktree", "jsonrpc")  # used by several wings, and by nothing else
+WINGS = (
+    "config",
+    "coder",
+    "acp_agents",
+    "acp",
+    "undo",
+    "console",
+    "reports",
+    "cli",
+)  # __main__ goes with cli
 
 CORE = {row for rows in GROUPS.values() for row in rows}
 ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)
@@ -42,7 +51,7 @@ ONLY = {
     "client": {"protocol", "errors", "clock", "http", "records", "version"},
 }
 # Wings that use another one if it is there.
-NEEDS = {"coder": {"config"}, "cli": {"config", "console"}}
+NEEDS = {"coder": {"config"}, "acp_agents": {"config"}, "cli": {"config", "console", "acp"}}
 
 
 def row_of(name: str) -> str | None:

@@ -24,29 +24,35 @@ if TYPE_CHECKING:
     from ..commands.background import JobInfo, JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.messages import Attachment, Message
+    from ..protocol.permissions import PermissionOption
     from ..protocol.questions import Question, QuestionResponse
     from ..protocol.sessions import Session, Todo
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What an agent says about itself. Clients show it as the model in use."""
+    """What an agent says about itself. Clients show it as the model in use. `no_model` says why it
+    stands in for a model that was looked for and not found; empty for any other agent."""
 
     model: Model = field(default_factory=lambda: Model(id="agent", name="Agent"))
     selected: SelectedModel = field(
         default_factory=lambda: SelectedModel(model="agent", provider="crushlite")
     )
+    no_model: str = ""
 
 
 class Verdict(int):
     """The answer to a permission request: true if it was granted; usable wherever a bool is.
-    `reason` is what the user wrote when denying it, for the model."""
+    `reason` is what the user wrote when denying it, for the model. `option` is the id of the option
+    that was chosen, empty if none was."""
 
     reason: str
+    option: str
 
-    def __new__(cls, granted: bool, reason: str = "") -> Verdict:
+    def __new__(cls, granted: bool, reason: str = "", option: str = "") -> Verdict:
         verdict = super().__new__(cls, bool(granted))
         verdict.reason = reason
+        verdict.option = option
         return verdict
 
     @property
@@ -102,6 +108,14 @@ class Title:
 
     text: str
     usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Delegated:
+    """What a sub-agent gave: its last words, and how often a permission was denied to it."""
+
+    text: str
+    denied: int = 0
 
 
 class Turn(Protocol):
@@ -210,21 +224,23 @@ class Turn(Protocol):
         path: str = "",
         tool_call_id: str = "",
         scope: Scope | None = None,
+        options: Sequence[PermissionOption] = (),
     ) -> Verdict:
         """Ask the attached clients for permission and wait for the first answer. `params` must hold
-        all that will be done. Raises BadRequest, phrased for the model, for more than a user can
-        read."""
+        all that will be done. `options` are answers of the agent's own, from which a client may
+        choose instead. Raises BadRequest, phrased for the model, for more than a user can read."""
         ...
 
     async def ask(
         self,
-        questions: Sequence[Question | Mapping[str, Any]],
+        questions: str | Sequence[str | Question | Mapping[str, Any]],
         *,
         tool_call_id: str = "",
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         """Ask the attached clients to show a form, and wait for its answers; None if the user
-        dismissed it. Raises BadRequest, phrased for the model, for a form that cannot be shown."""
+        dismissed it. A text is a question that is answered with a text (`fill_in_text`). Raises
+        BadRequest, phrased for the model, for a form that cannot be shown."""
         ...
 
     async def followups(self) -> list[Message]:
@@ -235,7 +251,8 @@ class Turn(Protocol):
         ...
 
     async def usage(self, usage: Usage) -> None:
-        """Report tokens and cost of a model call. Raises LimitReached at max_cost."""
+        """Report tokens and cost of a model call. At max_cost a person who attends is asked for
+        more; raises LimitReached if that is not given."""
         ...
 
     async def command(
@@ -251,6 +268,11 @@ class Turn(Protocol):
         processes are dead before this run is reported ended, unless it was kept. What it changes in
         the workspace is recorded in the file history, unless `read_only` says that it changes
         nothing."""
+        ...
+
+    async def watch_files(self) -> None:
+        """Record what changes in the workspace from now until the turn ends in the file history, as
+        if this turn were one command. For an agent that is a program of its own."""
         ...
 
     def keep(self, command: Command, info: JobInfo = ...) -> str:
@@ -279,6 +301,15 @@ class Turn(Protocol):
         model; the messages stay."""
         ...
 
+    async def delegate(
+        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+    ) -> Delegated:
+        """Let another agent, a sub-agent, answer a prompt for the open tool call `id`, in a child
+        session of this one. It has the limits of this turn, what it costs counts for both sessions,
+        and what it asks users is asked for this session; it ends before this turn does. Several may
+        run at once. Raises what the sub-agent raised, and BadRequest in a sub-agent's own turn."""
+        ...
+
     async def file_read(self, path: str) -> None:
         """Record that the session has read a file."""
         ...
@@ -292,6 +323,90 @@ class Turn(Protocol):
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         """Replace the session's to-do list."""
         ...
+
+    async def title(self, text: str) -> None:
+        """Give the session this title, unless a user has chosen one."""
+        ...
+
+    async def offered_tools(self) -> list[OfferedTool]:
+        """The tools that the wings of the daemon offer now, each name once. In the same order as
+        long as they do not change, so that a provider's cache of a request's beginning stays
+        valid."""
+        ...
+
+    def instructions(self) -> list[tuple[str, str]]:
+        """What the wings of the daemon tell a model about themselves: pairs of a short name and a
+        text, for the system prompt. The same as long as nothing has changed."""
+        ...
+
+
+# Tools that wings offer --------------------------------------------------------------------------
+#
+# A part of a workspace returns its tools from `WorkspacePart.tools`; an agent gets those of all
+# parts from `Turn.offered_tools`, at each step. It shows the model name, description and
+# parameters. To run a call it asks what `question` says, through `Turn.permission`, and only if
+# that is granted, or if there is no question, awaits `call`. How much of an answer the model gets
+# is up to the agent.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolQuestion:
+    """The permission that a call needs: the arguments of `Turn.permission`. `path` is the
+    workspace's directory if empty."""
+
+    tool_name: str
+    action: str
+    description: str = ""
+    params: Mapping[str, Any] | None = None
+    path: str = ""
+    scope: Scope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMedia:
+    """An image or another file in an answer. `data` is base64, as it came: an agent checks it."""
+
+    mime_type: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a call gives: `text` of any length for the model, `metadata` for clients (a JSON object,
+    or its text). `stop` ends the turn: the model must not go on."""
+
+    text: str
+    is_error: bool = False
+    media: tuple[ToolMedia, ...] = ()
+    metadata: Mapping[str, Any] | str = ""
+    stop: bool = False
+
+
+class OfferedTool:
+    """One tool. Its name has at most 64 of the characters a-z, A-Z, 0-9, _ and -; two parts that
+    offer the same name: the first one counts."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # a JSON schema of an object
+    read_only = False  # it changes nothing: calls of one answer may run at the same time
+    # One of many: if such tools would take too much of a model's context window, they are offered
+    # through one tool that finds them.
+    searchable = False
+
+    def question(self, arguments: Mapping[str, Any]) -> ToolQuestion | None:
+        """What must be permitted before this call; None if nothing. May raise CrushliteError, whose
+        message the model reads."""
+        return ToolQuestion(self.name, "execute", f"Run {self.name}", arguments)
+
+    async def call(self, turn: Turn, arguments: dict[str, Any], call_id: str) -> ToolAnswer:
+        """Run a call whose permission was granted. `call_id` is that of the call in the turn.
+        Raises CrushliteError, whose message the model reads. Cancelled with the turn; must end in a
+        bounded time by itself."""
+        raise NotImplementedError
+
+
+# Agents ------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -329,6 +444,14 @@ class Agent:
     def summarizes(self) -> bool:
         """Whether the agent can summarize a conversation."""
         return self._optional("summarize") is not None
+
+    @property
+    def notes_owner(self) -> str:
+        """Under which name the agent keeps its notes with a session. An agent that answers only in
+        some sessions of a workspace has one of its own, so that it does not meet the notes of
+        another one."""
+        owner = getattr(self._target, "notes_owner", "")
+        return owner if isinstance(owner, str) else ""
 
     def info(self) -> Info:
         """What the agent says about itself; the default if that fails."""

@@ -160,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
         unattended=options.unattended,
         yolo=options.yolo,
         allow_config_commands=options.allow_config_commands,
+        agent=options.agent,
         data_dir=os.path.abspath(options.data_dir) if options.data_dir else "",
     )
     if settings.data_dir:
@@ -219,7 +220,8 @@ def _hosts(options: argparse.Namespace) -> list[str]:
 
 def _greet(daemon: Daemon) -> None:
     steps = ["Try it in another shell, in the directory of a project:", *_first_steps(daemon)]
-    _print([*_places(daemon), *steps])
+    # For people: the log of a daemon that a command has started is no place to learn.
+    _print([*_places(daemon), *(steps if sys.stdout.isatty() else [])])
 
 
 def _greet_browser(daemon: Daemon) -> None:

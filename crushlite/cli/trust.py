@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import ConnectionFailed
 from ..commands.environment import is_secret_name
 from ..config import ConfigFiles, Roots
+from ..config.agentfiles import about
 from ..config.expand import variables
 from ..config.files import digest, environment, read_bytes
 from ..config.project import choice_keys
@@ -33,20 +34,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..config import ProjectFile
+    from ..config.agentfiles import AgentFile
 
 DESCRIPTION = """\
-Show what the crush.json files of a project would use (providers and their addresses, models,
-variables), and after a yes let them. Until then a project's files choose no provider, no model and
-no key, and nothing in them is expanded. What is remembered is the path of each file and its
-content: a file that changes must be trusted again. Commands in a project's file (hooks, tool
-servers, $(...)) are never run.
+Show what the files of a project would use (in crush.json providers and their addresses, models,
+variables, language servers; named sub-agents), and after a yes let them. Until then a project's
+files choose no provider, no model and no key, and nothing in them is started or expanded. What is
+remembered is the path of each file and its content: a file that changes must be trusted again.
+Commands in a project's file (hooks, tool servers, $(...)) are never run.
 """
 EXAMPLES = """\
   crushlite trust ~/src/parser
   crushlite trust --list
   crushlite trust --revoke ~/src/parser
 """
-_PROGRAMS = ("hooks", "mcp", "lsp", "env")
+_PROGRAMS = ("hooks", "mcp", "env")
 
 
 def add_parser(commands: Any) -> None:
@@ -69,24 +71,36 @@ async def run(options: argparse.Namespace) -> int:
         return await _revoke(options)
     files = config_files(options)
     found = [file for file in files.project_files() if choice_keys(file.content.document)]
-    if not found:
-        say(f"nothing to trust: no file of {files.workspace} asks for a model or a provider")
+    agents = [file for file in files.agent_files() if file.path.is_relative_to(files.workspace)]
+    if not found and not agents:
+        what = "a model, a provider or an agent"
+        say(f"nothing to trust: no file of {files.workspace} asks for {what}")
         return 0
-    for file in found:
-        show("\n".join(_lines(file, files)))
-    if all(file.trust is Trust.TRUSTED for file in found):
+    _show(found, agents, files)
+    states = {file.trust for file in found} | {agent.trust for agent in agents}
+    if states == {Trust.TRUSTED}:
         say("all of this is trusted already")
         return 0
-    addresses = ", ".join(_addresses(found))
-    if addresses:
-        show(f"Prompts, and what tools read, may then go to: {addresses}")
     if not options.yes and not await agreed(None, "Trust this?"):
         say("not trusted: nothing of this is used")
         return 1
     files.trust(found)
-    say(f"{count(len(found), 'file')} trusted, as long as they stay as they are")
+    if agents:
+        files.trust_store.record({agent.path: {agent.digest} for agent in agents})
+    say(f"{count(len(found) + len(agents), 'file')} trusted, as long as they stay as they are")
     await _read_again(options)
     return 0
+
+
+def _show(found: list[ProjectFile], agents: list[AgentFile], files: ConfigFiles) -> None:
+    """Show what is to be trusted."""
+    for file in found:
+        show("\n".join(_lines(file, files)))
+    for agent, line in zip(agents, about(agents), strict=True):
+        show(f"{_plain(str(agent.path))}\n  {_plain(line)}")
+    addresses = ", ".join(_addresses(found))
+    if addresses and any(file.trust is not Trust.TRUSTED for file in found):
+        show(f"Prompts, and what tools read, may then go to: {addresses}")
 
 
 def _list(files: ConfigFiles) -> int:
@@ -157,8 +171,12 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield f"  model {_plain(role)}: {_value(chosen or {})}"
     if (document.get("options") or {}).get("disable_default_providers"):
         yield "  the built-in providers are turned off"
+    for name, section in (document.get("agents") or {}).items():
+        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
+    for name, server in (document.get("lsp") or {}).items():
+        yield f"  starts the language server {_plain(name)}: {_value(server or {})}"
     yield from _variables(document, files)
     programs = [key for key in _PROGRAMS if document.get(key)]
     if "$(" in json.dumps(document.get("providers")):
@@ -179,7 +197,7 @@ def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:
 
 
 def _variables(document: dict[str, Any], files: ConfigFiles) -> Iterator[str]:
-    names = variables(document.get("providers"))
+    names = variables([document.get("providers"), document.get("agents")])
     withheld = files.withheld(names)
     if given := sorted(names - withheld):
         yield f"  variables that it gets: {', '.join(given)}"

@@ -18,10 +18,7 @@ from .stream import EventStream
 from .wire import Wire, route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ..clock import Clock
-    from ..protocol.messages import Attachment
     from ..protocol.runs import RunComplete
 
 CREATE_SECONDS = 5.0  # how long `retire` waits for a create that is on its way
@@ -40,12 +37,11 @@ class RemoteWorkspace(WorkspaceRequests):
         """The event stream, to be used in `async with`. `last_id` continues an earlier one."""
         return EventStream(self, resume=resume, reconnect=reconnect, last_id=last_id)
 
-    async def ask(
-        self, text: str, session_id: str = "", attachments: Iterable[Attachment] = ()
-    ) -> RunComplete:
+    async def ask(self, text: str, session_id: str = "", **options: Any) -> RunComplete:
         """Send a prompt, in a new session unless one is given, and return how its run ended: with
-        a `text`, with an `error`, or `cancelled`. None of these is raised."""
-        async with self.start(text, session_id, attachments=attachments) as run:
+        a `text`, with an `error`, or `cancelled`. None of these is raised. The options are those of
+        `prompt`."""
+        async with self.start(text, session_id, **options) as run:
             return await run.end()
 
     def start(self, text: str, session_id: str = "", **options: Any) -> RunStream:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import stat
 import uuid
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Scope, Usage, Verdict
+from ..agent.base import Agent, Scope, Usage, Verdict
 from ..commands.background import UNKNOWN_JOB, JobInfo
-from ..errors import BadRequest, LimitReached, TurnOver
+from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.permissions import PermissionRequest
@@ -32,20 +32,26 @@ from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from ..wing import Author
+from . import offering
 from .dialogs import Allowed
+from .files import mode_of
+from .limits import RunLimits
 from .prompts import Failure, clean
-from .watching import start_command
+from .watching import begin_watches, end_watches, start_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from ..agent.base import Delegated, OfferedTool
     from ..commands.background import JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
+    from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
+    from ..wing import CommandWatch
     from .prompts import TurnRequest
     from .services import Services
     from .transcript import LiveMessage
@@ -57,7 +63,15 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
+NOT_RUN = "not run: the run ended before it was allowed"
+TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
+
+
+class Child(Protocol):
+    """The turn of a sub-agent, as the turn above it sees it."""
+
+    def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
 class LiveTurn:
@@ -72,7 +86,12 @@ class LiveTurn:
         summarize: Callable[[], Awaitable[None]] | None = None,
         *,
         is_summary: bool = False,
+        notes_owner: str = "",
+        delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
+        parent: LiveTurn | None = None,
     ) -> None:
+        """`parent` is the turn of the agent that this one works for: see children.py. Its limits
+        hold for both together, and commands, files, jobs and requests are its session's."""
         self.run_id = request.run_id
         self.session_id = request.session_id
         self.prompt = request.prompt
@@ -84,22 +103,29 @@ class LiveTurn:
         self.reasoning = request.think
         self.denied = 0
         self.spent = Usage()  # what the last model call used
+        self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         self._services = services
         self._request = request
         self._selected = selected
         self._fold = fold
         self._summarize = summarize
         self._is_summary = is_summary
+        self._notes_owner = notes_owner
+        self._delegate = delegate
+        self._top = parent or self
+        # A summary is no step of the run.
+        self._counting = RunLimits(request) if is_summary else self.limits
+        self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
+        self._watches: list[CommandWatch] = []  # of the turn as a whole
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
-        self._steps = 0
-        self._cost = 0.0
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
+        self._unallowed: set[str] = set()  # tool calls that wait for a permission
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
         self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
@@ -129,8 +155,19 @@ class LiveTurn:
         """A message the runner wrote for this turn."""
         self._messages.append(live)
 
+    def add_child(self, child: Child) -> None:
+        self._check()
+        self.children.add(child)
+
     def fence(self) -> None:
         self._over = True
+
+    async def end_children(self) -> None:
+        """End the sub-agents that the agent has left behind: their records are complete before
+        those of this turn."""
+        if self.children:
+            endings = [child.end(Outcome.CANCELED) for child in self.children]
+            await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
 
     async def end_commands(self) -> None:
         """Kill what the agent's commands left running: when a run is reported ended, the processes
@@ -144,6 +181,10 @@ class LiveTurn:
         if self._watched:
             reported = [watched.reported for watched in self._watched.values()]
             await asyncio.wait(reported, timeout=COMMAND_SECONDS)
+        if self._watches:
+            ending = asyncio.ensure_future(end_watches(self._watches))
+            self._watches = []
+            await asyncio.wait([ending], timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -170,14 +211,15 @@ class LiveTurn:
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "user cancelled assistant tool calling"
+            reason = "canceled before it had a result"
         elif outcome is Outcome.FAILED:
             reason = "the turn failed before this tool call had a result"
         if self._step is not None:
             self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
             if call.id not in self._results:
-                self._result(ToolResultPart(call.id, call.name, reason, is_error=True))
+                why = NOT_RUN if call.id in self._unallowed else reason
+                self._result(ToolResultPart(call.id, call.name, why, is_error=True))
 
     # For the agent: reading ----------------------------------------------------------------------
 
@@ -199,7 +241,7 @@ class LiveTurn:
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
-        read = await self._services.transcript.conversation(self.session_id)
+        read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
         session, messages, self._notes = read
         return session, messages
 
@@ -207,7 +249,8 @@ class LiveTurn:
         self._check()
         if self._notes is None:
             store = self._services.store
-            self._notes = await store.read(note_rows.get_notes, self.session_id)
+            owner = self._notes_owner
+            self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
@@ -260,9 +303,7 @@ class LiveTurn:
         self._check()
         await self._watches_ended()
         self._show_calls()
-        call = self._calls.get(self._stored_id(clean(id)))
-        if call is None or call.id in self._results:
-            raise BadRequest(f"there is no open tool call {id!r} in this step")
+        call = self._open_call(id)
         texts = clean(content), _text(metadata)
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
@@ -281,7 +322,9 @@ class LiveTurn:
 
     async def step(self) -> None:
         self._check()
-        self._check_steps()
+        self._counting.check_steps()
+        if self._counting.steps:  # what sub-agents have cost counts as well
+            await self._check_cost()
         self._end_step()
         self._new_step = True
         await self._yield()
@@ -312,13 +355,14 @@ class LiveTurn:
         path: str = "",
         tool_call_id: str = "",
         scope: Scope | None = None,
+        options: Sequence[PermissionOption] = (),
     ) -> Verdict:
         self._check()
         if self._request.auto_approve:
             return Verdict(True)
         self._show_calls()
         request = PermissionRequest(
-            session_id=self.session_id,
+            session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
             tool_name=tool_name,
             description=clean(description),
@@ -327,26 +371,31 @@ class LiveTurn:
             path=self._directory(path),
             scope=clean(scope.words) if scope is not None else "",
             rule=clean(scope.rule_words) if scope is not None else "",
+            options=[replace(option, name=clean(option.name)) for option in options],
         )
+        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
         answer = await self._services.permissions.ask(request, self.run_id, scope)
+        self._unallowed.discard(request.tool_call_id)
         if isinstance(answer, Allowed):
-            return Verdict(True)
-        self.denied += 1
-        return Verdict(False, answer.reason)
+            return Verdict(True, option=answer.option)
+        for turn in {self, self._top}:
+            turn.denied += 1
+        return Verdict(False, answer.reason, answer.option)
 
     async def ask(
         self,
-        questions: Sequence[Question | Mapping[str, Any]],
+        questions: str | Sequence[str | Question | Mapping[str, Any]],
         *,
         tool_call_id: str = "",
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         self._check()
         self._show_calls()
+        asked = [questions] if isinstance(questions, str) else questions
         batch = QuestionBatch(
-            session_id=self.session_id,
+            session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
-            questions=[_typed(Question, question) for question in questions],
+            questions=[_question(each) for each in asked],
             confirm_title=confirm_title,
         )
         return await self._services.questions.ask(batch, self.run_id)
@@ -355,7 +404,7 @@ class LiveTurn:
         self._check()
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
-        if self._out_of_steps:
+        if self._counting.out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
@@ -363,6 +412,18 @@ class LiveTurn:
         folded = await self._fold()
         self._new_step = before or bool(folded)
         return folded
+
+    # For the agent: what wings offer -------------------------------------------------------------
+
+    async def offered_tools(self) -> list[OfferedTool]:
+        self._check()
+        found = await offering.offered_tools(self._services.parts, self)
+        self._check()
+        return found
+
+    def instructions(self) -> list[tuple[str, str]]:
+        self._check()
+        return offering.instructions(self._services.parts)
 
     # For the agent: commands ---------------------------------------------------------------------
 
@@ -380,7 +441,7 @@ class LiveTurn:
         watched = await start_command(
             self._services,
             command,
-            Author(self.session_id, self.run_id),
+            Author(self._top.session_id, self.run_id),
             cwd=cwd,
             env=env,
             on_output=on_output,
@@ -395,9 +456,15 @@ class LiveTurn:
             self._check()
         return started
 
+    async def watch_files(self) -> None:
+        self._check()
+        if not self._watches:
+            author = Author(self.session_id, self.run_id)
+            self._watches = await begin_watches(self._services, author)
+
     def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
         self._check()
-        job_id = self._services.background.adopt(self.session_id, command, info)
+        job_id = self._services.background.adopt(self._top.session_id, command, info)
         self._commands.discard(command)
         if command in self._watched:
             self._watched[command].keep()
@@ -405,19 +472,19 @@ class LiveTurn:
 
     def job_output(self, job_id: str) -> JobOutput:
         self._check()
-        return self._services.background.output(job_id, self.session_id)
+        return self._services.background.output(job_id, self._top.session_id)
 
     def job_info(self, job_id: str) -> JobInfo:
         self._check()
-        return self._services.background.info(job_id, self.session_id)
+        return self._services.background.info(job_id, self._top.session_id)
 
     async def wait_for_job(self, job_id: str, seconds: float) -> None:
         self._check()
-        await self._services.background.wait(job_id, self.session_id, seconds)
+        await self._services.background.wait(job_id, self._top.session_id, seconds)
 
     async def kill_job(self, job_id: str) -> Exit | None:
         self._check()
-        return await self._services.background.kill(job_id, self.session_id)
+        return await self._services.background.kill(job_id, self._top.session_id)
 
     async def summarize(self) -> None:
         self._check()
@@ -426,14 +493,25 @@ class LiveTurn:
             self._new_step = True
             await self._summarize()
 
+    async def delegate(
+        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+    ) -> Delegated:
+        self._check()
+        if self._delegate is None:
+            raise BadRequest("a sub-agent cannot start another one: do this yourself")
+        call = self._open_call(id)
+        self._show_calls()
+        other = agent if isinstance(agent, Agent) else Agent(agent)
+        return await self._delegate(self, call.id, clean(prompt), other, clean(title))
+
     # For the agent: bookkeeping ------------------------------------------------------------------
 
     async def usage(self, usage: Usage) -> None:
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
+        self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        self._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
         now = self._services.clock.now()
 
@@ -447,8 +525,37 @@ class LiveTurn:
             )
 
         self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
-        if self._request.max_cost is not None and self._cost >= self._request.max_cost:
-            raise LimitReached(f"stopped at max_cost = {self._request.max_cost}")
+        if self._top is not self and cost:
+            await self._top._charge(cost)
+        await self._check_cost()
+
+    async def _check_cost(self) -> None:
+        """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
+        if self.limits.too_expensive and not await self._may_cost_more():
+            raise self.limits.stop_at_cost()
+
+    async def _may_cost_more(self) -> bool:
+        """Ask a person whether the run may go beyond its limit of cost. False if no client has said
+        that one is there, nobody answers, or the answer is no."""
+        async with self.limits.asking:  # sub-agents may get here at once
+            if not self.limits.too_expensive:
+                return True
+            if self.limits.reached or not self._services.lifetime.attended:
+                return False
+            question = self.limits.cost_question()
+            batch = QuestionBatch(session_id=self._top.session_id, questions=[question])
+            answers = await self._services.questions.ask(batch, self.run_id)
+            self._check()
+            return self.limits.raised_by(answers)
+
+    async def _charge(self, cost: float) -> None:
+        """Add what a sub-agent has cost to this session as well."""
+        owed = min(self._owed + cost, session_rows.MOST_COST)
+        self._owed = 0.0
+        now, store = self._services.clock.now(), self._services.store
+        saved = store.write(session_rows.add_cost, self.session_id, owed, now)
+        if not await self._save("usage", saved):
+            self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
@@ -457,11 +564,19 @@ class LiveTurn:
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
 
+    async def title(self, text: str) -> None:
+        self._check()
+        now, store = self._services.clock.now(), self._services.store
+        title = clean(text).replace("\0", "")[:TITLE_CHARS]
+        saved = store.write(session_rows.set_title, self.session_id, title, now, 0, 0, 0.0)
+        await self._save("title", saved)
+
     async def remember(self, notes: str) -> None:
         self._check()
         self._notes = None
+        kept, owner, store = clean(notes), self._notes_owner, self._services.store
         try:
-            await self._services.store.write(note_rows.set_notes, self.session_id, clean(notes))
+            await store.write(note_rows.set_notes, self.session_id, kept, owner)
         except STORE_ERRORS as error:
             log.warning("run %s: its notes could not be written: %s", self.run_id, error)
 
@@ -473,26 +588,17 @@ class LiveTurn:
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
         await self._watches_ended()
-        mode = await asyncio.to_thread(_mode_of, path) if after is not None else None
+        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
-        await self._services.files.record(self.session_id, [change])
+        await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self._over:
             raise TurnOver(f"the turn of run {self.run_id} has ended")
-
-    @property
-    def _out_of_steps(self) -> bool:
-        limit = self._request.max_steps  # not what the agent may have made of its own copy
-        return limit is not None and self._steps >= limit
-
-    def _check_steps(self) -> None:
-        if self._out_of_steps:
-            raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
 
     async def _watches_ended(self) -> None:
         """Wait until the watches of commands that have ended are done: what comes next must not be
@@ -507,6 +613,12 @@ class LiveTurn:
         if self._step is not None:
             self._services.transcript.flush(self._step)
 
+    def _open_call(self, call_id: str) -> ToolCallPart:
+        call = self._calls.get(self._stored_id(clean(call_id)))
+        if call is None or call.id in self._results:
+            raise BadRequest(f"there is no open tool call {call_id!r} in this step")
+        return call
+
     def _stored_id(self, call_id: str) -> str:
         """The id on record of what the agent calls by this one."""
         return self._fresh_ids.get(call_id, call_id)
@@ -520,13 +632,13 @@ class LiveTurn:
 
     def _current(self) -> LiveMessage:
         if self._new_step:
-            self._check_steps()
+            self._counting.check_steps()
             self._end_step()
             self._create_step()
         return self.last
 
     def _create_step(self) -> None:
-        self._steps += 1
+        self._counting.steps += 1
         self._new_step = False
         self._calls = {}
         now = self._now()
@@ -571,7 +683,7 @@ class LiveTurn:
         # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
         return str(target.parent) if os.path.isfile(target) else path
 
-    async def _save(self, what: str, saved: Awaitable[Session]) -> bool:
+    async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
         """Wait for a write about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
         try:
@@ -579,7 +691,8 @@ class LiveTurn:
         except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
-        self._services.hub.publish("updated", session)
+        if session is not None:
+            self._services.hub.publish("updated", session)
         return True
 
     async def _yield(self) -> None:
@@ -611,14 +724,13 @@ def _text(value: str | Mapping[str, Any]) -> str:
         raise BadRequest(f"this cannot be written as JSON: {error}") from None
 
 
+def _question(value: str | Question | Mapping[str, Any]) -> Question:
+    """A question, given as such, in the shape of the wire, or as a text that wants a text."""
+    if isinstance(value, str):
+        return Question(type="free_text", question=value, description="Asked by the agent.")
+    return _typed(Question, value)
+
+
 def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
     """Our own dataclasses may be given in the shape they have on the wire."""
     return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
-
-
-def _mode_of(path: str) -> int | None:
-    """The permission bits of a file; None if there is none."""
-    try:
-        return stat.S_IMODE(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return None

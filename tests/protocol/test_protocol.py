@@ -19,6 +19,7 @@ from typing import Any
 import crushlite.protocol
 from crushlite.errors import BadRequest
 from crushlite.protocol import codec, events, permissions
+from crushlite.protocol.agents import OfferedAgent, SessionAgent
 from crushlite.protocol.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
 from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
 from crushlite.protocol.config import (
@@ -56,6 +57,7 @@ from crushlite.protocol.permissions import (
     Grant,
     PermissionAnswer,
     PermissionNotification,
+    PermissionOption,
     PermissionRequest,
     PermissionRule,
     PermissionSkip,
@@ -128,7 +130,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (ReadSkill, "skill_id", ""),
     (NamedServer, "name", "uri"),
     (GetPrompt, "client_id prompt_id", "args"),
-    (VersionInfo, "version commit build_id go_version platform", ""),
+    (VersionInfo, "version commit build_id go_version platform", "agent"),
     (
         Health,
         "status version pid uptime_seconds loop_lag_seconds workspaces clients streams"
@@ -174,7 +176,7 @@ SHAPES: list[tuple[type, str, str]] = [
         Prompt,
         "session_id prompt",
         "run_id attachments when_busy detach max_cost max_steps auto_approve reasoning_effort "
-        "think models",
+        "think models max_seconds",
     ),
     (
         Model,
@@ -188,16 +190,19 @@ SHAPES: list[tuple[type, str, str]] = [
         "reasoning_effort think max_tokens temperature top_p top_k frequency_penalty"
         " presence_penalty provider_options",
     ),
-    (AgentInfo, "is_busy is_ready model model_cfg", ""),
+    (AgentInfo, "is_busy is_ready model model_cfg", "no_model"),
     (AgentInit, "interactive", ""),
     (
         PermissionRequest,
         "id session_id tool_call_id tool_name description action params path",
-        "scope rule",
+        "scope rule options",
     ),
     (PermissionNotification, "tool_call_id granted denied", ""),
     (Grant, "permission action", ""),
-    (PermissionAnswer, "action", "reason"),
+    (PermissionAnswer, "action", "reason option"),
+    (PermissionOption, "id name kind", ""),
+    (OfferedAgent, "name command", ""),
+    (SessionAgent, "agent", ""),
     (PermissionRule, "id tool_name action path words parts", "session_id created_at"),
     (PermissionSkip, "skip", ""),
     (Resolution, "resolved by", ""),
@@ -218,7 +223,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         RunInfo,
         "run_id session_id kind state outcome message_id text error folded_into accepted_at"
-        " started_at ended_at denied",
+        " started_at ended_at denied limit cost prompt_tokens completion_tokens prompt",
         "",
     ),
     (ChangedRun, "run_id session_id undoes files changed_at undone", ""),
@@ -233,7 +238,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         RunComplete,
         "session_id message_id",
-        "run_id text error cancelled folded_into",
+        "run_id text error cancelled folded_into denied limit cost prompt_tokens completion_tokens",
     ),
     (AgentEvent, "type", "session_id session_title run_id error progress"),
     (ConfigChanged, "workspace_id", ""),

@@ -7,6 +7,7 @@ is left out when empty is empty, and each has its type.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import json
@@ -19,6 +20,7 @@ from unittest import mock
 from crushlite.agent.base import Scope
 from crushlite.agent.offline import OfflineAgent
 from crushlite.protocol.codec import encode
+from crushlite.protocol.permissions import PermissionOption
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Think, Wait
@@ -279,6 +281,32 @@ class OfflineShapes(Checks, BoundedTestCase):
                 self.check("[file_change]", answer.json["kept"])
             await self.check_routes(bert, session, run_id)
             self.check("space", (await bert.call("POST", "/compact")).json)
+            self.check_stream(bert.events)
+
+    @sends("offered_agent", "session_agent", "permission_option")
+    async def test_agents_of_other_makers_and_their_own_answers(self) -> None:
+        async with LocalDaemon() as daemon:
+            file = daemon.root / "home/.config/crush/crush.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps({"agents": {"other": {"command": "cat"}}}))
+            bert = await daemon.join()
+            session = await bert.session()
+            self.check("[offered_agent]", (await bert.call("GET", "/agents")).json)
+            chosen = await bert.call("PUT", f"/sessions/{session}/agent", {"agent": "other"})
+            self.check("session_agent", chosen.json)
+            await bert.call("PUT", f"/sessions/{session}/agent", {"agent": "default"})
+            run_id = (await bert.prompt(session, "hello")).json["run_id"]
+            run = await daemon.entered(1)
+            options = [PermissionOption("one", "Allow once", "allow_once")]
+            asking = run.do(lambda turn: turn.permission("x", "y", options=options))
+            asked = asyncio.ensure_future(asking)
+            request = await bert.events.wait_for("permission_request")
+            self.check("[permission_option]", request["options"])
+            await self.check_routes(bert, session, run_id)
+            await bert.grant(request.payload)
+            await asked
+            run.release()
+            await bert.events.wait_for("run_complete", run_id=run_id)
             self.check_stream(bert.events)
 
     @sends("web_address", "web_token", "web_tab", "web_challenge")
