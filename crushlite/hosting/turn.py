@@ -109,9 +109,7 @@ class LiveTurn(TurnCommands):
         self._notes_owner = notes_owner
         self._delegate = delegate
         self._top = parent or self
-        self._job_session = self._top.session_id
-        # A summary is no step of the run.
-        self._counting = RunLimits(request) if is_summary else self.limits
+        self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them

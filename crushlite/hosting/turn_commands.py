@@ -22,13 +22,13 @@ COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before th
 
 
 class TurnCommands:
-    """The part of a LiveTurn that is about commands and jobs. Jobs are those of `_job_session`: a
-    sub-agent has the jobs of the session that it works for."""
+    """The part of a LiveTurn that is about commands and jobs. A sub-agent has the jobs of the
+    session that it works for."""
 
     run_id: str
     session_id: str
     _services: Services
-    _job_session: str
+    _top: TurnCommands  # the turn that a sub-agent works for, else this one
     _over: bool
     _commands: set[Command]  # those that die with the run
     _watched: dict[Command, WatchedCommand]  # until their watches have recorded them
@@ -40,23 +40,23 @@ class TurnCommands:
 
     def job_output(self, job_id: str) -> JobOutput:
         self._check()
-        return self._services.background.output(job_id, self._job_session)
+        return self._services.background.output(job_id, self._top.session_id)
 
     def job_info(self, job_id: str) -> JobInfo:
         self._check()
-        return self._services.background.info(job_id, self._job_session)
+        return self._services.background.info(job_id, self._top.session_id)
 
     async def wait_for_job(self, job_id: str, seconds: float) -> None:
         self._check()
-        await self._services.background.wait(job_id, self._job_session, seconds)
+        await self._services.background.wait(job_id, self._top.session_id, seconds)
 
     async def kill_job(self, job_id: str) -> Exit | None:
         self._check()
-        return await self._services.background.kill(job_id, self._job_session)
+        return await self._services.background.kill(job_id, self._top.session_id)
 
     def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
         self._check()
-        job_id = self._services.background.adopt(self._job_session, command, info)
+        job_id = self._services.background.adopt(self._top.session_id, command, info)
         self._commands.discard(command)
         if command in self._watched:
             self._watched[command].keep()
