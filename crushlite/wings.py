@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WINGS = (
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
+    (".skills.wing", "SkillsWing"),
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),

@@ -19,6 +19,7 @@ from ..protocol.config import (
     SelectedModel,
     SetValue,
 )
+from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand
 from ..protocol.messages import Attachment, Message, Prompt
 from ..protocol.permissions import (
     PermissionAnswer,
@@ -111,6 +112,21 @@ class WorkspaceRequests:
             models=dict(models or {}),
         )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
+
+    # Commands.
+
+    async def commands(self) -> list[CommandInfo]:
+        """The prompts that can be sent by a name. Raises NotFound if the daemon has none at all."""
+        return await self.wire.ask(list[CommandInfo], "GET", self.at("commands"))
+
+    async def expand_command(
+        self, command: str, arguments: Mapping[str, str] | None = None, text: str = ""
+    ) -> str:
+        """The prompt that a command stands for, by its name or id. `text` is what was typed behind
+        its name. Raises NotFound, or BadRequest if an argument is missing."""
+        request = ExpandCommand(command, dict(arguments or {}), text)
+        answer = await self.wire.ask(ExpandedCommand, "POST", self.at("commands/expand"), request)
+        return answer.prompt
 
     # Sessions.
 

@@ -84,15 +84,21 @@ async def start(
     env: Mapping[str, str],
     clock: Clock,
     on_output: Callable[[bytes], None] | None = None,
+    stdin: int | None = None,
+    stderr: int | None = None,
 ) -> Command:
     """Run a shell text (bash, else sh) or an argument list. Returns when the program runs.
 
     Raises BadRequest if there is no such folder or program, CrushliteError if no process can be
     started. If this call is cancelled, or fails, nothing is left running. `on_output` is called
     with each piece of output as it comes; it must not block.
+
+    `stdin` is a descriptor to read from instead of /dev/null, `stderr` one to write errors to
+    instead of the output. The command gets copies: the caller closes its own.
     """
-    request = _keeper_code() + _request(command, os.fspath(cwd), env)
-    started = Command(*_spawn(), clock, on_output)
+    given = (stdin, stderr)
+    request = _keeper_code() + _request(command, os.fspath(cwd), env, given)
+    started = Command(*_spawn([each for each in given if each is not None]), clock, on_output)
     timer = clock.call_later(START_SECONDS, started._time_out)
     try:
         await started._send(request)
@@ -107,13 +113,19 @@ async def start(
     return started
 
 
-def _request(command: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
-    """The request to a keeper. Raises BadRequest for what no program can be given."""
+def _request(
+    command: str | Sequence[str],
+    cwd: str,
+    env: Mapping[str, str],
+    given: tuple[int | None, int | None],
+) -> bytes:
+    """The request to a keeper. `given` are the descriptors for stdin and stderr. Raises BadRequest for what no program can be given."""
     shell = isinstance(command, str)
     arguments = ["bash", "-c", command] if isinstance(command, str) else list(command)
     if not arguments or not (command if shell else arguments[0]):
         raise BadRequest("the command is empty")
-    texts = [cwd, "shell" if shell else "argv", str(len(arguments)), *arguments]
+    descriptors = ",".join("" if each is None else str(each) for each in given)
+    texts = [cwd, "shell" if shell else "argv", descriptors, str(len(arguments)), *arguments]
     for name in env:
         if not name or "=" in name:
             raise BadRequest(f"{name!r} cannot be the name of an environment variable")
@@ -136,9 +148,9 @@ def _keeper_code() -> bytes:
     return b"%d\n%b" % (len(code), code)
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a keeper that waits for its code and its request. Return it with our end of the
-    channel. Raises CrushliteError if no process can be started."""
+def _spawn(given: Sequence[int] = ()) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a keeper that waits for its code and its request, and has copies of the descriptors
+    `given`, with their numbers. Return it with our end of the channel. Raises CrushliteError if no process can be started."""
     with contextlib.ExitStack() as on_failure:
         try:
             ours, theirs = socket.socketpair()
@@ -152,6 +164,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
                     stderr=subprocess.STDOUT,
                     cwd="/",  # a process keeps its folder from being unmounted
                     env={name: os.environ[name] for name in KEEPER_VARIABLES if name in os.environ},
+                    pass_fds=given,
                     start_new_session=True,  # a Ctrl-C at the daemon's terminal must not reach it
                 )
         except OSError as error:

@@ -304,6 +304,17 @@ class Permissions:
         finally:
             del self._scopes[stored.id]
 
+    def is_settled(self, request: PermissionRequest, scope: Scope | None) -> bool:
+        """Whether no user would be asked: by policy, or by a rule that was granted."""
+        allowed = self.skip or self._policy(request.tool_name, request.action)
+        return allowed or self.grants.covers(request, scope)
+
+    def announce(self, request: PermissionRequest, *, granted: bool) -> None:
+        """Tell clients of a request that was decided without a user."""
+        self._publish(
+            PermissionNotification(request.tool_call_id, granted=granted, denied=not granted)
+        )
+
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
         entries = self._queues.open_entries()

@@ -19,11 +19,19 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..agent.base import Scope, Usage, Verdict
+from ..agent.base import Scope, ToolCheck, Usage, Verdict
 from ..commands.background import UNKNOWN_JOB, JobInfo
 from ..errors import BadRequest, LimitReached, TurnOver
 from ..protocol.codec import decode, dumps
-from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
+from ..protocol.messages import (
+    FinishPart,
+    Message,
+    Part,
+    TextPart,
+    ToolCallPart,
+    ToolOutput,
+    ToolResultPart,
+)
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
 from ..protocol.runs import AgentEvent
@@ -33,6 +41,7 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from ..wing import Author
 from .dialogs import Allowed
+from .guards import TurnGuards
 from .prompts import Failure, clean
 from .watching import start_command
 
@@ -82,9 +91,11 @@ class LiveTurn:
         self.max_steps = request.max_steps
         self.reasoning_effort = request.reasoning_effort
         self.reasoning = request.think
+        self.context = ""
         self.denied = 0
         self.spent = Usage()  # what the last model call used
         self._services = services
+        self._guards = TurnGuards(services.parts, Author(request.session_id, request.run_id))
         self._request = request
         self._selected = selected
         self._fold = fold
@@ -95,6 +106,7 @@ class LiveTurn:
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
+        self._may_stop = False  # the agent has asked whether the turn may end
         self._steps = 0
         self._cost = 0.0
         self._owed = 0.0  # cost that no session row holds yet
@@ -128,6 +140,16 @@ class LiveTurn:
     def adopt(self, live: LiveMessage) -> None:
         """A message the runner wrote for this turn."""
         self._messages.append(live)
+
+    async def admit(self) -> None:
+        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
+        self.context = await self._guards.prompt(self.prompt)
+
+    async def agent_done(self) -> None:
+        """The agent has returned. If it did not ask whether the turn may end, tell the wings that
+        it does: it cannot go on any more."""
+        if not self._may_stop:
+            await self._guards.stop(self.last.joined().text if self._step else "")
 
     def fence(self) -> None:
         self._over = True
@@ -263,11 +285,47 @@ class LiveTurn:
         call = self._calls.get(self._stored_id(clean(id)))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {id!r} in this step")
-        texts = clean(content), _text(metadata)
+        texts = await self._guards.result(
+            call.id, call.name, clean(content), _text(metadata), is_error=bool(is_error)
+        )
+        self._check()
+        if call.id in self._results:
+            raise BadRequest(f"tool call {id!r} has got its result meanwhile")
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._yield()
+
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        self._check()
+        call_id = self._stored_id(clean(id))
+        check = await self._guards.tool(call_id, name, input)
+        self._check()
+        if check.input != input and call_id in self._calls:
+            # What is on record, and shown when permission is asked, is what is run.
+            await self.tool_call(name, check.input, call_id)
+        return check
+
+    @property
+    def halted(self) -> bool:
+        return bool(self._guards.halted)
+
+    async def before_stop(self) -> bool:
+        self._check()
+        self._may_stop = True
+        wanted = await self._guards.stop(self.last.joined().text if self._step else "")
+        self._check()
+        if not wanted or self._out_of_steps:
+            return True
+        now = self._now()
+        parts: list[Part] = [TextPart(wanted), FinishPart("stop")]
+        message = Message(
+            str(uuid.uuid4()), "user", self.session_id, parts, created_at=now, updated_at=now
+        )
+        self._end_step()
+        self._messages.append(self._services.transcript.create(message))
+        self._new_step, self._may_stop = True, False
+        return False
 
     def progress(self, id: str, output: str) -> None:
         self._check()
@@ -314,8 +372,6 @@ class LiveTurn:
         scope: Scope | None = None,
     ) -> Verdict:
         self._check()
-        if self._request.auto_approve:
-            return Verdict(True)
         self._show_calls()
         request = PermissionRequest(
             session_id=self.session_id,
@@ -328,11 +384,28 @@ class LiveTurn:
             scope=clean(scope.words) if scope is not None else "",
             rule=clean(scope.rule_words) if scope is not None else "",
         )
-        answer = await self._services.permissions.ask(request, self.run_id, scope)
-        if isinstance(answer, Allowed):
+        verdict = await self._decide(request, scope)
+        self._check()
+        self.denied += not verdict
+        return verdict
+
+    async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
+        """Decide a request: by the wings, which can always refuse, by policy and rules, or by the
+        users."""
+        permissions = self._services.permissions
+        ruled = await self._guards.permission(request)
+        if ruled is not None and not ruled:
+            return ruled
+        if self._request.auto_approve:
             return Verdict(True)
-        self.denied += 1
-        return Verdict(False, answer.reason)
+        if not permissions.is_settled(request, scope):
+            ruled = ruled or await self._guards.answer(request)
+            if ruled is not None:
+                permissions.announce(request, granted=bool(ruled))
+                return ruled
+        answer = await permissions.ask(request, self.run_id, scope)
+        granted = isinstance(answer, Allowed)
+        return Verdict(granted, answer.reason)
 
     async def ask(
         self,
@@ -353,6 +426,8 @@ class LiveTurn:
 
     async def followups(self) -> list[Message]:
         self._check()
+        if self._guards.hold_prompts:
+            return []  # they must be asked about first, at the beginning of a turn
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
         if self._out_of_steps:
