@@ -24,8 +24,9 @@ What the core asks of a wing, and when:
     routes     once: requests it answers; a route of the core with the same place gives way to it
     open       for each workspace, when it opens: a Part, or None
 
-A Part hears of what runs do in its workspace (commands, changes of files), may keep the rules that
-users have granted for good, and is closed with it.
+A Part hears of what runs do in its workspace (commands, changes of files), may offer tools and
+instructions to the agent, may keep the rules that users have granted for good, and is closed with
+it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from .agent.base import Agent, AgentFactory
+    from .agent.base import Agent, AgentFactory, OfferedTool, Turn
     from .api.entry import Entry
     from .clock import Clock
     from .events import Hub
@@ -107,6 +108,7 @@ class Ruling:
 
     denied: str = ""  # why it must not be done, for the model and the user; empty: it may
     allowed: bool = False  # nobody need be asked for permission
+    ask: bool = False  # users must be asked, whatever they have allowed before
     input: Mapping[str, Any] | None = None  # what a tool is to be run with instead
     context: str = ""  # for the model, in addition
     halt: bool = False  # the turn must end
@@ -146,6 +148,19 @@ class WorkspacePart:
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
 
+    async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
+        """Tools for the agent of the workspace, asked for at each step of a turn. In the same order
+        each time: a provider's cache of a request is lost when the list changes. Must not wait for
+        anything that may be slow if somebody attends (`turn.interactive`); else it may, for a
+        bounded time. Raising costs this part's tools for one step."""
+        return ()
+
+    def instructions(self) -> Sequence[tuple[str, str]]:
+        """What a model should know of this part: pairs of a short name and a text, as few as
+        possible, for the system prompt. Asked for at each prompt; the model is told what has
+        changed since the last one. Must not block."""
+        return ()
+
     # What agents do, asked one part after the other. Each must answer in a bounded time. One that
     # raises counts as a refusal where it is asked before something happens.
 
@@ -168,6 +183,13 @@ class WorkspacePart:
     async def permission_asked(self, author: Author, request: PermissionRequest) -> Ruling | None:
         """Users are about to be asked: `denied` and `allowed` answer instead of them."""
         return None
+
+    def notified(self, author: Author, kind: str, text: str) -> None:
+        """Something happened that a user who looks away should know: `permission_prompt` and
+        `agent_needs_input` (users are asked), or `agent_completed`."""
+
+    def session_deleted(self, session_id: str) -> None:
+        """A session is gone."""
 
     async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
         """The agent is done, and `text` is what it said last: the reason of a refusal is given to

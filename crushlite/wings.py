@@ -17,6 +17,7 @@ WINGS = (
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
     (".skills.wing", "SkillsWing"),
+    (".hooks.wing", "HooksWing"),
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),

@@ -32,7 +32,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the daemon": ("daemon", "launch", "testing"),
 }
 LIBRARIES = ("worktree",)  # used by several wings, and by nothing else
-WINGS = ("config", "coder", "skills", "hooks", "undo", "console", "reports", "cli")  # __main__ goes with cli
+# __main__ goes with cli.
+WINGS = ("config", "coder", "skills", "hooks", "undo", "console", "reports", "cli")
 
 CORE = {row for rows in GROUPS.values() for row in rows}
 ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)

@@ -319,6 +319,86 @@ class Turn(Protocol):
         """Replace the session's to-do list."""
         ...
 
+    async def offered_tools(self) -> list[OfferedTool]:
+        """The tools that the wings of the daemon offer now, each name once. In the same order as
+        long as they do not change, so that a provider's cache of a request's beginning stays
+        valid."""
+        ...
+
+    def instructions(self) -> list[tuple[str, str]]:
+        """What the wings of the daemon tell a model about themselves: pairs of a short name and a
+        text, for the system prompt. The same as long as nothing has changed."""
+        ...
+
+
+# Tools that wings offer --------------------------------------------------------------------------
+#
+# A part of a workspace returns its tools from `WorkspacePart.tools`; an agent gets those of all
+# parts from `Turn.offered_tools`, at each step. It shows the model name, description and
+# parameters. To run a call it asks what `question` says, through `Turn.permission`, and only if
+# that is granted, or if there is no question, awaits `call`. How much of an answer the model gets
+# is up to the agent.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolQuestion:
+    """The permission that a call needs: the arguments of `Turn.permission`. `path` is the
+    workspace's directory if empty."""
+
+    tool_name: str
+    action: str
+    description: str = ""
+    params: Mapping[str, Any] | None = None
+    path: str = ""
+    scope: Scope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMedia:
+    """An image or another file in an answer. `data` is base64, as it came: an agent checks it."""
+
+    mime_type: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a call gives: `text` of any length for the model, `metadata` for clients (a JSON object,
+    or its text). `stop` ends the turn: the model must not go on."""
+
+    text: str
+    is_error: bool = False
+    media: tuple[ToolMedia, ...] = ()
+    metadata: Mapping[str, Any] | str = ""
+    stop: bool = False
+
+
+class OfferedTool:
+    """One tool. Its name has at most 64 of the characters a-z, A-Z, 0-9, _ and -; two parts that
+    offer the same name: the first one counts."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # a JSON schema of an object
+    read_only = False  # it changes nothing: calls of one answer may run at the same time
+    # One of many: if such tools would take too much of a model's context window, they are offered
+    # through one tool that finds them.
+    searchable = False
+
+    def question(self, arguments: Mapping[str, Any]) -> ToolQuestion | None:
+        """What must be permitted before this call; None if nothing. May raise CrushliteError, whose
+        message the model reads."""
+        return ToolQuestion(self.name, "execute", f"Run {self.name}", arguments)
+
+    async def call(self, turn: Turn, arguments: dict[str, Any], call_id: str) -> ToolAnswer:
+        """Run a call whose permission was granted. `call_id` is that of the call in the turn.
+        Raises CrushliteError, whose message the model reads. Cancelled with the turn; must end in a
+        bounded time by itself."""
+        raise NotImplementedError
+
+
+# Agents ------------------------------------------------------------------------------------------
+
 
 @runtime_checkable
 class RunsTurns(Protocol):

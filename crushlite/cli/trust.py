@@ -1,4 +1,4 @@
-"""`crushlite trust`: see what the files of a project ask for, and let them choose models.
+"""`crushlite trust`: see what the files of a project ask for, and let them be used.
 
 The files are read once: what is trusted is what was shown, whatever they hold a moment later.
 """
@@ -22,6 +22,7 @@ from ..config.trust import Trust
 from ..errors import ConfigError, CrushliteError
 from ..hosting.plain import OWN_DATA_DIR
 from ..launch import here
+from ..wings import has_wing
 from .common import add_connection, command, reached, say, show
 from .locations import config_files
 from .person import agreed
@@ -33,20 +34,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..config import ProjectFile
+    from ..skills.configured import ProjectText
 
 DESCRIPTION = """\
 Show what the crush.json files of a project would use (providers and their addresses, models,
-variables), and after a yes let them. Until then a project's files choose no provider, no model and
-no key, and nothing in them is expanded. What is remembered is the path of each file and its
-content: a file that changes must be trusted again. Commands in a project's file (hooks, tool
-servers, $(...)) are never run.
+variables, hooks) and which skills and commands it brings, and after a yes let them. Until then a
+project's files choose no provider, no model and no key, nothing in them is expanded or run, and no
+model reads its skills. What is remembered is the path of each file and its content: a file that
+changes must be trusted again; the programs that hooks start are not looked at. Other commands in a
+project's file (tool servers, $(...)) are never run.
 """
 EXAMPLES = """\
   crushlite trust ~/src/parser
   crushlite trust --list
   crushlite trust --revoke ~/src/parser
 """
-_PROGRAMS = ("hooks", "mcp", "lsp", "env")
+_PROGRAMS = ("mcp", "lsp", "env")
 
 
 def add_parser(commands: Any) -> None:
@@ -69,12 +72,15 @@ async def run(options: argparse.Namespace) -> int:
         return await _revoke(options)
     files = config_files(options)
     found = [file for file in files.project_files() if choice_keys(file.content.document)]
-    if not found:
-        say(f"nothing to trust: no file of {files.workspace} asks for a model or a provider")
+    texts = _texts(files)
+    if not found and not texts:
+        say(f"nothing to trust: no file of {files.workspace} asks for anything that needs it")
         return 0
     for file in found:
         show("\n".join(_lines(file, files)))
-    if all(file.trust is Trust.TRUSTED for file in found):
+    for text in texts:
+        show(f"{_plain(str(text.path))} ({text.trust.value})\n  {_plain(text.about)}")
+    if all(file.trust is Trust.TRUSTED for file in (*found, *texts)):
         say("all of this is trusted already")
         return 0
     addresses = ", ".join(_addresses(found))
@@ -84,9 +90,20 @@ async def run(options: argparse.Namespace) -> int:
         say("not trusted: nothing of this is used")
         return 1
     files.trust(found)
-    say(f"{count(len(found), 'file')} trusted, as long as they stay as they are")
+    if texts:
+        files.trust_store.record({text.path: {text.digest} for text in texts})
+    say(f"{count(len(found) + len(texts), 'file')} trusted, as long as they stay as they are")
     await _read_again(options)
     return 0
+
+
+def _texts(files: ConfigFiles) -> list[ProjectText]:
+    """The skills and commands of the project."""
+    if not has_wing("skills"):
+        return []
+    from ..skills.configured import project_texts
+
+    return project_texts(files)
 
 
 def _list(files: ConfigFiles) -> int:
@@ -159,6 +176,8 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield "  the built-in providers are turned off"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
+    for event, entries in (document.get("hooks") or {}).items():
+        yield f"  hook {_plain(event)}, which runs programs: {_value(entries)}"
     yield from _variables(document, files)
     programs = [key for key in _PROGRAMS if document.get(key)]
     if "$(" in json.dumps(document.get("providers")):

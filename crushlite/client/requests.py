@@ -117,7 +117,7 @@ class WorkspaceRequests:
 
     async def commands(self) -> list[CommandInfo]:
         """The prompts that can be sent by a name. Raises NotFound if the daemon has none at all."""
-        return await self.wire.ask(list[CommandInfo], "GET", self.at("commands"))
+        return await self.wire.ask_all(CommandInfo, self.at("commands"))
 
     async def expand_command(
         self, command: str, arguments: Mapping[str, str] | None = None, text: str = ""
@@ -125,7 +125,7 @@ class WorkspaceRequests:
         """The prompt that a command stands for, by its name or id. `text` is what was typed behind
         its name. Raises NotFound, or BadRequest if an argument is missing."""
         request = ExpandCommand(command, dict(arguments or {}), text)
-        answer = await self.wire.ask(ExpandedCommand, "POST", self.at("commands/expand"), request)
+        answer = await self.wire.ask(ExpandedCommand, "POST", self.at("commands", "expand"), request)
         return answer.prompt
 
     # Sessions.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..config import Config, ConfigOptions, Selected
     from .loop import ServedModel
     from .proxies import Proxies
+    from .tools.results import ResultFiles
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,13 @@ def coder_or_offline(
     config: Config,
     clock: Clock,
     searches: asyncio.Semaphore | None = None,
+    results: ResultFiles | None = None,
 ) -> Agent | None:
     """The coder if the configuration names a model it can use, else the offline agent."""
     choice = config.choice()
     log.info("workspace %s: %s", path, choice)
     if choice.agent == "coder":
-        return coder(path, env, config, clock, searches)
+        return coder(path, env, config, clock, searches, results)
     from ..agent.offline import OfflineAgent
 
     return Agent(OfflineAgent(why=choice.reason))
@@ -47,17 +49,18 @@ def coder(
     config: Config,
     clock: Clock,
     searches: asyncio.Semaphore | None = None,
+    results: ResultFiles | None = None,
 ) -> Agent | None:
-    """The coder with the configured models; None if no usable model is configured. `searches` is
-    shared by all coders of a daemon."""
+    """The coder with the configured models; None if no usable model is configured. `searches` and
+    `results` are shared by all coders of a daemon."""
     if config.large is None or config.small is None:
         return None
     from .attribution import commit_instructions
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
     from .tools.base import SEARCHES, ToolContext, view_lines
-    from .tools.refused import with_hooks
     from .tools.registry import all_tools
+    from .tools.results import ResultFiles
 
     proxies = proxies_of(env)
     options = CoderOptions(
@@ -65,6 +68,7 @@ def coder(
         global_paths=_global_paths(env, config.options),
         auto_summarize=not config.options.disable_auto_summarize,
         commits=commit_instructions(config.options.attribution, config.large.model.id),
+        disabled_tools=config.options.disabled_tools,
     )
     return Agent(
         CoderAgent(
@@ -75,12 +79,11 @@ def coder(
                 searches=searches or asyncio.Semaphore(SEARCHES),
                 view_lines=view_lines(config.large.model.context_window),
                 images=config.large.model.supports_attachments,
+                results=results or ResultFiles(),
             ),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
-            tools=with_hooks(
-                all_tools(config.options.disabled_tools, clock=clock), config.tool_hooks
-            ),
+            tools=all_tools(config.options.disabled_tools, clock=clock),
             options=options,
             clock=clock,
         )

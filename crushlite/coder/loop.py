@@ -12,7 +12,6 @@ another client's prompt.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -23,11 +22,12 @@ from typing import TYPE_CHECKING
 
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
-from ..errors import CrushliteError, LimitReached
+from ..errors import LimitReached
 from ..records import dataclass
-from .answers import RUN_CALLS, ModelAnswer
-from .briefing import Briefing, Facts, digest
-from .context import TOTAL_CHARS, block, bounded, context_files, files_above, user_files
+from .answers import ModelAnswer
+from .briefing import Briefing, Facts
+from .calls import ToolRunner, TurnState
+from .context import TOTAL_CHARS, bounded, context_files, user_files
 from .gitfacts import git_facts
 from .history import estimated_tokens
 from .jsontext import LIGHT_CHARS
@@ -43,8 +43,9 @@ from .providers.base import (
     Thought,
     Tokens,
 )
-from .repeats import STOPPED, RepeatGuard
-from .tools.base import ToolOutcome, ToolUse, failure, spec_of
+from .repeats import STOPPED
+from .tools.base import spec_of
+from .tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
     from ..protocol.config import Model, SelectedModel
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
-    from .answers import ToolRequest
     from .context import ContextFile
     from .providers.base import ModelClient, ToolSpec
     from .tools.base import Tool, ToolContext
+    from .tools.toolbox import StepTools
 
 log = logging.getLogger(__name__)
 
@@ -70,29 +71,9 @@ TITLE_SECONDS = 60.0
 TITLE_TOKENS = 100
 REASONED_TITLE_TOKENS = 500  # for models that may reason whatever they are asked
 NO_REASONING = ("none", "minimal", "low")  # levels, the least first
-FILE_TOOLS = ("view", "edit", "multiedit", "write")  # those with a file_path
-
-
 ANNOUNCED = 32  # tool calls that clients see before the answer is complete
-PARALLEL = 8  # tools of one run at the same time
-RESULT_CHARS = 2_000_000  # of all results of one answer: they are part of every later request
 TITLE_CHARS = 10_000  # some models reason before they write the title
 BUDGET = 50_000_000  # tokens of one turn, sent and received
-
-TOO_MANY_CALLS = (
-    f"this call was not run: of one answer only {RUN_CALLS} are. Ask for it again if it is needed"
-)
-TOO_MUCH_OUTPUT = (
-    f"the results of this answer are over {RESULT_CHARS} characters together, so this one was left "
-    "out: ask for less at a time"
-)
-
-
-@dataclass(slots=True)
-class _Room:
-    """How many characters the results of one answer may still have."""
-
-    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +93,8 @@ class CoderOptions:
     global_paths: tuple[str, ...] = ()  # of the user's own context files, absolute
     auto_summarize: bool = True
     commits: str = ""  # what the system prompt says about commit messages
+    disabled_tools: tuple[str, ...] = ()  # of those that wings offer
     budget: int = BUDGET
-
-
-@dataclass(slots=True)
-class _TurnState:
-    """What the steps of one turn share."""
-
-    briefing: Briefing
-    guard: RepeatGuard = dataclasses.field(default_factory=RepeatGuard)
-    # The ids of its tool calls, of those that were summarized too.
-    used: set[str] = dataclasses.field(default_factory=set)
-    tokens: int = 0
 
 
 class CoderAgent:
@@ -142,7 +113,12 @@ class CoderAgent:
         self._context = context
         self._large = large
         self._small = small
-        self._tools = {tool.name: tool for tool in tools}
+        self._toolbox = Toolbox(
+            tools,
+            disabled=options.disabled_tools,
+            window=large.model.context_window,
+        )
+        self._runner = ToolRunner(context, options.context_paths)
         self._options = options
         self._clock = clock
 
@@ -157,7 +133,12 @@ class CoderAgent:
 
     async def run(self, turn: Turn) -> None:
         session, history = await turn.conversation()
-        state = _TurnState(await self._brief(turn, session, _prompt_id(turn, history)))
+        prompt_id = _prompt_id(turn, history)
+        briefing = await self._brief(turn, session, prompt_id)
+        if turn.context and prompt_id:
+            briefing.add(prompt_id, turn.context)
+            await turn.remember(briefing.dump())
+        state = TurnState(briefing, await self._toolbox.of_step(turn))
         while True:
             await turn.step()
             if state.tokens >= self._options.budget:
@@ -172,23 +153,24 @@ class CoderAgent:
                 history = await turn.history()
                 state.briefing = await self._brief(turn, session, folded[0].id)
             answer = await self._answer(turn, state, session, history)
-            if not answer.calls:
+            if not answer.calls and await turn.before_stop():
                 await turn.finish(answer.stop)
                 return
-            outcomes = await self._run_tools(turn, state, answer)
-            if any(outcome.stop for outcome in outcomes):
+            outcomes = await self._runner.run(turn, state, answer)
+            if turn.halted or any(outcome.stop for outcome in outcomes):
                 return
             if state.guard.take(answer, outcomes):
                 await turn.say(STOPPED)
                 return
             session, history = await turn.conversation()
+            state.tools = await self._toolbox.of_step(turn)
 
     async def _answer(
-        self, turn: Turn, state: _TurnState, session: Session, history: list[Message]
+        self, turn: Turn, state: TurnState, session: Session, history: list[Message]
     ) -> ModelAnswer:
         """Ask the model. If the conversation is too long for it, it is summarized and asked once
         more."""
-        request = await self._request(turn, state.briefing, session, history)
+        request = await self._request(turn, state.briefing, state.tools, session, history)
         try:
             return await self._ask(turn, request, state)
         except ProviderError as error:
@@ -197,7 +179,7 @@ class CoderAgent:
                 raise
         await turn.erase()
         session, history = await self._shorten(turn, state, history)
-        request = await self._request(turn, state.briefing, session, history)
+        request = await self._request(turn, state.briefing, state.tools, session, history)
         return await self._ask(turn, request, state)
 
     # What the model is told ----------------------------------------------------------------------
@@ -215,7 +197,7 @@ class CoderAgent:
             date=time.strftime("%Y-%m-%d", time.localtime(self._clock.now())),
             watchers=turn.watchers,
             interactive=turn.interactive,
-            files=await self._context.blocking(self._context_files),
+            files=await self._context.blocking(self._context_files, turn.instructions()),
         )
         if briefing is None:
             briefing = Briefing(now, session.summary_message_id)
@@ -232,16 +214,17 @@ class CoderAgent:
             await turn.remember(briefing.dump())
         return briefing
 
-    def _context_files(self) -> list[ContextFile]:
-        """The context files of the user and of the project as they are now. Blocks."""
-        files = user_files(self._options.global_paths)
+    def _context_files(self, instructions: list[ContextFile]) -> list[ContextFile]:
+        """The context files of the user and of the project as they are now, and after the user's
+        the instructions of wings. Blocks."""
+        files = [*user_files(self._options.global_paths), *instructions]
         files += context_files(self._context.path, self._options.context_paths, self._context.own)
         window = self._large.model.context_window
         # At four characters to a token, a quarter of the window.
         return bounded(files, min(TOTAL_CHARS, window) if window > 0 else TOTAL_CHARS)
 
     async def _shorten(
-        self, turn: Turn, state: _TurnState, history: list[Message]
+        self, turn: Turn, state: TurnState, history: list[Message]
     ) -> tuple[Session, list[Message]]:
         """Summarize the conversation. Behind the summary the prompt of this turn is repeated, and
         what no step has seen; the prompt only in part if one has: it may be what fills the
@@ -257,7 +240,12 @@ class CoderAgent:
         return session, history
 
     async def _request(
-        self, turn: Turn, briefing: Briefing, session: Session, history: list[Message]
+        self,
+        turn: Turn,
+        briefing: Briefing,
+        tools: StepTools,
+        session: Session,
+        history: list[Message],
     ) -> ModelRequest:
         large = self._large
         convert = functools.partial(
@@ -269,25 +257,25 @@ class CoderAgent:
         messages = convert() if _is_light(history) else await self._context.blocking(convert)
         # Not by who is there now: a client that comes or goes in mid-turn would change how the
         # next request begins.
-        tools = [
-            spec_of(tool)
-            for tool in self._tools.values()
-            if briefing.interactive or tool.name != "question"
+        specs = [
+            spec_of(tools.by_name[name])
+            for name in tools.shown
+            if briefing.interactive or name != "question"
         ]
         system = system_prompt(
             self._context.path,
             briefing.facts,
-            tools=self._tools,
+            tools=self._toolbox.own,
             window=large.model.context_window,
             prefix=large.system_prefix,
             commits=self._options.commits,
         )
-        request = _model_request(large, system, messages, tools)
+        request = _model_request(large, system, messages, specs)
         request.reason(turn.reasoning_effort, turn.reasoning)
         return request
 
     async def _ask(
-        self, turn: Turn, request: ModelRequest, state: _TurnState | None = None
+        self, turn: Turn, request: ModelRequest, state: TurnState | None = None
     ) -> ModelAnswer:
         """Ask the model and stream its answer; without `state` its tool calls are left out. Retries
         while the error says that it may help; what a failed attempt streamed is erased before the
@@ -358,113 +346,6 @@ class CoderAgent:
             call.id = await turn.tool_call(call.name, "", wanted or None, finished=False)
             answer.used.add(call.id)
 
-    # Tools ---------------------------------------------------------------------------------------
-
-    async def _run_tools(
-        self, turn: Turn, state: _TurnState, answer: ModelAnswer
-    ) -> list[ToolOutcome]:
-        """Run the calls of an answer in order; neighbours that only read run at the same time,
-        PARALLEL of them. After one that stops the turn, no further call runs: the daemon gives them
-        their results. Calls after the first RUN_CALLS are not run, which their results say."""
-        calls = list(answer.calls.values())
-        batches: list[list[ToolRequest]] = []
-        reading = False
-        for call in calls[:RUN_CALLS]:
-            tool = self._tools.get(call.name)
-            reads = tool is not None and tool.read_only
-            if not (reads and reading):
-                batches.append([])
-            batches[-1].append(call)
-            reading = reads
-        outcomes: list[ToolOutcome] = []
-        room = _Room(RESULT_CHARS)
-        for batch in batches:
-            outcomes += await self._run_batch(turn, state, batch, room)
-            if any(outcome.stop for outcome in outcomes):
-                return outcomes
-        for call in calls[RUN_CALLS:]:
-            await self._report(turn, call, failure(TOO_MANY_CALLS))
-        return outcomes
-
-    async def _run_batch(
-        self, turn: Turn, state: _TurnState, batch: list[ToolRequest], room: _Room
-    ) -> list[ToolOutcome]:
-        if len(batch) == 1:
-            return [await self._run_tool(turn, state, batch[0], room)]
-        running = asyncio.Semaphore(PARALLEL)
-
-        async def run(call: ToolRequest) -> ToolOutcome:
-            async with running:
-                return await self._run_tool(turn, state, call, room)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(call)) for call in batch]
-        return [task.result() for task in tasks]
-
-    async def _run_tool(
-        self, turn: Turn, state: _TurnState, call: ToolRequest, room: _Room
-    ) -> ToolOutcome:
-        outcome = await self._outcome(turn, call)
-        tool = self._tools.get(call.name)
-        room.left -= len(outcome.content)
-        # What has changed something is reported in any case.
-        if room.left < 0 and tool is not None and tool.read_only and not outcome.stop:
-            outcome = failure(TOO_MUCH_OUTPUT)
-        more = [state.guard.warning()]
-        if call.name in FILE_TOOLS and not outcome.is_error:
-            more += await self._files_on_the_way(turn, state.briefing, call)
-        await self._report(turn, call, outcome, [text for text in more if text])
-        return outcome
-
-    async def _files_on_the_way(
-        self, turn: Turn, briefing: Briefing, call: ToolRequest
-    ) -> list[str]:
-        """The context files of the folders down to the file of a call, each told once."""
-        look = functools.partial(
-            files_above, self._context.path, str(call.value.get("file_path", ""))
-        )
-        names = self._options.context_paths
-        try:
-            found = await self._context.blocking(look, names, self._context.own)
-        except CrushliteError:
-            return []  # the file system hangs: the call itself has come through
-        new = briefing.untold(found)
-        if new:
-            briefing.told |= {name: digest(text) for name, text in new}
-            await turn.remember(briefing.dump())
-        return [block(name, text) for name, text in bounded(new, TOTAL_CHARS // 4)]
-
-    async def _report(
-        self, turn: Turn, call: ToolRequest, outcome: ToolOutcome, more: Sequence[str] = ()
-    ) -> None:
-        """Record the outcome of a call, and what else the model is to be told with it."""
-        await turn.tool_result(
-            call.id,
-            "\n\n".join([outcome.content, *more]),
-            outcome.is_error,
-            outcome.metadata,
-            outcome.data,
-            outcome.mime_type,
-        )
-
-    async def _outcome(self, turn: Turn, call: ToolRequest) -> ToolOutcome:
-        """Run one tool. Every failure but a cancellation becomes an outcome that the model
-        reads."""
-        tool = self._tools.get(call.name)
-        if tool is None:
-            return failure(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
-        if call.problem:
-            return failure(call.problem)
-        try:
-            return await tool.run(ToolUse(call.id, call.name, call.value, turn, self._context))
-        except CrushliteError as error:
-            return failure(error.message)
-        except OSError as error:
-            return failure(str(error))
-        except Exception:
-            log.exception("tool %s broke", call.name)
-            return failure("the tool broke; this is a fault of crushlite, its log says more")
-
     # Usage and the size of the conversation ------------------------------------------------------
 
     def _usage(self, asked: ServedModel, request: ModelRequest, answer: ModelAnswer) -> Usage:
@@ -508,7 +389,8 @@ class CoderAgent:
         briefing = await self._brief(turn, session, "")
         todos = "\n".join(f"- [{todo.status}] {todo.content}" for todo in session.todos)
         task = SUMMARY + (f"\n\nThe to-do list:\n{todos}" if todos else "")
-        whole = await self._request(turn, briefing, session, history)
+        tools = await self._toolbox.of_step(turn)
+        whole = await self._request(turn, briefing, tools, session, history)
         size, wish = length(whole.messages), ChatMessage("user", task)
         for chars in (size, size // 2, 0):
             request = dataclasses.replace(whole, messages=[*cut(whole.messages, chars), wish])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..config import Config
     from .discovery import Discovery, LocalServer
+    from .tools.results import ResultFiles
 
 
 class CoderWing(Wing):
@@ -50,7 +51,7 @@ class _CoderMaker:
         from .build import coder, coder_or_offline
 
         make = coder_or_offline if self._finds_models else coder
-        return make(path, env, config, self._clock, self._searches)
+        return make(path, env, config, self._clock, self._searches, self._results)
 
     async def complete(self, env: Mapping[str, str], config: Config, again: bool) -> Config:
         return await self._discovery.complete(env, config, again)
@@ -70,3 +71,9 @@ class _CoderMaker:
         from .tools.base import SEARCHES
 
         return asyncio.Semaphore(SEARCHES)
+
+    @cached_property
+    def _results(self) -> ResultFiles:
+        from .tools.results import ResultFiles
+
+        return ResultFiles()

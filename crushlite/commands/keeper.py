@@ -133,8 +133,9 @@ def _given(request: list[bytes]) -> list[int | None]:
 
 
 def _release_output(request: list[bytes]) -> None:
-    """Close the keeper's copies of the output, and of the descriptors that it was given, or the daemon would never see its end. What the
-    keeper prints from here on is lost; it reports through the channel."""
+    """Close the keeper's copies of the output and of the descriptors that it was given, or the
+    daemon would never see their end. What the keeper prints from here on is lost; it reports
+    through the channel."""
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)

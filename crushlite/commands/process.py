@@ -77,7 +77,7 @@ class Exit:
 # Starting ---------------------------------------------------------------------------------------
 
 
-async def start(
+async def start(  # noqa: PLR0913 - the options of a command
     command: str | Sequence[str],
     *,
     cwd: str | os.PathLike[str],
@@ -119,7 +119,8 @@ def _request(
     env: Mapping[str, str],
     given: tuple[int | None, int | None],
 ) -> bytes:
-    """The request to a keeper. `given` are the descriptors for stdin and stderr. Raises BadRequest for what no program can be given."""
+    """The request to a keeper. `given` are the descriptors for stdin and stderr. Raises BadRequest
+    for what no program can be given."""
     shell = isinstance(command, str)
     arguments = ["bash", "-c", command] if isinstance(command, str) else list(command)
     if not arguments or not (command if shell else arguments[0]):
@@ -150,7 +151,8 @@ def _keeper_code() -> bytes:
 
 def _spawn(given: Sequence[int] = ()) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a keeper that waits for its code and its request, and has copies of the descriptors
-    `given`, with their numbers. Return it with our end of the channel. Raises CrushliteError if no process can be started."""
+    `given`, with their numbers. Return it with our end of the channel. Raises CrushliteError if no
+    process can be started."""
     with contextlib.ExitStack() as on_failure:
         try:
             ours, theirs = socket.socketpair()

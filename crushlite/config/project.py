@@ -20,7 +20,8 @@ reported in one warning, which says what to do.
                 of its own, `disable: true`. A new `base_url` makes it the project's: the user's
                 key, headers and body fields are dropped. Headers and body fields alone are
                 ignored, for the reason given at models.
-  mcp, lsp, hooks, env    ignored: they start programs, or change those that are started.
+  hooks         of a trusted file: they can forbid and change what tools do, and not allow it.
+  mcp, lsp, env    ignored: they start programs, or change those that are started.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 # What counts only in a file that the user trusts: sections, and options.
-_CHOICES = ("providers", "models", "recent_models")
+_CHOICES = ("providers", "models", "recent_models", "hooks")
 _CHOICE_OPTIONS = ("disable_default_providers",)
 _NAMED = 5  # keys in a warning
 
-_PASSED = frozenset({"$schema", "tools", "recent_models"})
+_PASSED = frozenset({"$schema", "tools", "recent_models", "hooks"})
 # Of a provider that is not the project's own.
 _ADDITIONS = frozenset({"id", "name", "models", "system_prompt_prefix"})
 # What goes to the server with a request, or leads it elsewhere.
@@ -169,8 +170,8 @@ class ProjectRules:
         if len(keys) > _NAMED:
             named += f" and {len(keys) - _NAMED} more"
         text = (
-            f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models "
-            f"and providers: ignored are {named}"
+            f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models, "
+            f"providers and hooks: ignored are {named}"
         )
         self._warn(Reason.UNTRUSTED, source.path, "", text)
 

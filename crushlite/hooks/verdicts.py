@@ -30,10 +30,8 @@ BLOCK, HALT = 2, 49
 CONTEXT_CHARS = 10_000  # that one hook may add
 REASON_CHARS = 2_000
 _WORDS = {
-    **dict.fromkeys(("allow", "approve"), "allow"),
-    **dict.fromkeys(("deny", "block"), "deny"),
-    "ask": "ask",
-    **dict.fromkeys(("", "none", None), ""),
+    "allow": "allow", "approve": "allow", "deny": "deny", "block": "deny",
+    "ask": "ask", "none": "", "": "",
 }
 
 
@@ -152,7 +150,9 @@ def _decision(*given: Any) -> str:
     """The strictest of some decisions. Raises ValueError for an unknown one."""
     words = set()
     for each in given:
-        if not isinstance(each, str | None) or each not in _WORDS:
+        if each is None:
+            continue
+        if not isinstance(each, str) or each not in _WORDS:
             raise ValueError(f"{str(each)[:40]!r} is no decision: use allow, deny or ask")
         words.add(_WORDS[each])
     return next((word for word in ("deny", "ask", "allow") if word in words), "")

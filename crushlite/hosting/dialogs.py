@@ -285,14 +285,20 @@ class Permissions:
         self._scopes: dict[str, Scope | None] = {}  # of the requests that wait, by id
 
     async def ask(
-        self, request: PermissionRequest, run_id: str, scope: Scope | None = None
+        self,
+        request: PermissionRequest,
+        run_id: str,
+        scope: Scope | None = None,
+        *,
+        always: bool = False,
     ) -> Allowed | Denied:
         """Decide a tool's request: by policy, by a rule that was granted, or by the first client
         that answers. Raises BadRequest, phrased for the model, for one that no user could read.
 
         `scope` is what a grant for the session would cover. None stands for every request with the
-        same tool, action and path; if it has no parts, nothing is remembered."""
-        if self.skip or self._policy(request.tool_name, request.action):
+        same tool, action and path; if it has no parts, nothing is remembered. `always`: the policy
+        does not count."""
+        if self.skip or (not always and self._policy(request.tool_name, request.action)):
             return Allowed()
         if not self.grants.covers(request, scope):
             await _require_readable(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import TYPE_CHECKING
 
 from ..store.files import record_changes
@@ -36,3 +38,11 @@ class FileHistory:
         now = self._clock.now()
         for file in (await self._store.write(record_changes, session_id, changes, now))[:PUBLISHED]:
             self._hub.publish("created", file)
+
+
+def mode_of(path: str) -> int | None:
+    """The permission bits of a file; None if there is none. Blocks."""
+    try:
+        return stat.S_IMODE(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return None

@@ -43,6 +43,7 @@ class TurnGuards:
         self._author = author
         self._checked: set[str] = set()  # calls that the parts were asked about
         self._approved: set[str] = set()  # calls for which nobody need be asked
+        self._must_ask: set[str] = set()  # calls for which users must be asked
         self._refused: set[str] = set()  # calls that did not run
         self._context: dict[str, list[str]] = {}  # for the results, by call
         self._shown: dict[str, dict[str, Any]] = {}  # for the metadata of the results, by call
@@ -66,11 +67,11 @@ class TurnGuards:
                 context.append(ruling.context)
         return _joined(context)
 
-    async def tool(self, call_id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+    async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
         """Ask about a tool call before it runs: the parts in their order, each with the input as
         the one before left it. The first no ends it."""
         self._checked.add(call_id)
-        value = dict(input)
+        value = dict(given)
         if self.halted:
             return self._refuse(call_id, value, self.halted, halt=True)
         for part in self._parts:
@@ -85,6 +86,8 @@ class TurnGuards:
                 return self._refuse(call_id, value, ruling.denied or self.halted, halt=ruling.halt)
             if ruling.allowed:
                 self._approved.add(call_id)
+            if ruling.ask:
+                self._must_ask.add(call_id)
             if ruling.input is not None and ruling.input != value:
                 # What an earlier part allowed was something else.
                 value = dict(ruling.input)
@@ -111,7 +114,19 @@ class TurnGuards:
                 return Verdict(False, "a hook changes the input, which this agent cannot follow")
         if self.halted:
             return Verdict(False, self.halted)
-        return Verdict(True) if call_id and call_id in self._approved else None
+        approved = call_id in self._approved and call_id not in self._must_ask
+        return Verdict(True) if call_id and approved else None
+
+    def must_ask(self, call_id: str) -> bool:
+        """Whether users must be asked about a call, whatever they have allowed before."""
+        return call_id in self._must_ask
+
+    def notify(self, kind: str, text: str) -> None:
+        for part in self._parts:
+            try:
+                part.notified(self._author, kind, text)
+            except Exception:
+                log.exception("run %s: %s failed", self._author.run_id, type(part).__name__)
 
     async def answer(self, request: PermissionRequest) -> Verdict | None:
         """What a part answers to a request that users would be asked about; None: they are."""

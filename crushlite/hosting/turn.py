@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import stat
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,7 +39,9 @@ from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
 from ..store.files import Change, FileState
 from ..wing import Author
+from . import offering
 from .dialogs import Allowed
+from .files import mode_of
 from .guards import TurnGuards
 from .prompts import Failure, clean
 from .watching import start_command
@@ -48,6 +49,7 @@ from .watching import start_command
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from ..agent.base import OfferedTool
     from ..commands.background import JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.config import SelectedModel
@@ -148,8 +150,10 @@ class LiveTurn:
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
         it does: it cannot go on any more."""
+        text = self.last.joined().text if self._step else ""
         if not self._may_stop:
-            await self._guards.stop(self.last.joined().text if self._step else "")
+            await self._guards.stop(text)
+        self._guards.notify("agent_completed", text)
 
     def fence(self) -> None:
         self._over = True
@@ -398,12 +402,16 @@ class LiveTurn:
             return ruled
         if self._request.auto_approve:
             return Verdict(True)
-        if not permissions.is_settled(request, scope):
+        always = self._guards.must_ask(request.tool_call_id)
+        if always:
+            scope = Scope((), "nothing: a hook wants you to be asked")
+        if always or not permissions.is_settled(request, scope):
             ruled = ruled or await self._guards.answer(request)
             if ruled is not None:
                 permissions.announce(request, granted=bool(ruled))
                 return ruled
-        answer = await permissions.ask(request, self.run_id, scope)
+            self._guards.notify("permission_prompt", request.description)
+        answer = await permissions.ask(request, self.run_id, scope, always=always)
         granted = isinstance(answer, Allowed)
         return Verdict(granted, answer.reason)
 
@@ -422,6 +430,7 @@ class LiveTurn:
             questions=[_typed(Question, question) for question in questions],
             confirm_title=confirm_title,
         )
+        self._guards.notify("agent_needs_input", batch.questions[0].question if questions else "")
         return await self._services.questions.ask(batch, self.run_id)
 
     async def followups(self) -> list[Message]:
@@ -438,6 +447,18 @@ class LiveTurn:
         folded = await self._fold()
         self._new_step = before or bool(folded)
         return folded
+
+    # For the agent: what wings offer -------------------------------------------------------------
+
+    async def offered_tools(self) -> list[OfferedTool]:
+        self._check()
+        found = await offering.offered_tools(self._services.parts, self)
+        self._check()
+        return found
+
+    def instructions(self) -> list[tuple[str, str]]:
+        self._check()
+        return offering.instructions(self._services.parts)
 
     # For the agent: commands ---------------------------------------------------------------------
 
@@ -548,7 +569,7 @@ class LiveTurn:
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         self._check()
         await self._watches_ended()
-        mode = await asyncio.to_thread(_mode_of, path) if after is not None else None
+        mode = await asyncio.to_thread(mode_of, path) if after is not None else None
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
@@ -689,11 +710,3 @@ def _text(value: str | Mapping[str, Any]) -> str:
 def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
     """Our own dataclasses may be given in the shape they have on the wire."""
     return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
-
-
-def _mode_of(path: str) -> int | None:
-    """The permission bits of a file; None if there is none."""
-    try:
-        return stat.S_IMODE(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return None

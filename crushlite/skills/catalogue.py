@@ -80,7 +80,7 @@ class Catalogue:
         return tuple(skill for skill in self.skills if skill.model_invocable)
 
 
-def folders_of(
+def folders_of(  # noqa: PLR0913 - the places that folders are found by, by keyword
     workspace: Path,
     *,
     home: Path,

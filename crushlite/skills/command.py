@@ -72,9 +72,7 @@ def _argument(name: str, hint: str) -> CommandArgument:
     return CommandArgument(name, hint if name == ALL else "", required=not optional)
 
 
-def assign(
-    info: CommandInfo, given: Mapping[str, str], text: str
-) -> tuple[dict[str, str], str]:
+def assign(info: CommandInfo, given: Mapping[str, str], text: str) -> tuple[dict[str, str], str]:
     """The value of each argument of a command, and what is left of the text that was typed behind
     its name. A command with one argument gets all of the text. Of several, each takes a word, or
     what is in quotes, in their order; `NAME=VALUE` names one, and the last takes the rest. Raises

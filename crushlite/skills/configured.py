@@ -80,13 +80,6 @@ def _lines(found: Found) -> str:
     return f"{len(found.data.splitlines())} lines"
 
 
-def trust_texts(files: ConfigFiles, texts: Iterable[ProjectText]) -> None:
-    """Trust these files, with the contents that were read. Raises ConfigError."""
-    digests = {text.path: {text.digest} for text in texts}
-    if digests:
-        files.trust_store.record(digests)
-
-
 def _trusted(files: ConfigFiles) -> TrustedFiles:
     """The trusted files; none if the list of them cannot be used."""
     try:

@@ -16,11 +16,13 @@ from ..threads import DaemonThreads
 from ..wing import WorkspacePart
 from ..wings import has_wing
 from .catalogue import Catalogue, folders_of, instructions, read
+from .tool import SkillTool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..wing import OfferedCommand, OpenWorkspace
+    from ..agent.base import OfferedTool, Turn
+    from ..wing import Author, OfferedCommand, OpenWorkspace, Ruling
     from .skill import Skill
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ class SkillsPart(WorkspacePart):
         self.catalogue = Catalogue()
         self._workspace = workspace
         self._read_all = read_all
-        self._threads = DaemonThreads(1, "skills")
+        self.threads = DaemonThreads(2, "skills")
+        self._tool = SkillTool(self)
         self._reading: asyncio.Task[None] | None = None
         self._read_at = -FRESH_SECONDS
         self._begin()
@@ -61,7 +64,7 @@ class SkillsPart(WorkspacePart):
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self._threads.shutdown(wait=False)
+        self.threads.shutdown(wait=False)
 
     async def refresh(self, seconds: float = READ_SECONDS) -> Catalogue:
         """Read the files again, unless that was done just now, and wait for it at most so long."""
@@ -79,7 +82,7 @@ class SkillsPart(WorkspacePart):
 
     async def _read(self) -> None:
         try:
-            found = await self._threads.run(READ_SECONDS, self._read_all)
+            found = await self.threads.run(READ_SECONDS, self._read_all)
         except CrushliteError as error:
             log.warning("workspace %s: skills are not read: %s", self._workspace.path, error)
             return
@@ -95,6 +98,14 @@ class SkillsPart(WorkspacePart):
             self._workspace.hub.publish("updated", SkillsEvent(list(found.states)))
 
     # For the agent and the users -----------------------------------------------------------------
+
+    async def before_prompt(self, author: Author, text: str) -> Ruling | None:
+        """Read the files again: what the model is told of them is true when a turn begins."""
+        await self.refresh(WAIT_SECONDS)
+        return None
+
+    async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
+        return [self._tool] if self.catalogue.for_models else []
 
     def instructions(self) -> Sequence[tuple[str, str]]:
         text = instructions(self.catalogue)

@@ -7,12 +7,15 @@ says when to use it, or what it is called cannot be typed.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
 from ..protocol.features import SkillInfo, SkillState, SkillSummary
 from ..records import dataclass
 from .frontmatter import split, text_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAME_CHARS = 64
 DESCRIPTION_CHARS = 1024

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 DEPTH = 5
 MOST_FOLDERS = 2000  # looked into for one kind of file

@@ -13,7 +13,7 @@ from unittest import mock
 import h11
 
 from crushlite.clock import FakeClock
-from crushlite.coder import answers, jsontext, loop
+from crushlite.coder import answers, calls as running, jsontext, loop
 from crushlite.coder.answers import ANSWER_BYTES, MOST_CALLS, RUN_CALLS
 from crushlite.coder.providers import openai_answer, reply
 from crushlite.coder.providers.anthropic_answer import MessagesDecoder
@@ -68,7 +68,7 @@ class CallTests(CoderBench):
         gate = GateTool(read_only=True)
         provider = PlannedProvider(use(20, "gate"), said("done"))
         task = asyncio.create_task(self.converse(self.coder(provider, tools=[gate])))
-        for _ in range(loop.PARALLEL):
+        for _ in range(running.PARALLEL):
             await gate.inside.acquire()
         await self.clock.settle(50)
         self.assertTrue(gate.inside.locked(), "one more has begun")
@@ -94,7 +94,7 @@ class CallTests(CoderBench):
         self.assertEqual((tool.ran, len(provider.requests)), ([], 1))
 
     async def test_results_are_bounded_together_but_changes_are_always_reported(self) -> None:
-        big = ToolOutcome("x" * (loop.RESULT_CHARS // 2 - 10))
+        big = ToolOutcome("x" * (running.RESULT_CHARS // 2 - 10))
         reads = EchoTool("reads", read_only=True, answer=lambda value: big)
         writes = EchoTool("writes", answer=lambda value: ToolOutcome("changed"))
         pieces: list[Piece] = [CallPiece(n, f"c{n}", "reads", "{}") for n in range(3)]

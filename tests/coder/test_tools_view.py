@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from crushlite.coder.images import image_problem, image_type
-from crushlite.coder.tools import view
+from crushlite.coder.tools import base, view
 from crushlite.coder.tools.base import view_lines
 from crushlite.testing.model import End, Say
 from crushlite.worktree import names, paths
@@ -191,7 +191,7 @@ class ImageTests(ToolTestCase):
             (png()[:-1], "damaged"),
             (png()[:40] + b"x" + png()[41:], "damaged"),
             (png(9000, 1), "9000 x 1 pixels"),
-            (png(padding=view.IMAGE_BYTES), "make a smaller copy"),
+            (png(padding=base.IMAGE_BYTES), "make a smaller copy"),
         ):
             (self.root / "a.png").write_bytes(data)
             self.assert_failed(await self.use("view", file_path="a.png"), words)
@@ -199,7 +199,7 @@ class ImageTests(ToolTestCase):
     async def test_the_images_of_one_run_are_bounded_together(self) -> None:
         data = png(padding=1000)
         (self.root / "a.png").write_bytes(data)
-        with mock.patch.object(view, "IMAGES_BYTES", 2 * len(data)):
+        with mock.patch.object(base, "IMAGES_BYTES", 2 * len(data)):
             for _ in range(2):
                 self.assertFalse((await self.use("view", file_path="a.png")).is_error)
             self.assert_failed(await self.use("view", file_path="a.png"), "bytes of images")

@@ -17,7 +17,9 @@ from ...records import dataclass
 from ...threads import DaemonThreads
 from ...worktree.names import similar_paths
 from ...worktree.paths import OwnFolders, locate
+from ..images import image_problem
 from ..providers.base import ToolSpec
+from .results import ResultFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,6 +32,10 @@ T = TypeVar("T")
 
 FILE_SECONDS = 30.0  # for one call; a local disk that syncs under load can take several
 VIEW_LINES = 400
+# As base64 an image is part of an event, which must fit into the replay ring of a workspace
+# (4 MiB), and of each later request to the model.
+IMAGE_BYTES = 5 << 19
+IMAGES_BYTES = 16 << 20  # of all images that one run looks at
 SEARCHES = 8  # at the same time in a daemon; each may take 512 MiB and a core
 
 
@@ -52,6 +58,7 @@ class ToolContext:
     images: bool = True  # whether the model takes images
     # By session: the run that looked at images last, and the bytes of these.
     images_of: dict[str, tuple[str, int]] = field(default_factory=dict)
+    results: ResultFiles = field(default_factory=ResultFiles)  # those too long for the model
 
     async def blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a thread. Raises BadRequest if it takes longer than FILE_SECONDS."""
@@ -119,6 +126,25 @@ def missing(place: Place, root: Path) -> BadRequest:
     found = similar_paths(root, place.path, place.closed) if place.inside else []
     meant = f": did you mean {' or '.join(found)}?" if found else ". Use glob or ls to find it"
     return BadRequest(f"{place.shown} does not exist{meant}")
+
+
+async def image_refusal(call: ToolUse, data: bytes) -> str:
+    """Why the model cannot look at an image of a known type; empty if it can, and then it counts
+    for what its run has looked at."""
+    context = call.context
+    if not context.images:
+        return "this model takes no images: ask the user about it"
+    if len(data) > IMAGE_BYTES:
+        return f"it has over {IMAGE_BYTES} bytes"
+    problem = await context.blocking(image_problem, data)
+    if problem:
+        return problem
+    run, shown = context.images_of.get(call.turn.session_id, ("", 0))
+    shown = len(data) + (shown if run == call.turn.run_id else 0)
+    if shown > IMAGES_BYTES:
+        return f"this run has looked at {IMAGES_BYTES} bytes of images"
+    context.images_of[call.turn.session_id] = call.turn.run_id, shown
+    return ""
 
 
 def denied(reason: str = "", metadata: Mapping[str, Any] | None = None) -> ToolOutcome:

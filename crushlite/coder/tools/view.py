@@ -14,17 +14,16 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import BadRequest
-from ...worktree.paths import digest, exists, opened, read_bytes
-from ..images import image_problem, image_type
+from ...worktree.paths import Place, digest, exists, opened, read_bytes
+from ..images import image_type
 from .arguments import number, schema
-from .base import ToolOutcome, denied, failure, missing
+from .base import IMAGE_BYTES, ToolOutcome, denied, failure, image_refusal, missing
 from .files import BOM, CHANGE_BYTES, PATH, decoded, located, plain_ends, seen_key
 from .scope import outside_scope
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from ...worktree.paths import Place
     from .base import ToolUse
 
 MOST_LINES = 2000
@@ -32,10 +31,6 @@ LINE_CHARS = 2000
 VIEW_CHARS = 100_000  # of one answer: more would fill the context of many models
 CHUNK = 1 << 20
 READ_SECONDS = 10.0  # for finding the first line of a window in a very large file
-# As base64 it is part of an event, which must fit into the replay ring of a workspace (4 MiB), and
-# of each later request to the model.
-IMAGE_BYTES = 5 << 19
-IMAGES_BYTES = 16 << 20  # of all images that one run looks at
 
 
 class _Window(NamedTuple):
@@ -65,7 +60,7 @@ class View:
 
     async def run(self, call: ToolUse) -> ToolOutcome:
         context = call.context
-        place = await located(call)
+        place = await _result(call) or await located(call)
         offset = number(call, "offset", 0)
         limit = min(number(call, "limit", 0) or context.view_lines, MOST_LINES)
         if not place.inside:
@@ -97,22 +92,21 @@ class View:
 
     async def _image(self, call: ToolUse, place: Place, data: bytes) -> ToolOutcome:
         """The image as part of the result. Raises BadRequest if the model cannot look at it."""
-        kind, context = image_type(data), call.context
+        kind = image_type(data)
         what = f"{place.shown} is an image ({kind})"
-        if not context.images:
-            raise BadRequest(f"{what}, and this model takes no images: ask the user about it")
-        problem = await context.blocking(image_problem, data)
-        if problem:
-            raise BadRequest(f"{what}, but {problem}: make another copy of it, and view that")
-        run, shown = context.images_of.get(call.turn.session_id, ("", 0))
-        shown = len(data) + (shown if run == call.turn.run_id else 0)
-        if shown > IMAGES_BYTES:
-            raise BadRequest(f"{what}, and this run has looked at {IMAGES_BYTES} bytes of images")
-        context.images_of[call.turn.session_id] = call.turn.run_id, shown
+        refusal = await image_refusal(call, data)
+        if refusal:
+            raise BadRequest(f"{what}, but {refusal}")
         await call.turn.file_read(str(place.path))
         metadata = json.dumps({"file_path": str(place.path), "content": ""})
         encoded = base64.b64encode(data).decode("ascii")
         return ToolOutcome(f"{what}:", metadata=metadata, data=encoded, mime_type=kind)
+
+
+async def _result(call: ToolUse) -> Place | None:
+    """The file of a long result, if the model wants that."""
+    path = call.context.results.find(str(call.input.get("file_path", "")))
+    return Place(path, inside=True, shown=str(path)) if path is not None else None
 
 
 def _read(place: Place, offset: int, limit: int) -> _Window | bytes:
