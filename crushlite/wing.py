@@ -22,11 +22,12 @@ What the core asks of a wing, and when:
     agent      for `serve --agent NAME`: the agent of that name, if this wing has it
     use_ports  once, before the daemon starts: the daemon's ports
     routes     once: requests it answers; a route of the core with the same place gives way to it
+    started    once, when the daemon listens
     open       for each workspace, when it opens: a Part, or None
 
 A Part hears of what runs do in its workspace (commands, changes of files), may offer tools and
-instructions to the agent, may keep the rules that users have granted for good, and is closed with
-it.
+instructions to the agent, may bring an agent of its own for some sessions, may keep the rules that
+users have granted for good, and is closed with it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
 
@@ -147,6 +148,11 @@ class WorkspacePart:
 
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
+
+    def agent_of(self, session_id: str) -> Agent | None:
+        """The agent that answers the runs of a session that start now; None: that of the
+        workspace."""
+        return None
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
         """Tools for the agent of the workspace, asked for at each step of a turn. In the same order
@@ -271,6 +277,13 @@ class Ports(Protocol):
     def token_of(self, port: int) -> str:
         """The token of a port, empty if it asks for none."""
 
+    @property
+    def requires_token(self) -> bool:
+        """Whether ports that are opened from now on ask for a token."""
+
+    def allow_host(self, host: str) -> None:
+        """Take requests with this Host (NAME:PORT) as well. Raises UsageError for too many."""
+
 
 class Wing:
     """One object per daemon. Every method has a default that does nothing."""
@@ -288,6 +301,9 @@ class Wing:
 
     def routes(self) -> Sequence[Entry]:
         return ()
+
+    async def started(self, urls: Sequence[str]) -> None:
+        """The daemon listens at these addresses. A UsageError ends it."""
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
         """A workspace has opened; no request has reached it yet."""

@@ -31,9 +31,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
-LIBRARIES = ("worktree",)  # used by several wings, and by nothing else
-# __main__ goes with cli.
-WINGS = ("config", "coder", "skills", "hooks", "undo", "console", "reports", "cli")
+LIBRARIES = ("worktree", "jsonrpc")  # used by several wings, and by nothing else
+WINGS = (
+    "config",
+    "coder",
+    "skills",
+    "hooks",
+    "acp_agents",
+    "acp",
+    "undo",
+    "console",
+    "reports",
+    "cli",
+)  # __main__ goes with cli
 
 CORE = {row for rows in GROUPS.values() for row in rows}
 ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)
@@ -47,7 +57,8 @@ NEEDS = {
     "coder": {"config"},
     "skills": {"config"},
     "hooks": {"config"},
-    "cli": {"config", "console", "skills"},
+    "acp_agents": {"config"},
+    "cli": {"config", "console", "acp", "skills"},
 }
 
 

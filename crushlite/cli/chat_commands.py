@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..protocol.sessions import Session
     from .chat_session import Chat
 
+CANDIDATES = 20  # that are shown when a completion is not clear
+ENTRIES = 2000  # of a folder that are looked at for one
 _COMMAND = re.compile(r"/[A-Za-z?][\w:.-]*(?=\s|$)")
 
 HELP = (
@@ -35,6 +37,7 @@ HELP = (
     ("/later TEXT", "a prompt with a turn of its own, after what runs"),
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [small] [N|NAME]", "the models, or choose one for later prompts"),
+    ("/agent [NAME]", "who answers in this session: crush.json, acp:COMMAND, default"),
     ("/effort [LEVEL]", "how much the model reasons here: none, low ..., on, default"),
     ("/permissions [remove N]", "what is allowed unasked; take a rule back"),
     ("/summarize", "replace the conversation so far by a summary"),
@@ -45,6 +48,31 @@ HELP = (
     ("!COMMAND", "run a command here; the model sees it later"),
     ("//TEXT", "a prompt with a slash: //help goes to the agent"),
 )
+
+
+KEYS_HELP = (
+    "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one.",
+    "Tab completes /commands and @files, Ctrl-R searches what was typed before.",
+)
+
+
+def files_at(root: str, begun: str) -> list[str]:
+    """Paths below a folder that begin with this text, folders with a slash at their end. Hidden
+    ones only if the text asks for them."""
+    folder, _, name = begun.rpartition("/")
+    if begun.startswith("/") or ".." in folder.split("/"):
+        return []
+    found = []
+    try:
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for _, entry in zip(range(ENTRIES), entries, strict=False):
+                hidden = entry.name.startswith(".") and not name.startswith(".")
+                if entry.name.startswith(name) and entry.name.isprintable() and not hidden:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    found.append(f"{path}/" if entry.is_dir() else path)
+    except OSError:
+        return []
+    return sorted(found)
 
 
 class Commands:
@@ -68,6 +96,7 @@ class Commands:
             "/later": self._later,
             "/now": self._now,
             "/model": self._model,
+            "/agent": self._agent,
             "/effort": self._effort,
             "/permissions": self._permissions,
             "/summarize": self._summarize,
@@ -79,13 +108,31 @@ class Commands:
         }
 
     def complete(self, text: str) -> str:
-        """For the Tab key: the command that begins with this text, if there is exactly one; else
-        the text."""
-        names = [*self._table, *(f"/{name}" for name in self._own if f"/{name}" not in self._table)]
-        found = [name for name in names if name.startswith(text)] if text[:1] == "/" else []
+        """For the Tab key: the text with its command, or its last word if that is `@` and the
+        beginning of a path, completed as far as it is clear. If it is not clear, the candidates are
+        shown."""
+        start, _, word = text.rpartition(" ")
+        if not start and text[:1] == "/":
+            own = (f"/{name}" for name in self._own)
+            found = [name for name in dict.fromkeys((*self._table, *own)) if name.startswith(text)]
+            return self._completed("", text, found, " ")
+        if word[:1] == "@":
+            names = files_at(self._chat.workspace.info.path, word[1:])
+            return self._completed(text[: len(text) - len(word)], word, [f"@{n}" for n in names])
+        return text
+
+    def _completed(self, before: str, word: str, found: list[str], end: str = "") -> str:
+        if not found:
+            return before + word
+        first, last = min(found), max(found)  # what these two begin with, all do
+        same = zip(first, last, strict=False)
+        common = first[: next((at for at, (a, b) in enumerate(same) if a != b), len(first))]
         if len(found) == 1:
-            return f"{found[0]} "
-        return os.path.commonprefix(found) or text
+            return before + common + ("" if common.endswith("/") else end or " ")
+        if common == word:
+            more = f" and {len(found) - CANDIDATES} more" if len(found) > CANDIDATES else ""
+            self._chat.note(f"{'  '.join(found[:CANDIDATES])}{more}")
+        return before + common
 
     async def carry_out(self, line: str) -> None:
         """Carry out a line: a command, an answer to the open dialog, a shell command or a prompt.
@@ -153,8 +200,7 @@ class Commands:
 
     async def _help(self, rest: str) -> None:
         lines = [f"{name:<24} {text}" for name, text in HELP]
-        keys = "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one."
-        self._chat.screen.lines([*lines, "", keys], "help")
+        self._chat.screen.lines([*lines, "", *KEYS_HELP], "help")
 
     async def _show(self, rest: str) -> None:
         items = self._chat.view.items
@@ -282,6 +328,17 @@ class Commands:
         now = efforts.get(session_id) or f"as configured, {configured}"
         known = f"; the model has the levels {levels}" if levels else ""
         self._chat.note(one_line(f"reasoning in this session: {now}{known}"))
+
+    async def _agent(self, rest: str) -> None:
+        chat, session_id = self._chat, self._chat.session.id
+        if rest:
+            await chat.choose_agent(rest, session_id)
+        elif offered := await chat.workspace.offered_agents():
+            rows = [[agent.name, agent.command] for agent in offered]
+            lines = table(rows, ["NAME", "COMMAND"], chat.screen.style).split("\n")
+            chat.screen.lines(lines, "list")
+        now = await chat.workspace.session_agent(session_id) if session_id else chat.next_agent
+        chat.note(one_line(f"prompts of this session go to {now or 'the agent of the daemon'}"))
 
     async def _permissions(self, rest: str) -> None:
         rules = await self._chat.workspace.rules()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import CrushliteError, UsageError
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from .common import say
-from .render import grant_words, request_lines
+from .render import chosen_option, grant_words, option_lines, request_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -128,6 +128,7 @@ class TerminalAnswers:
         self._asked = request.id
         self._progress.pause()
         more = [f"  {KEYS[action]}: {words}" for action, words in grant_words(request).items()]
+        more += [f"  {line}" for line in option_lines(request)]
         if self._progress.show_whole([*(f"  {line}" for line in request_lines(request)), *more]):
             self._progress.say(HINT)
         else:
@@ -159,19 +160,24 @@ class TerminalAnswers:
         elif time.monotonic() < self._late_until:
             self._late_until = 0.0
             self._progress.say(f"the request before was answered elsewhere: for this one, {HINT}")
+        elif chosen := chosen_option(request, line):
+            self._send(request, *chosen)
         elif action is None:
             self._progress.say(HINT)
         elif action not in ("allow", "deny", *grant_words(request)):
             self._progress.say(f"no such rule is offered for this: {HINT}")
         else:
-            del self._open[request.tool_call_id]
-            task = asyncio.create_task(self._answer(request, action))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._send(request, action)
 
-    async def _answer(self, request: PermissionRequest, action: str) -> None:
+    def _send(self, request: PermissionRequest, action: str, option: str = "") -> None:
+        del self._open[request.tool_call_id]
+        task = asyncio.create_task(self._answer(request, action, option))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: PermissionRequest, action: str, option: str) -> None:
         try:
-            if not (await self._workspace.grant(request.id, action)).resolved:
+            if not (await self._workspace.grant(request.id, action, option=option)).resolved:
                 self._progress.say("somebody else was faster")
         except CrushliteError as error:
             self._progress.say(f"the answer did not arrive: {error.message}")

@@ -29,7 +29,7 @@ from .briefing import Briefing, Facts
 from .calls import ToolRunner, TurnState
 from .context import TOTAL_CHARS, bounded, context_files, user_files
 from .gitfacts import git_facts
-from .history import estimated_tokens
+from .history import estimated_tokens, refused_for_image
 from .jsontext import LIGHT_CHARS
 from .overflow import cut, length, new_tokens
 from .prompts import SUMMARY, TITLE, system_prompt
@@ -168,17 +168,22 @@ class CoderAgent:
     async def _answer(
         self, turn: Turn, state: TurnState, session: Session, history: list[Message]
     ) -> ModelAnswer:
-        """Ask the model. If the conversation is too long for it, it is summarized and asked once
-        more."""
+        """Ask the model. If the conversation is too long for it, or holds a damaged image that it
+        refuses, it is asked once more: with a summary, or without the image."""
         request = await self._request(turn, state.briefing, state.tools, session, history)
         try:
             return await self._ask(turn, request, state)
         except ProviderError as error:
             answered = any(message.role == "assistant" for message in history)
-            if not (self._options.auto_summarize and answered and error.overflow):
+            if await self._context.blocking(refused_for_image, error, request.messages):
+                state.briefing.whole_images_only = True
+                await turn.remember(state.briefing.dump())
+                await turn.erase()
+            elif self._options.auto_summarize and answered and error.overflow:
+                await turn.erase()
+                session, history = await self._shorten(turn, state, history)
+            else:
                 raise
-        await turn.erase()
-        session, history = await self._shorten(turn, state, history)
         request = await self._request(turn, state.briefing, state.tools, session, history)
         return await self._ask(turn, request, state)
 
@@ -252,7 +257,7 @@ class CoderAgent:
             briefing.conversation,
             history,
             summary_id=session.summary_message_id,
-            images=large.model.supports_attachments,
+            takes_images=large.model.supports_attachments,
         )
         messages = convert() if _is_light(history) else await self._context.blocking(convert)
         # Not by who is there now: a client that comes or goes in mid-turn would change how the

@@ -8,6 +8,7 @@ kernel closes it however the daemon ends.
 
     fd 0       the channel: a stream socket to the daemon
     fd 1, 2    the command's output; the keeper closes its copies once the command runs
+    fd n       what the command reads, if the request says `argv:n`; else it reads nothing
 
 The daemon sends one request and nothing after it. When it shuts the channel down, or dies, the
 keeper kills everything. The keeper answers in lines:
@@ -69,7 +70,7 @@ def main() -> None:
     if not pid:
         return
     _send("started")
-    _release_output(request)
+    _release_pipes(_input_of(request))
     descendants = _Descendants(pid, wake, sees_all=reaper)
     killed = descendants.watch()
     survivors = descendants.kill()
@@ -79,9 +80,8 @@ def main() -> None:
 def _receive() -> list[bytes] | None:
     """Read the request. Return its fields, or None if the channel ended before it was complete.
 
-    A length in a line of its own, then: folder, `shell` or `argv`, the descriptors for stdin and
-    stderr (`5,6`; either may be missing), the number of arguments, the arguments, the variables.
-    They are separated by NUL, which none of them can hold.
+    A length in a line of its own, then: folder, `shell`, `argv` or `argv:n`, the number of
+    arguments, the arguments, the variables. They are separated by NUL, which none of them can hold.
     """
     size = int(sys.stdin.buffer.readline() or b"0")
     data = sys.stdin.buffer.read(size)
@@ -127,22 +127,20 @@ def _become_subreaper() -> bool:
     return _prctl(PR_SET_CHILD_SUBREAPER, 1) and os.path.exists("/proc/self/stat")
 
 
-def _given(request: list[bytes]) -> list[int | None]:
-    """The descriptors that the command gets for stdin and stderr."""
-    return [int(number) if number else None for number in request[2].split(b",")]
+def _input_of(request: list[bytes]) -> int:
+    """The descriptor that the command reads from; 0 if it has none."""
+    return int(request[1].partition(b":")[2] or b"0")
 
 
-def _release_output(request: list[bytes]) -> None:
-    """Close the keeper's copies of the output and of the descriptors that it was given, or the
-    daemon would never see their end. What the keeper prints from here on is lost; it reports
-    through the channel."""
+def _release_pipes(command_input: int) -> None:
+    """Close the keeper's copies of the command's pipes, or the daemon would never see the end of
+    one. What the keeper prints from here on is lost; it reports through the channel."""
+    if command_input:
+        os.close(command_input)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
     os.close(null)
-    for descriptor in _given(request):
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 # Starting ---------------------------------------------------------------------------------------
@@ -172,21 +170,18 @@ def _become_command(request: list[bytes], error_writer: int) -> None:
     """In the child: exec the program, or write `STAGE ERRNO` to `error_writer`. Never returns."""
     stage = "start"
     try:
-        folder, kind, count = request[0], request[1], int(request[3])
-        arguments = request[4 : 4 + count]
-        variables = dict(pair.split(b"=", 1) for pair in request[4 + count :])
-        stdin, stderr = _given(request)
+        folder, kind, count = request[0], request[1], int(request[2])
+        arguments = request[3 : 3 + count]
+        variables = dict(pair.split(b"=", 1) for pair in request[3 + count :])
         os.setsid()
         _set_limits()
         # Sent by the child, not by the keeper: the program might kill the keeper first, and then
         # this pid is how the daemon finds the command.
         _send(f"pid {os.getpid()}")
-        os.dup2(os.open("/dev/null", os.O_RDONLY) if stdin is None else stdin, 0)
-        if stderr is not None:
-            os.dup2(stderr, 2)
-        for given in (stdin, stderr):
-            if given is not None:
-                os.close(given)
+        command_input = _input_of(request)
+        os.dup2(command_input or os.open("/dev/null", os.O_RDONLY), 0)
+        if command_input:
+            os.close(command_input)
         for number in range(1, signal.NSIG):  # an ignored signal stays ignored after exec
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 try:

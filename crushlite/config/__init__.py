@@ -36,6 +36,7 @@ Only the machine's files have a say in `permissions`, apart from tools that a pr
     options    the table of options           trust      which projects' files the user trusts
     script     running the user's crushrc     crushrc    what its calls mean
     effects    keys without an effect         hooks      the section of them, which a wing runs
+    agentfiles named sub-agents of user and project
     wing, part, routes: how it plugs into the daemon
 
 All but the last line is synchronous and reads files: call it in a thread.
@@ -43,6 +44,7 @@ All but the last line is synchronous and reads files: call it in a thread.
 
 from __future__ import annotations
 
+from .agents import AgentProgram
 from .files import Roots
 from .hooks import HookEntry, ToolHook
 from .loading import ConfigFiles, ProjectFile, data_directory
@@ -57,6 +59,7 @@ from .writing import remove_value, set_value
 __all__ = [
     "CONTEXT_FILES",
     "AgentChoice",
+    "AgentProgram",
     "Attribution",
     "Config",
     "ConfigFiles",

@@ -25,11 +25,13 @@ from .secrets import HIDDEN, literals, mask, redact, worth_hiding
 from .warnings import ConfigWarning, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ..protocol.config import AgentInfo
     from ..protocol.permissions import PermissionRule
+    from .agentfiles import AgentFile
+    from .agents import AgentProgram
     from .hooks import HookEntry, ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
@@ -59,6 +61,8 @@ class Loaded:
     files: tuple[Path, ...]  # that exist, in order of rising priority
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
+    agents: Callable[[], dict[str, AgentFile]] = dict  # reads the files of named sub-agents
+    programs: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
 
 
 class Config:
@@ -76,8 +80,10 @@ class Config:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
+        self.programs = loaded.programs  # agents that can be chosen for a session, by name
         self.files = loaded.files
         self.own_folders = loaded.own_folders
+        self.read_agents = loaded.agents  # the named sub-agents, as their files are now; blocks
         self.options = ConfigOptions.of(merged.get("options") or {})
         self._loaded = loaded
         self._merged = merged
@@ -124,6 +130,7 @@ class Config:
         """The secrets that are spelled out in the files."""
         yield from literals(self._merged.values)
         whole = [server.get(key) for server in self.mcp.values() for key in ("env", "headers")]
+        whole += [agent.get("env") for agent in (self._merged.get("agents") or {}).values()]
         sections = (self._merged.get("providers") or {}).values()
         yield from literals([*whole, *(each.get("oauth") for each in sections)], secret=True)
 
@@ -243,6 +250,16 @@ class Config:
         used, or this one was chosen."""
         chosen = any(choice.provider == provider_id for choice in self._wanted.values())
         return self.allows_local(provider_id) and (chosen or not self._given)
+
+    def served_as(self, name: str) -> Selected | None:
+        """The model of this name, `provider/model` or the name alone; None if no usable provider
+        lists it."""
+        for provider in self.providers.values():
+            for model in provider.models:
+                if name in (model.id, f"{provider.id}/{model.id}"):
+                    choice = SelectedModel(model=model.id, provider=provider.id)
+                    return self.with_models({"large": choice}).large
+        return None
 
     def with_models(self, models: Mapping[str, SelectedModel]) -> Config:
         """The same configuration with other models for some roles, used as they are written; one

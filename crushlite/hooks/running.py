@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 from typing import TYPE_CHECKING
 
-from ..commands import process
+from ..clock import wait_at_most
+from ..commands.process import start_piped
 from ..errors import CrushliteError
 from .verdicts import HookOutput
 
@@ -16,38 +15,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..clock import Clock
+    from ..commands.process import Command
     from .definitions import Hook
 
 OUTPUT_BYTES = 512 * 1024  # of stdout; one that writes more has failed
 ERROR_BYTES = 16 * 1024  # of stderr that are kept
-
-
-class _Errors:
-    """The beginning of what a child writes to stderr. `writer` is for the child."""
-
-    def __init__(self) -> None:
-        self._reader, self.writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        self._data = bytearray()
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._reader, self._read)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._reader, 65536)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.remove_reader(self._reader)
-        self._data += data[: max(ERROR_BYTES - len(self._data), 0)]
-
-    def text(self) -> str:
-        self._read()  # what came between the last look and the end
-        return self._data.decode("utf-8", "replace")
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._reader)
-        os.close(self._reader)
+LAST_SECONDS = 2.0  # for its output to end when its processes are dead
+# As other commands: with bash, and where there is none with sh.
+SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; fi; exec sh -c "$0"'
 
 
 async def run_hook(
@@ -57,42 +32,42 @@ async def run_hook(
     what is returned. If this is cancelled, its processes are killed first."""
     if hook.problem:
         return HookOutput(failure=hook.problem)
-    stdout = bytearray()
-
-    def collect(data: bytes) -> None:
-        stdout.extend(data[: max(OUTPUT_BYTES + 1 - len(stdout), 0)])
-
-    errors = _Errors()
     try:
-        with tempfile.TemporaryFile() as stdin:
-            stdin.write(payload)
-            stdin.seek(0)
-            try:
-                command = await process.start(
-                    hook.command,
-                    cwd=cwd,
-                    env=env,
-                    clock=clock,
-                    on_output=collect,
-                    stdin=stdin.fileno(),
-                    stderr=errors.writer,
-                )
-            finally:
-                os.close(errors.writer)
-        try:
-            end = await command.wait(timeout=hook.timeout)
-        except asyncio.CancelledError:
-            command.kill()
-            await command.wait()
-            raise
-        if end.timed_out:
-            return HookOutput(failure=f"it did not end within {hook.timeout:g} s")
-        if len(stdout) > OUTPUT_BYTES:
-            return HookOutput(failure=f"it wrote more than {OUTPUT_BYTES} bytes")
-        return HookOutput(end.code, stdout.decode("utf-8", "replace"), errors.text())
+        command, stdout, stdin = await start_piped(
+            ["sh", "-c", SHELL, hook.command], cwd=cwd, env=env, clock=clock
+        )
     except CrushliteError as error:
         return HookOutput(failure=error.message)
     except OSError as error:
         return HookOutput(failure=str(error))
+    # Not waited for: a hook need not read it.
+    stdin.write(payload)
+    stdin.close()
+    reading = asyncio.create_task(_read(stdout, command))
+    try:
+        end = await command.wait(timeout=hook.timeout)
+        read = await wait_at_most(clock, reading, LAST_SECONDS)
+    except asyncio.CancelledError:
+        command.kill()
+        await command.wait()
+        raise
     finally:
-        errors.close()
+        reading.cancel()
+    output = reading.result() if read else b""
+    if end.timed_out:
+        return HookOutput(failure=f"it did not end within {hook.timeout:g} s")
+    if not read or len(output) > OUTPUT_BYTES:
+        return HookOutput(failure=f"it wrote more than {OUTPUT_BYTES} bytes, or did not stop")
+    errors = command.output.text(ERROR_BYTES)
+    return HookOutput(end.code, output.decode("utf-8", "replace"), errors)
+
+
+async def _read(stream: asyncio.StreamReader, command: Command) -> bytes:
+    """All that a hook writes; one that writes too much is killed."""
+    output = bytearray()
+    while data := await stream.read(65536):
+        output += data
+        if len(output) > OUTPUT_BYTES:
+            command.kill()
+            break
+    return bytes(output)

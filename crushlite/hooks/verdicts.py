@@ -30,8 +30,13 @@ BLOCK, HALT = 2, 49
 CONTEXT_CHARS = 10_000  # that one hook may add
 REASON_CHARS = 2_000
 _WORDS = {
-    "allow": "allow", "approve": "allow", "deny": "deny", "block": "deny",
-    "ask": "ask", "none": "", "": "",
+    "allow": "allow",
+    "approve": "allow",
+    "deny": "deny",
+    "block": "deny",
+    "ask": "ask",
+    "none": "",
+    "": "",
 }
 
 

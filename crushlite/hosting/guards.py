@@ -38,7 +38,9 @@ class TurnGuards:
     """Asks the parts on behalf of one turn, and remembers what they said of its calls."""
 
     def __init__(self, parts: Sequence[WorkspacePart], author: Author) -> None:
+        self.context = ""  # what the parts add to the prompt
         self.halted = ""  # why the turn must end; empty if it need not
+        self.may_stop = False  # the agent has asked whether the turn may end
         self._parts = parts
         self._author = author
         self._checked: set[str] = set()  # calls that the parts were asked about
@@ -55,9 +57,8 @@ class TurnGuards:
         """Whether each prompt needs a turn of its own, in which the parts are asked about it."""
         return any(part.guards_prompts for part in self._parts)
 
-    async def prompt(self, text: str) -> str:
-        """Ask about the prompt of the turn, before the agent sees it. Returns what parts add to it.
-        Raises PromptRefused."""
+    async def prompt(self, text: str) -> None:
+        """Ask about the prompt of the turn, before the agent sees it. Raises PromptRefused."""
         context: list[str] = []
         for part in self._parts:
             ruling = await self._asked(part, lambda p: p.before_prompt(self._author, text))
@@ -65,7 +66,7 @@ class TurnGuards:
                 raise PromptRefused(ruling.denied or "a hook refused this prompt")
             if ruling is not None and ruling.context:
                 context.append(ruling.context)
-        return _joined(context)
+        self.context = _joined(context)
 
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
         """Ask about a tool call before it runs: the parts in their order, each with the input as
@@ -167,6 +168,7 @@ class TurnGuards:
     async def stop(self, text: str) -> str:
         """Ask before the turn ends, with the agent's last words. Returns what must be done first;
         empty if it may end."""
+        self.may_stop = True
         if self.halted or self._stops >= MOST_STOPS:
             return ""
         wanted: list[str] = []

@@ -15,12 +15,13 @@ import asyncio
 import logging
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Scope, ToolCheck, Usage, Verdict
+from ..agent.base import Agent, Scope, ToolCheck, Usage, Verdict
 from ..commands.background import UNKNOWN_JOB, JobInfo
-from ..errors import BadRequest, LimitReached, TurnOver
+from ..errors import BadRequest, TurnOver
 from ..protocol.codec import decode, dumps
 from ..protocol.messages import (
     FinishPart,
@@ -43,20 +44,23 @@ from . import offering
 from .dialogs import Allowed
 from .files import mode_of
 from .guards import TurnGuards
+from .limits import RunLimits
 from .prompts import Failure, clean
-from .watching import start_command
+from .watching import begin_watches, end_watches, start_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..agent.base import OfferedTool
+    from ..agent.base import Delegated, OfferedTool
     from ..commands.background import JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
+    from ..protocol.permissions import PermissionOption
     from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
+    from ..wing import CommandWatch
     from .prompts import TurnRequest
     from .services import Services
     from .transcript import LiveMessage
@@ -68,7 +72,15 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
+NOT_RUN = "not run: the run ended before it was allowed"
+TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
+
+
+class Child(Protocol):
+    """The turn of a sub-agent, as the turn above it sees it."""
+
+    def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
 class LiveTurn:
@@ -83,7 +95,12 @@ class LiveTurn:
         summarize: Callable[[], Awaitable[None]] | None = None,
         *,
         is_summary: bool = False,
+        notes_owner: str = "",
+        delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
+        parent: LiveTurn | None = None,
     ) -> None:
+        """`parent` is the turn of the agent that this one works for: see children.py. Its limits
+        hold for both together, and commands, files, jobs and requests are its session's."""
         self.run_id = request.run_id
         self.session_id = request.session_id
         self.prompt = request.prompt
@@ -93,27 +110,31 @@ class LiveTurn:
         self.max_steps = request.max_steps
         self.reasoning_effort = request.reasoning_effort
         self.reasoning = request.think
-        self.context = ""
         self.denied = 0
         self.spent = Usage()  # what the last model call used
-        self._services = services
-        self._guards = TurnGuards(services.parts, Author(request.session_id, request.run_id))
-        self._request = request
+        self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
+        author = Author((parent or self).session_id, self.run_id)
+        self._guards = TurnGuards(services.parts, author)
+        self._services, self._request = services, request
         self._selected = selected
-        self._fold = fold
-        self._summarize = summarize
+        self._fold, self._summarize = fold, summarize
         self._is_summary = is_summary
+        self._notes_owner = notes_owner
+        self._delegate = delegate
+        self._top = parent or self
+        # A summary is no step of the run.
+        self._counting = RunLimits(request) if is_summary else self.limits
+        self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
+        self._watches: list[CommandWatch] = []  # of the turn as a whole
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
-        self._may_stop = False  # the agent has asked whether the turn may end
-        self._steps = 0
-        self._cost = 0.0
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
+        self._unallowed: set[str] = set()  # tool calls that wait for a permission
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
         self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
@@ -143,20 +164,31 @@ class LiveTurn:
         """A message the runner wrote for this turn."""
         self._messages.append(live)
 
+    def add_child(self, child: Child) -> None:
+        self._check()
+        self.children.add(child)
+
     async def admit(self) -> None:
         """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
-        self.context = await self._guards.prompt(self.prompt)
+        await self._guards.prompt(self.prompt)
 
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
         it does: it cannot go on any more."""
         text = self.last.joined().text if self._step else ""
-        if not self._may_stop:
+        if not self._guards.may_stop:
             await self._guards.stop(text)
         self._guards.notify("agent_completed", text)
 
     def fence(self) -> None:
         self._over = True
+
+    async def end_children(self) -> None:
+        """End the sub-agents that the agent has left behind: their records are complete before
+        those of this turn."""
+        if self.children:
+            endings = [child.end(Outcome.CANCELED) for child in self.children]
+            await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
 
     async def end_commands(self) -> None:
         """Kill what the agent's commands left running: when a run is reported ended, the processes
@@ -170,6 +202,10 @@ class LiveTurn:
         if self._watched:
             reported = [watched.reported for watched in self._watched.values()]
             await asyncio.wait(reported, timeout=COMMAND_SECONDS)
+        if self._watches:
+            ending = asyncio.ensure_future(end_watches(self._watches))
+            self._watches = []
+            await asyncio.wait([ending], timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -196,14 +232,15 @@ class LiveTurn:
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "user cancelled assistant tool calling"
+            reason = "canceled before it had a result"
         elif outcome is Outcome.FAILED:
             reason = "the turn failed before this tool call had a result"
         if self._step is not None:
             self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
             if call.id not in self._results:
-                self._result(ToolResultPart(call.id, call.name, reason, is_error=True))
+                why = NOT_RUN if call.id in self._unallowed else reason
+                self._result(ToolResultPart(call.id, call.name, why, is_error=True))
 
     # For the agent: reading ----------------------------------------------------------------------
 
@@ -225,7 +262,7 @@ class LiveTurn:
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
-        read = await self._services.transcript.conversation(self.session_id)
+        read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
         session, messages, self._notes = read
         return session, messages
 
@@ -233,7 +270,8 @@ class LiveTurn:
         self._check()
         if self._notes is None:
             store = self._services.store
-            self._notes = await store.read(note_rows.get_notes, self.session_id)
+            owner = self._notes_owner
+            self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
@@ -286,15 +324,12 @@ class LiveTurn:
         self._check()
         await self._watches_ended()
         self._show_calls()
-        call = self._calls.get(self._stored_id(clean(id)))
-        if call is None or call.id in self._results:
-            raise BadRequest(f"there is no open tool call {id!r} in this step")
+        call = self._open_call(id)
         texts = await self._guards.result(
             call.id, call.name, clean(content), _text(metadata), is_error=bool(is_error)
         )
         self._check()
-        if call.id in self._results:
-            raise BadRequest(f"tool call {id!r} has got its result meanwhile")
+        self._open_call(id)  # it may have got its result meanwhile
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
@@ -311,15 +346,20 @@ class LiveTurn:
         return check
 
     @property
+    def context(self) -> str:
+        return self._guards.context
+
+    @property
     def halted(self) -> bool:
         return bool(self._guards.halted)
 
     async def before_stop(self) -> bool:
         self._check()
-        self._may_stop = True
+        if self._top is not self:
+            return True  # the agent that it works for goes on
         wanted = await self._guards.stop(self.last.joined().text if self._step else "")
         self._check()
-        if not wanted or self._out_of_steps:
+        if not wanted or self._counting.out_of_steps:
             return True
         now = self._now()
         parts: list[Part] = [TextPart(wanted), FinishPart("stop")]
@@ -328,7 +368,7 @@ class LiveTurn:
         )
         self._end_step()
         self._messages.append(self._services.transcript.create(message))
-        self._new_step, self._may_stop = True, False
+        self._new_step, self._guards.may_stop = True, False
         return False
 
     def progress(self, id: str, output: str) -> None:
@@ -343,7 +383,9 @@ class LiveTurn:
 
     async def step(self) -> None:
         self._check()
-        self._check_steps()
+        self._counting.check_steps()
+        if self._counting.steps:  # what sub-agents have cost counts as well
+            await self._check_cost()
         self._end_step()
         self._new_step = True
         await self._yield()
@@ -374,11 +416,12 @@ class LiveTurn:
         path: str = "",
         tool_call_id: str = "",
         scope: Scope | None = None,
+        options: Sequence[PermissionOption] = (),
     ) -> Verdict:
         self._check()
         self._show_calls()
         request = PermissionRequest(
-            session_id=self.session_id,
+            session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
             tool_name=tool_name,
             description=clean(description),
@@ -387,10 +430,13 @@ class LiveTurn:
             path=self._directory(path),
             scope=clean(scope.words) if scope is not None else "",
             rule=clean(scope.rule_words) if scope is not None else "",
+            options=[replace(option, name=clean(option.name)) for option in options],
         )
+        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
         verdict = await self._decide(request, scope)
-        self._check()
-        self.denied += not verdict
+        self._unallowed.discard(request.tool_call_id)
+        for turn in () if verdict else {self, self._top}:
+            turn.denied += 1
         return verdict
 
     async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
@@ -412,22 +458,22 @@ class LiveTurn:
                 return ruled
             self._guards.notify("permission_prompt", request.description)
         answer = await permissions.ask(request, self.run_id, scope, always=always)
-        granted = isinstance(answer, Allowed)
-        return Verdict(granted, answer.reason)
+        return Verdict(isinstance(answer, Allowed), answer.reason, answer.option)
 
     async def ask(
         self,
-        questions: Sequence[Question | Mapping[str, Any]],
+        questions: str | Sequence[str | Question | Mapping[str, Any]],
         *,
         tool_call_id: str = "",
         confirm_title: str = "",
     ) -> list[QuestionResponse] | None:
         self._check()
         self._show_calls()
+        asked = [questions] if isinstance(questions, str) else questions
         batch = QuestionBatch(
-            session_id=self.session_id,
+            session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
-            questions=[_typed(Question, question) for question in questions],
+            questions=[_question(each) for each in asked],
             confirm_title=confirm_title,
         )
         self._guards.notify("agent_needs_input", batch.questions[0].question if questions else "")
@@ -439,7 +485,7 @@ class LiveTurn:
             return []  # they must be asked about first, at the beginning of a turn
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
-        if self._out_of_steps:
+        if self._counting.out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
@@ -476,7 +522,7 @@ class LiveTurn:
         watched = await start_command(
             self._services,
             command,
-            Author(self.session_id, self.run_id),
+            Author(self._top.session_id, self.run_id),
             cwd=cwd,
             env=env,
             on_output=on_output,
@@ -491,9 +537,15 @@ class LiveTurn:
             self._check()
         return started
 
+    async def watch_files(self) -> None:
+        self._check()
+        if not self._watches:
+            author = Author(self.session_id, self.run_id)
+            self._watches = await begin_watches(self._services, author)
+
     def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
         self._check()
-        job_id = self._services.background.adopt(self.session_id, command, info)
+        job_id = self._services.background.adopt(self._top.session_id, command, info)
         self._commands.discard(command)
         if command in self._watched:
             self._watched[command].keep()
@@ -501,19 +553,19 @@ class LiveTurn:
 
     def job_output(self, job_id: str) -> JobOutput:
         self._check()
-        return self._services.background.output(job_id, self.session_id)
+        return self._services.background.output(job_id, self._top.session_id)
 
     def job_info(self, job_id: str) -> JobInfo:
         self._check()
-        return self._services.background.info(job_id, self.session_id)
+        return self._services.background.info(job_id, self._top.session_id)
 
     async def wait_for_job(self, job_id: str, seconds: float) -> None:
         self._check()
-        await self._services.background.wait(job_id, self.session_id, seconds)
+        await self._services.background.wait(job_id, self._top.session_id, seconds)
 
     async def kill_job(self, job_id: str) -> Exit | None:
         self._check()
-        return await self._services.background.kill(job_id, self.session_id)
+        return await self._services.background.kill(job_id, self._top.session_id)
 
     async def summarize(self) -> None:
         self._check()
@@ -522,14 +574,25 @@ class LiveTurn:
             self._new_step = True
             await self._summarize()
 
+    async def delegate(
+        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+    ) -> Delegated:
+        self._check()
+        if self._delegate is None:
+            raise BadRequest("a sub-agent cannot start another one: do this yourself")
+        call = self._open_call(id)
+        self._show_calls()
+        other = agent if isinstance(agent, Agent) else Agent(agent)
+        return await self._delegate(self, call.id, clean(prompt), other, clean(title))
+
     # For the agent: bookkeeping ------------------------------------------------------------------
 
     async def usage(self, usage: Usage) -> None:
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
+        self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        self._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
         now = self._services.clock.now()
 
@@ -543,8 +606,37 @@ class LiveTurn:
             )
 
         self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
-        if self._request.max_cost is not None and self._cost >= self._request.max_cost:
-            raise LimitReached(f"stopped at max_cost = {self._request.max_cost}")
+        if self._top is not self and cost:
+            await self._top._charge(cost)
+        await self._check_cost()
+
+    async def _check_cost(self) -> None:
+        """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
+        if self.limits.too_expensive and not await self._may_cost_more():
+            raise self.limits.stop_at_cost()
+
+    async def _may_cost_more(self) -> bool:
+        """Ask a person whether the run may go beyond its limit of cost. False if no client has said
+        that one is there, nobody answers, or the answer is no."""
+        async with self.limits.asking:  # sub-agents may get here at once
+            if not self.limits.too_expensive:
+                return True
+            if self.limits.reached or not self._services.lifetime.attended:
+                return False
+            question = self.limits.cost_question()
+            batch = QuestionBatch(session_id=self._top.session_id, questions=[question])
+            answers = await self._services.questions.ask(batch, self.run_id)
+            self._check()
+            return self.limits.raised_by(answers)
+
+    async def _charge(self, cost: float) -> None:
+        """Add what a sub-agent has cost to this session as well."""
+        owed = min(self._owed + cost, session_rows.MOST_COST)
+        self._owed = 0.0
+        now, store = self._services.clock.now(), self._services.store
+        saved = store.write(session_rows.add_cost, self.session_id, owed, now)
+        if not await self._save("usage", saved):
+            self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
@@ -553,11 +645,19 @@ class LiveTurn:
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
 
+    async def title(self, text: str) -> None:
+        self._check()
+        now, store = self._services.clock.now(), self._services.store
+        title = clean(text).replace("\0", "")[:TITLE_CHARS]
+        saved = store.write(session_rows.set_title, self.session_id, title, now, 0, 0, 0.0)
+        await self._save("title", saved)
+
     async def remember(self, notes: str) -> None:
         self._check()
         self._notes = None
+        kept, owner, store = clean(notes), self._notes_owner, self._services.store
         try:
-            await self._services.store.write(note_rows.set_notes, self.session_id, clean(notes))
+            await store.write(note_rows.set_notes, self.session_id, kept, owner)
         except STORE_ERRORS as error:
             log.warning("run %s: its notes could not be written: %s", self.run_id, error)
 
@@ -573,22 +673,13 @@ class LiveTurn:
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
-        await self._services.files.record(self.session_id, [change])
+        await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self._over:
             raise TurnOver(f"the turn of run {self.run_id} has ended")
-
-    @property
-    def _out_of_steps(self) -> bool:
-        limit = self._request.max_steps  # not what the agent may have made of its own copy
-        return limit is not None and self._steps >= limit
-
-    def _check_steps(self) -> None:
-        if self._out_of_steps:
-            raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
 
     async def _watches_ended(self) -> None:
         """Wait until the watches of commands that have ended are done: what comes next must not be
@@ -603,6 +694,12 @@ class LiveTurn:
         if self._step is not None:
             self._services.transcript.flush(self._step)
 
+    def _open_call(self, call_id: str) -> ToolCallPart:
+        call = self._calls.get(self._stored_id(clean(call_id)))
+        if call is None or call.id in self._results:
+            raise BadRequest(f"there is no open tool call {call_id!r} in this step")
+        return call
+
     def _stored_id(self, call_id: str) -> str:
         """The id on record of what the agent calls by this one."""
         return self._fresh_ids.get(call_id, call_id)
@@ -616,13 +713,13 @@ class LiveTurn:
 
     def _current(self) -> LiveMessage:
         if self._new_step:
-            self._check_steps()
+            self._counting.check_steps()
             self._end_step()
             self._create_step()
         return self.last
 
     def _create_step(self) -> None:
-        self._steps += 1
+        self._counting.steps += 1
         self._new_step = False
         self._calls = {}
         now = self._now()
@@ -667,7 +764,7 @@ class LiveTurn:
         # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
         return str(target.parent) if os.path.isfile(target) else path
 
-    async def _save(self, what: str, saved: Awaitable[Session]) -> bool:
+    async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
         """Wait for a write about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
         try:
@@ -675,7 +772,8 @@ class LiveTurn:
         except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
-        self._services.hub.publish("updated", session)
+        if session is not None:
+            self._services.hub.publish("updated", session)
         return True
 
     async def _yield(self) -> None:
@@ -705,6 +803,13 @@ def _text(value: str | Mapping[str, Any]) -> str:
         return dumps(dict(value)).decode("ascii")
     except (TypeError, ValueError) as error:
         raise BadRequest(f"this cannot be written as JSON: {error}") from None
+
+
+def _question(value: str | Question | Mapping[str, Any]) -> Question:
+    """A question, given as such, in the shape of the wire, or as a text that wants a text."""
+    if isinstance(value, str):
+        return Question(type="free_text", question=value, description="Asked by the agent.")
+    return _typed(Question, value)
 
 
 def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:

@@ -129,7 +129,8 @@ class StartTests(CommandCase):
     async def test_other_wrong_usage(self) -> None:
         wrong = (
             (("--session", "a", "--continue", "x"), "not allowed with"),
-            (("--timeout", "-1", "x"), "not a number of seconds"),
+            (("--timeout", "-1", "x"), "not a number above 0"),
+            (("--deny-after", "-1", "x"), "not a number of seconds"),
             (("--host", "http://x", "x"), "use unix:///path"),
             (("--host", "unix://relative", "x"), "absolute path"),
             (("--host", "tcp://127.0.0.1:9", "--token-file", "none", "x"), "cannot read the token"),

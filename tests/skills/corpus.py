@@ -34,9 +34,14 @@ CORPUS: dict[str, Case] = {
     "Windows line ends": Case(
         "crlf", "---\r\nname: crlf\r\ndescription: Two bytes.\r\n---\r\nbody\r\n", "crlf", "Two"
     ),
-    "old Mac line ends": Case("cr", "---\rname: cr\rdescription: One byte.\r---\rbody", "cr", "One"),
+    "old Mac line ends": Case(
+        "cr", "---\rname: cr\rdescription: One byte.\r---\rbody", "cr", "One"
+    ),
     "double quotes": Case(
-        "dq", f'---\nname: "dq"\ndescription: "Say \\"hi\\":\\tnow"\n---{BODY}', "dq", 'Say "hi": now'
+        "dq",
+        f'---\nname: "dq"\ndescription: "Say \\"hi\\":\\tnow"\n---{BODY}',
+        "dq",
+        'Say "hi": now',
     ),
     "single quotes": Case(
         "sq", f"---\nname: 'sq'\ndescription: 'It''s: fine'\n---{BODY}", "sq", "It's: fine"
@@ -80,22 +85,30 @@ CORPUS: dict[str, Case] = {
         "Has lists.",
     ),
     "a hash that is no comment": Case(
-        "hash", f"---\nname: hash\ndescription: For C#and F# code\n---{BODY}", "hash", "For C#and F#"
+        "hash",
+        f"---\nname: hash\ndescription: For C#and F# code\n---{BODY}",
+        "hash",
+        "For C#and F#",
     ),
     "capital keys": Case(
         "caps", f"---\nName: caps\nDescription: Loud.\n---{BODY}", "caps", "Loud."
     ),
-    "tabs": Case(
-        "tabs", f"---\nname:\ttabs\ndescription:\tA tab.\n---{BODY}", "tabs", "A tab."
-    ),
+    "tabs": Case("tabs", f"---\nname:\ttabs\ndescription:\tA tab.\n---{BODY}", "tabs", "A tab."),
     "no name": Case(
         "nameless", f"---\ndescription: Nobody.\n---{BODY}", "nameless", "Nobody.", "no name"
     ),
     "another name than its folder": Case(
-        "folder", f"---\nname: other\ndescription: Moved.\n---{BODY}", "other", "Moved.", "not that of"
+        "folder",
+        f"---\nname: other\ndescription: Moved.\n---{BODY}",
+        "other",
+        "Moved.",
+        "not that of",
     ),
     "a name with blanks and capitals": Case(
-        "x", f"---\nname: My Great Skill!\ndescription: Hm.\n---{BODY}", "My-Great-Skill", "Hm.",
+        "x",
+        f"---\nname: My Great Skill!\ndescription: Hm.\n---{BODY}",
+        "My-Great-Skill",
+        "Hm.",
         "is used as My-Great-Skill",
     ),
     "a name of hyphens": Case(
@@ -105,12 +118,13 @@ CORPUS: dict[str, Case] = {
         "long", f"---\nname: {'n' * 65}\ndescription: Hm.\n---{BODY}", warning="1 to 64"
     ),
     "a long description": Case(
-        "wordy", f"---\nname: wordy\ndescription: {'w' * 3000}\n---{BODY}", "wordy", "w" * 1024,
+        "wordy",
+        f"---\nname: wordy\ndescription: {'w' * 3000}\n---{BODY}",
+        "wordy",
+        "w" * 1024,
         "cut to 1024",
     ),
-    "no description": Case(
-        "mute", f"---\nname: mute\n---{BODY}", warning="it has no description"
-    ),
+    "no description": Case("mute", f"---\nname: mute\n---{BODY}", warning="it has no description"),
     "an empty description": Case(
         "empty", f'---\nname: empty\ndescription: ""\n---{BODY}', warning="it has no description"
     ),
@@ -119,11 +133,17 @@ CORPUS: dict[str, Case] = {
         "open", "---\nname: open\ndescription: Endless.\n\n# Text\n", warning="does not end"
     ),
     "no body": Case(
-        "short", "---\nname: short\ndescription: Only this.\n---\n", "short", "Only this.",
+        "short",
+        "---\nname: short\ndescription: Only this.\n---\n",
+        "short",
+        "Only this.",
         "no instructions",
     ),
     "not UTF-8": Case(
-        "latin", b"---\nname: latin\ndescription: caf\xe9 au lait\n---\nbody", "latin", "caf\ufffd au"
+        "latin",
+        b"---\nname: latin\ndescription: caf\xe9 au lait\n---\nbody",
+        "latin",
+        "caf\ufffd au",
     ),
     "an empty file": Case("nothing", "", warning="does not begin with front matter"),
     "not for users": Case(
@@ -141,7 +161,9 @@ CORPUS: dict[str, Case] = {
         model=False,
     ),
     "a quote that does not end": Case(
-        "quote", f'---\nname: quote\ndescription: "so called" things\n---{BODY}', "quote",
+        "quote",
+        f'---\nname: quote\ndescription: "so called" things\n---{BODY}',
+        "quote",
         '"so called" things',
     ),
     "blank lines first": Case(

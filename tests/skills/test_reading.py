@@ -39,7 +39,9 @@ class CorpusTests(unittest.TestCase):
                 self.assertTrue(skill.description.startswith(case.description), skill.description)
                 self.assertEqual(bool(skill.warning), bool(case.warning), skill.warning)
                 self.assertIn(case.warning, skill.warning)
-                self.assertEqual((skill.user_invocable, skill.model_invocable), (case.user, case.model))
+                self.assertEqual(
+                    (skill.user_invocable, skill.model_invocable), (case.user, case.model)
+                )
 
     def test_any_text_is_read_in_time_in_proportion_to_its_length(self) -> None:
         for piece in ("a: ", '"', "'", "- ", "[", "#", "\\", ": |\n", "\t", "a: 'b\n", "---\n"):
@@ -80,7 +82,10 @@ class CommandTests(unittest.TestCase):
 
     def test_what_was_typed_becomes_the_arguments(self) -> None:
         def info(*names: str) -> CommandInfo:
-            some = [CommandArgument(name, required=name.isalpha() and name != "ARGUMENTS") for name in names]
+            some = [
+                CommandArgument(name, required=name.isalpha() and name != "ARGUMENTS")
+                for name in names
+            ]
             return CommandInfo("user:c", "c", arguments=some)
 
         for names, given, text, values, rest in (
@@ -137,7 +142,12 @@ class FolderTests(unittest.TestCase):
         found = read(folders, lambda path, data: "", ["d"])
         told = [(skill.name, skill.source, skill.description) for skill in found.skills]
         self.assertEqual(
-            told, [("a", "user", "the second"), ("b", "project", "Does it."), ("c", "project", "Does it.")]
+            told,
+            [
+                ("a", "user", "the second"),
+                ("b", "project", "Does it."),
+                ("c", "project", "Does it."),
+            ],
         )
         self.assertEqual(
             [command.info.id for command in found.commands], ["user:git:review", "project:test"]
