@@ -350,10 +350,12 @@ class Runner:
         """An agent that tries to exit the process only fails its own turn."""
         try:
             await self.agents.ready(agent)
+            await turn.admit()
             if agent.is_async:
                 await agent.run(turn)
             else:
                 await run_blocking(agent.run, turn)
+            await turn.agent_done()
         except (SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
         finally:

@@ -17,9 +17,17 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Agent, Scope, Usage, Verdict
+from ..agent.base import Agent, Scope, ToolCheck, Usage, Verdict
 from ..errors import BadRequest
-from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
+from ..protocol.messages import (
+    FinishPart,
+    Message,
+    Part,
+    TextPart,
+    ToolCallPart,
+    ToolOutput,
+    ToolResultPart,
+)
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
 from ..protocol.runs import AgentEvent
@@ -32,6 +40,7 @@ from . import offering
 from .dialogs import Allowed
 from .files import mode_of
 from .given import directory_of, fresh_call_id, json_text, questions_of, typed
+from .guards import TurnGuards
 from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
 from .turn_commands import COMMAND_SECONDS, TurnCommands
@@ -100,11 +109,11 @@ class LiveTurn(TurnCommands):
         self.denied = 0
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
-        self._services = services
-        self._request = request
+        author = Author((parent or self).session_id, self.run_id)
+        self._guards = TurnGuards(services.parts, author)
+        self._services, self._request = services, request
         self._selected = selected
-        self._fold = fold
-        self._summarize = summarize
+        self._fold, self._summarize = fold, summarize
         self._is_summary = is_summary
         self._notes_owner = notes_owner
         self._delegate = delegate
@@ -153,6 +162,18 @@ class LiveTurn(TurnCommands):
     def add_child(self, child: Child) -> None:
         self._check()
         self.children.add(child)
+
+    async def admit(self) -> None:
+        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
+        await self._guards.prompt(self.prompt)
+
+    async def agent_done(self) -> None:
+        """The agent has returned. If it did not ask whether the turn may end, tell the wings that
+        it does: it cannot go on any more."""
+        text = self.last.joined().text if self._step else ""
+        if not self._guards.may_stop:
+            await self._guards.stop(text)
+        self._guards.notify("agent_completed", text)
 
     def fence(self) -> None:
         self._over = True
@@ -282,11 +303,51 @@ class LiveTurn(TurnCommands):
         await self._watches_ended()
         self._show_calls()
         call = self._open_call(id)
-        texts = clean(content), json_text(metadata)
+        texts = await self._guards.result(
+            call.id, call.name, clean(content), json_text(metadata), is_error=bool(is_error)
+        )
+        self._check()
+        self._open_call(id)  # it may have got its result meanwhile
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._yield()
+
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        self._check()
+        call_id = self._stored_id(clean(id))
+        check = await self._guards.tool(call_id, name, input)
+        self._check()
+        if check.input != input and call_id in self._calls:
+            # What is on record, and shown when permission is asked, is what is run.
+            await self.tool_call(name, check.input, call_id)
+        return check
+
+    @property
+    def context(self) -> str:
+        return self._guards.context
+
+    @property
+    def halted(self) -> bool:
+        return bool(self._guards.halted)
+
+    async def before_stop(self) -> bool:
+        self._check()
+        if self._top is not self:
+            return True  # the agent that it works for goes on
+        wanted = await self._guards.stop(self.last.joined().text if self._step else "")
+        self._check()
+        if not wanted or self._counting.out_of_steps:
+            return True
+        now = self._now()
+        parts: list[Part] = [TextPart(wanted), FinishPart("stop")]
+        message = Message(
+            str(uuid.uuid4()), "user", self.session_id, parts, created_at=now, updated_at=now
+        )
+        self._end_step()
+        self._messages.append(self._services.transcript.create(message))
+        self._new_step, self._guards.may_stop = True, False
+        return False
 
     def progress(self, id: str, output: str) -> None:
         self._check()
@@ -336,8 +397,6 @@ class LiveTurn(TurnCommands):
         options: Sequence[PermissionOption] = (),
     ) -> Verdict:
         self._check()
-        if self._request.auto_approve:
-            return Verdict(True)
         self._show_calls()
         request = PermissionRequest(
             session_id=self._top.session_id,
@@ -352,13 +411,32 @@ class LiveTurn(TurnCommands):
             options=[replace(option, name=clean(option.name)) for option in options],
         )
         self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
-        answer = await self._services.permissions.ask(request, self.run_id, scope)
+        verdict = await self._decide(request, scope)
         self._unallowed.discard(request.tool_call_id)
-        if isinstance(answer, Allowed):
-            return Verdict(True, option=answer.option)
-        for turn in {self, self._top}:
+        for turn in () if verdict else {self, self._top}:
             turn.denied += 1
-        return Verdict(False, answer.reason, answer.option)
+        return verdict
+
+    async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
+        """Decide a request: by the wings, which can always refuse, by policy and rules, or by the
+        users."""
+        permissions = self._services.permissions
+        ruled = await self._guards.permission(request)
+        if ruled is not None and not ruled:
+            return ruled
+        if self._request.auto_approve:
+            return Verdict(True)
+        always = self._guards.must_ask(request.tool_call_id)
+        if always:
+            scope = Scope((), "nothing: a hook wants you to be asked")
+        if always or not permissions.is_settled(request, scope):
+            ruled = ruled or await self._guards.answer(request)
+            if ruled is not None:
+                permissions.announce(request, granted=bool(ruled))
+                return ruled
+            self._guards.notify("permission_prompt", request.description)
+        answer = await permissions.ask(request, self.run_id, scope, always=always)
+        return Verdict(isinstance(answer, Allowed), answer.reason, answer.option)
 
     async def ask(
         self,
@@ -375,10 +453,13 @@ class LiveTurn(TurnCommands):
             questions=questions_of(questions),
             confirm_title=confirm_title,
         )
+        self._guards.notify("agent_needs_input", batch.questions[0].question if questions else "")
         return await self._services.questions.ask(batch, self.run_id)
 
     async def followups(self) -> list[Message]:
         self._check()
+        if self._guards.hold_prompts:
+            return []  # they must be asked about first, at the beginning of a turn
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
         if self._counting.out_of_steps:
