@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Agent, Scope, ToolCheck, Usage, Verdict
+from ..agent.base import Agent, ToolCheck, Usage
 from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
@@ -28,8 +27,6 @@ from ..protocol.messages import (
     ToolOutput,
     ToolResultPart,
 )
-from ..protocol.permissions import PermissionRequest
-from ..protocol.questions import Question, QuestionBatch
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
@@ -37,14 +34,13 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from ..wing import Author
 from . import offering
-from .dialogs import Allowed
 from .files import mode_of
-from .given import directory_of, fresh_call_id, json_text, questions_of, typed
+from .given import fresh_call_id, json_text, typed
 from .guards import TurnGuards
 from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
 from .turn_commands import COMMAND_SECONDS, TurnCommands
-from .watching import start_command
+from .turn_requests import TurnRequests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -53,8 +49,6 @@ if TYPE_CHECKING:
     from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
-    from ..protocol.permissions import PermissionOption
-    from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
     from ..wing import CommandWatch
@@ -79,7 +73,7 @@ class Child(Protocol):
     def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
-class LiveTurn(TurnCommands):
+class LiveTurn(TurnCommands, TurnRequests):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -117,7 +111,7 @@ class LiveTurn(TurnCommands):
         self._is_summary = is_summary
         self._notes_owner = notes_owner
         self._delegate = delegate
-        self._top = parent or self
+        self._top: LiveTurn = parent or self
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
@@ -382,80 +376,6 @@ class LiveTurn(TurnCommands):
             raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(OWN_REASONS)}")
         self._finish = FinishPart(reason, message=clean(message), details=clean(details))
 
-    # For the agent: people -----------------------------------------------------------------------
-
-    async def permission(
-        self,
-        tool_name: str,
-        action: str,
-        *,
-        description: str = "",
-        params: Mapping[str, Any] | None = None,
-        path: str = "",
-        tool_call_id: str = "",
-        scope: Scope | None = None,
-        options: Sequence[PermissionOption] = (),
-    ) -> Verdict:
-        self._check()
-        self._show_calls()
-        request = PermissionRequest(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            tool_name=tool_name,
-            description=clean(description),
-            action=action,
-            params=dict(params or {}),
-            path=directory_of(path, self.path),
-            scope=clean(scope.words) if scope is not None else "",
-            rule=clean(scope.rule_words) if scope is not None else "",
-            options=[replace(option, name=clean(option.name)) for option in options],
-        )
-        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
-        verdict = await self._decide(request, scope)
-        self._unallowed.discard(request.tool_call_id)
-        for turn in () if verdict else {self, self._top}:
-            turn.denied += 1
-        return verdict
-
-    async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
-        """Decide a request: by the wings, which can always refuse, by policy and rules, or by the
-        users."""
-        permissions = self._services.permissions
-        ruled = await self._guards.permission(request)
-        if ruled is not None and not ruled:
-            return ruled
-        if self._request.auto_approve:
-            return Verdict(True)
-        always = self._guards.must_ask(request.tool_call_id)
-        if always:
-            scope = Scope((), "nothing: a hook wants you to be asked")
-        if always or not permissions.is_settled(request, scope):
-            ruled = ruled or await self._guards.answer(request)
-            if ruled is not None:
-                permissions.announce(request, granted=bool(ruled))
-                return ruled
-            self._guards.notify("permission_prompt", request.description)
-        answer = await permissions.ask(request, self.run_id, scope, always=always)
-        return Verdict(isinstance(answer, Allowed), answer.reason, answer.option)
-
-    async def ask(
-        self,
-        questions: str | Sequence[str | Question | Mapping[str, Any]],
-        *,
-        tool_call_id: str = "",
-        confirm_title: str = "",
-    ) -> list[QuestionResponse] | None:
-        self._check()
-        self._show_calls()
-        batch = QuestionBatch(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            questions=questions_of(questions),
-            confirm_title=confirm_title,
-        )
-        self._guards.notify("agent_needs_input", batch.questions[0].question if questions else "")
-        return await self._services.questions.ask(batch, self.run_id)
-
     async def followups(self) -> list[Message]:
         self._check()
         if self._guards.hold_prompts:
@@ -483,36 +403,7 @@ class LiveTurn(TurnCommands):
         self._check()
         return offering.instructions(self._services.parts)
 
-    # For the agent: commands ---------------------------------------------------------------------
-
-    async def command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        on_output: Callable[[bytes], None] | None = None,
-        read_only: bool = False,
-    ) -> Command:
-        self._check()
-        await self._watches_ended()
-        watched = await start_command(
-            self._services,
-            command,
-            Author(self._top.session_id, self.run_id),
-            cwd=cwd,
-            env=env,
-            on_output=on_output,
-            read_only=read_only,
-        )
-        started = watched.command
-        self._commands.add(started)
-        self._watched[started] = watched
-        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
-        if self._over:
-            started.kill()
-            self._check()
-        return started
+    # For the agent: other work -------------------------------------------------------------------
 
     async def summarize(self) -> None:
         self._check()
@@ -613,6 +504,14 @@ class LiveTurn(TurnCommands):
         await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
+
+    @property
+    def _for_session(self) -> str:
+        return self._top.session_id
+
+    def _count_denial(self) -> None:
+        for turn in {self, self._top}:
+            turn.denied += 1
 
     def _show_calls(self) -> None:
         """Publish the calls of this step: clients must know a call before they hear of it."""
