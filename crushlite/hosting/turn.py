@@ -326,7 +326,7 @@ class LiveTurn:
         self._show_calls()
         call = self._open_call(id)
         texts = await self._guards.result(
-            call.id, call.name, clean(content), _text(metadata), is_error=bool(is_error)
+            call, clean(content), _text(metadata), is_error=bool(is_error)
         )
         self._check()
         self._open_call(id)  # it may have got its result meanwhile

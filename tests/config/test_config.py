@@ -907,7 +907,6 @@ class ProjectTests(ConfigCase):
         document: JSONObject = {
             "mcp": {"evil": {"type": "stdio", "command": "evil"}},
             "lsp": {"evil": {"command": "evil"}},
-            "hooks": {"PreToolUse": [{"command": "evil"}]},
             "env": {"PATH": "/evil"},
         }
         path = self.write("project", document)
