@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Agent, Scope, ToolCheck, Usage, Verdict
+from ..agent.base import Agent, Usage
 from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
@@ -28,8 +27,6 @@ from ..protocol.messages import (
     ToolOutput,
     ToolResultPart,
 )
-from ..protocol.permissions import PermissionRequest
-from ..protocol.questions import Question, QuestionBatch
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
@@ -37,13 +34,13 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from ..wing import Author
 from . import offering
-from .dialogs import Allowed
 from .files import mode_of
-from .given import directory_of, fresh_call_id, json_text, questions_of, typed
+from .given import fresh_call_id, json_text, typed
 from .guards import TurnGuards
 from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
-from .turn_commands import COMMAND_SECONDS, TurnCommands
+from .turn_commands import COMMAND_SECONDS
+from .turn_people import TurnPeople
 from .watching import start_command
 
 if TYPE_CHECKING:
@@ -53,8 +50,6 @@ if TYPE_CHECKING:
     from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
-    from ..protocol.permissions import PermissionOption
-    from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
     from ..wing import CommandWatch
@@ -79,7 +74,7 @@ class Child(Protocol):
     def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
-class LiveTurn(TurnCommands):
+class LiveTurn(TurnPeople):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -162,10 +157,6 @@ class LiveTurn(TurnCommands):
     def add_child(self, child: Child) -> None:
         self._check()
         self.children.add(child)
-
-    async def admit(self) -> None:
-        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
-        await self._guards.prompt(self.prompt)
 
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
@@ -313,24 +304,6 @@ class LiveTurn(TurnCommands):
         self._new_step = True
         await self._yield()
 
-    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
-        self._check()
-        call_id = self._stored_id(clean(id))
-        check = await self._guards.tool(call_id, name, input)
-        self._check()
-        if check.input != input and call_id in self._calls:
-            # What is on record, and shown when permission is asked, is what is run.
-            await self.tool_call(name, check.input, call_id)
-        return check
-
-    @property
-    def context(self) -> str:
-        return self._guards.context
-
-    @property
-    def halted(self) -> bool:
-        return bool(self._guards.halted)
-
     async def before_stop(self) -> bool:
         self._check()
         if self._top is not self:
@@ -383,78 +356,6 @@ class LiveTurn(TurnCommands):
         self._finish = FinishPart(reason, message=clean(message), details=clean(details))
 
     # For the agent: people -----------------------------------------------------------------------
-
-    async def permission(
-        self,
-        tool_name: str,
-        action: str,
-        *,
-        description: str = "",
-        params: Mapping[str, Any] | None = None,
-        path: str = "",
-        tool_call_id: str = "",
-        scope: Scope | None = None,
-        options: Sequence[PermissionOption] = (),
-    ) -> Verdict:
-        self._check()
-        self._show_calls()
-        request = PermissionRequest(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            tool_name=tool_name,
-            description=clean(description),
-            action=action,
-            params=dict(params or {}),
-            path=directory_of(path, self.path),
-            scope=clean(scope.words) if scope is not None else "",
-            rule=clean(scope.rule_words) if scope is not None else "",
-            options=[replace(option, name=clean(option.name)) for option in options],
-        )
-        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
-        verdict = await self._decide(request, scope)
-        self._unallowed.discard(request.tool_call_id)
-        for turn in () if verdict else {self, self._top}:
-            turn.denied += 1
-        return verdict
-
-    async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
-        """Decide a request: by the wings, which can always refuse, by policy and rules, or by the
-        users."""
-        permissions = self._services.permissions
-        ruled = await self._guards.permission(request)
-        if ruled is not None and not ruled:
-            return ruled
-        if self._request.auto_approve:
-            return Verdict(True)
-        always = self._guards.must_ask(request.tool_call_id)
-        if always:
-            scope = Scope((), "nothing: a hook wants you to be asked")
-        if always or not permissions.is_settled(request, scope):
-            ruled = ruled or await self._guards.answer(request)
-            if ruled is not None:
-                permissions.announce(request, granted=bool(ruled))
-                return ruled
-            self._guards.notify("permission_prompt", request.description)
-        answer = await permissions.ask(request, self.run_id, scope, always=always)
-        return Verdict(isinstance(answer, Allowed), answer.reason, answer.option)
-
-    async def ask(
-        self,
-        questions: str | Sequence[str | Question | Mapping[str, Any]],
-        *,
-        tool_call_id: str = "",
-        confirm_title: str = "",
-    ) -> list[QuestionResponse] | None:
-        self._check()
-        self._show_calls()
-        batch = QuestionBatch(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            questions=questions_of(questions),
-            confirm_title=confirm_title,
-        )
-        self._guards.notify("agent_needs_input", batch.questions[0].question if questions else "")
-        return await self._services.questions.ask(batch, self.run_id)
 
     async def followups(self) -> list[Message]:
         self._check()

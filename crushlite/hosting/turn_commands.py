@@ -27,6 +27,7 @@ class TurnCommands:
 
     run_id: str
     session_id: str
+    denied: int  # permissions that it did not get
     _services: Services
     _top: TurnCommands  # the turn that a sub-agent works for, else this one
     _over: bool
