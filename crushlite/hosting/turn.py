@@ -298,7 +298,7 @@ class LiveTurn(TurnCommands, TurnRequests):
         self._show_calls()
         call = self._open_call(id)
         texts = await self._guards.result(
-            call.id, call.name, clean(content), json_text(metadata), is_error=bool(is_error)
+            call, clean(content), json_text(metadata), is_error=bool(is_error)
         )
         self._check()
         self._open_call(id)  # it may have got its result meanwhile

@@ -77,7 +77,8 @@ def _command_line(found: Found) -> str:
 
 
 def _lines(found: Found) -> str:
-    return f"{len(found.data.splitlines())} lines"
+    number = len(found.data.splitlines())
+    return f"{number} line{'s' * (number != 1)}"
 
 
 def _trusted(files: ConfigFiles) -> TrustedFiles:

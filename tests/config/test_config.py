@@ -312,6 +312,7 @@ class WarningTests(ConfigCase):
         models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
         hooks = {"pre_tool_use": [{"command": "x"}]}
         useless = {"lsp": {"go": {"command": "gopls"}}, "optoins": {}, "hooks": hooks}
+        useless["agents"] = {"x y": {"command": "z"}}
         rules = {"rules": [{"tool": "bash"}]}
         providers = {"lab": LAB, "bad": {}}
         self.write(
@@ -347,6 +348,7 @@ class WarningTests(ConfigCase):
             (Reason.VARIABLE_WITHHELD, project, "providers.own.api_key"),
             (Reason.PROVIDER_MOVED, project, "providers.lab"),
             (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
+            (Reason.AGENT_LEFT_OUT, outside, "agents.x y"),
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
             (Reason.MODEL_UNLISTED, outside, "models.large"),
             (Reason.MODEL_UNKNOWN, outside, "models.small"),
@@ -907,7 +909,6 @@ class ProjectTests(ConfigCase):
         document: JSONObject = {
             "mcp": {"evil": {"type": "stdio", "command": "evil"}},
             "lsp": {"evil": {"command": "evil"}},
-            "hooks": {"PreToolUse": [{"command": "evil"}]},
             "env": {"PATH": "/evil"},
         }
         path = self.write("project", document)

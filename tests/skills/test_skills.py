@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -39,10 +40,7 @@ class RouteTests(BoundedTestCase):
         self.assertEqual((missing.status, missing.json["code"]), (404, "not_found"))
         workspace = self.daemon.backend.get(anna.workspace["id"])
         files = workspace.profile.files  # type: ignore[attr-defined]
-        digest_of = __import__("hashlib").sha256(theirs.read_bytes()).hexdigest()
-        files.trust_store.record({theirs: {digest_of}})
-        part = next(p for p in workspace.parts if hasattr(p, "catalogue"))
-        part._read_at -= 10  # type: ignore[attr-defined]
+        files.trust_store.record({theirs: {hashlib.sha256(theirs.read_bytes()).hexdigest()}})
         names = [each["name"] for each in (await anna.call("GET", "/skills")).json]
         self.assertEqual(names, ["pdf", "x"])
         event = await anna.events.wait_for("skills_event", states=_states(mine, theirs))
@@ -103,7 +101,7 @@ class ModelTests(ConfiguredTestCase):
         self.assertIn("references/hosts.md", body["content"])
         self.assertEqual(hosts["content"], "the hosts")
         self.assertIn("not in the folder", refused["content"])
-        first, *later = [request.body for request in self.model.requests]
+        first, *later = self.model.requests
         system = json.dumps(first["messages"][0])
         self.assertIn("<name>deploy</name>", system)
         self.assertIn("How to deploy: with care.", system)
