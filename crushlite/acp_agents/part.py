@@ -13,7 +13,7 @@ from ..store import sessions as session_rows
 from ..wing import WorkspacePart
 from ..wings import has_wing
 from .agent import ExternalAgent
-from .choices import Choices
+from .choices import AgentChoices
 from .command import PREFIX, AgentCommand, read_command
 from .failures import AgentFailed
 
@@ -32,7 +32,7 @@ DEFAULT = "default"  # as the name of an agent: that of the workspace
 class AgentsPart(WorkspacePart):
     def __init__(self, workspace: OpenWorkspace) -> None:
         self._workspace = workspace
-        self._choices = Choices(workspace)
+        self._choices = AgentChoices(workspace)
         self._chosen: dict[str, str] = {}  # by session
         self._agents: dict[AgentCommand, tuple[ExternalAgent, Agent]] = {}
         self._closing: set[asyncio.Task[None]] = set()

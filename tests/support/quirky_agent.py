@@ -257,7 +257,7 @@ class Agent:
         old, new = lines * (BIG // 80), ("y" + lines[1:]) * (BIG // 80)
         diff = {"type": "diff", "path": "/ws/a.txt", "oldText": old, "newText": new}
         call = {"toolCallId": "big", "title": title, "kind": "edit", "content": [diff]}
-        return {**call, "rawInput": {"content": new}}
+        return {**call, "rawInput": {"file": "a.txt"}}
 
     def do_cost(self, session: str, rest: str) -> Any:
         """Reports what everything has cost so far."""
