@@ -22,6 +22,7 @@ What the core asks of a wing, and when:
     agent      for `serve --agent NAME`: the agent of that name, if this wing has it
     use_ports  once, before the daemon starts: the daemon's ports
     routes     once: requests it answers; a route of the core with the same place gives way to it
+    started    once, when the daemon listens
     open       for each workspace, when it opens: a Part, or None
 
 A Part hears of what runs do in its workspace (commands, changes of files), may offer tools and
@@ -199,6 +200,13 @@ class Ports(Protocol):
     def token_of(self, port: int) -> str:
         """The token of a port, empty if it asks for none."""
 
+    @property
+    def requires_token(self) -> bool:
+        """Whether ports that are opened from now on ask for a token."""
+
+    def allow_host(self, host: str) -> None:
+        """Take requests with this Host (NAME:PORT) as well. Raises UsageError for too many."""
+
 
 class Wing:
     """One object per daemon. Every method has a default that does nothing."""
@@ -216,6 +224,9 @@ class Wing:
 
     def routes(self) -> Sequence[Entry]:
         return ()
+
+    async def started(self, urls: Sequence[str]) -> None:
+        """The daemon listens at these addresses. A UsageError ends it."""
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
         """A workspace has opened; no request has reached it yet."""

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..agent.base import Agent, Scope, Usage, Verdict
-from ..commands.background import UNKNOWN_JOB, JobInfo
-from ..errors import BadRequest, TurnOver
-from ..protocol.codec import decode, dumps
+from ..errors import BadRequest
 from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
 from ..protocol.permissions import PermissionRequest
 from ..protocol.questions import Question, QuestionBatch
@@ -35,16 +31,17 @@ from ..wing import Author
 from . import offering
 from .dialogs import Allowed
 from .files import mode_of
-from .limits import RunLimits
+from .given import directory_of, fresh_call_id, json_text, questions_of, typed
+from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
-from .watching import begin_watches, end_watches, start_command
+from .turn_commands import COMMAND_SECONDS, TurnCommands
+from .watching import start_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..agent.base import Delegated, OfferedTool
-    from ..commands.background import JobOutput
-    from ..commands.process import Command, Exit
+    from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
     from ..protocol.permissions import PermissionOption
@@ -62,7 +59,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
-COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
 NOT_RUN = "not run: the run ended before it was allowed"
 TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
@@ -74,7 +70,7 @@ class Child(Protocol):
     def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
-class LiveTurn:
+class LiveTurn(TurnCommands):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -113,6 +109,7 @@ class LiveTurn:
         self._notes_owner = notes_owner
         self._delegate = delegate
         self._top = parent or self
+        self._job_session = self._top.session_id
         # A summary is no step of the run.
         self._counting = RunLimits(request) if is_summary else self.limits
         self.children: set[Child] = set()  # those that have not ended yet
@@ -168,23 +165,6 @@ class LiveTurn:
         if self.children:
             endings = [child.end(Outcome.CANCELED) for child in self.children]
             await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
-
-    async def end_commands(self) -> None:
-        """Kill what the agent's commands left running: when a run is reported ended, the processes
-        of its foreground commands are dead."""
-        for command in self._commands:
-            command.kill()
-        if self._commands:
-            await asyncio.wait(
-                [command.done for command in self._commands], timeout=COMMAND_SECONDS
-            )
-        if self._watched:
-            reported = [watched.reported for watched in self._watched.values()]
-            await asyncio.wait(reported, timeout=COMMAND_SECONDS)
-        if self._watches:
-            ending = asyncio.ensure_future(end_watches(self._watches))
-            self._watches = []
-            await asyncio.wait([ending], timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -275,17 +255,17 @@ class LiveTurn:
         finished: bool = True,
     ) -> str:
         self._check()
-        call_id = self._stored_id(clean(id)) if id else _fresh_id()
+        call_id = self._stored_id(clean(id)) if id else fresh_call_id()
         known = self._calls.get(call_id)
         if id and call_id in self._results:
             if known is not None and not self._results.issuperset(self._calls):
                 raise BadRequest(f"tool call {id!r} has its result, others of its step have none")
             # Some servers count their calls from zero in every answer; in a history an id means
             # one call.
-            call_id, known = _fresh_id(), None
+            call_id, known = fresh_call_id(), None
             self._fresh_ids[clean(id)] = call_id
         live = self._current() if known is None else self.last
-        call = ToolCallPart(call_id, clean(name), _text(input), finished=bool(finished))
+        call = ToolCallPart(call_id, clean(name), json_text(input), finished=bool(finished))
         self._services.transcript.tool_call(live, call)
         self._calls[call_id] = known or call
         await self._yield()
@@ -304,7 +284,7 @@ class LiveTurn:
         await self._watches_ended()
         self._show_calls()
         call = self._open_call(id)
-        texts = clean(content), _text(metadata)
+        texts = clean(content), json_text(metadata)
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
@@ -368,7 +348,7 @@ class LiveTurn:
             description=clean(description),
             action=action,
             params=dict(params or {}),
-            path=self._directory(path),
+            path=directory_of(path, self.path),
             scope=clean(scope.words) if scope is not None else "",
             rule=clean(scope.rule_words) if scope is not None else "",
             options=[replace(option, name=clean(option.name)) for option in options],
@@ -391,11 +371,10 @@ class LiveTurn:
     ) -> list[QuestionResponse] | None:
         self._check()
         self._show_calls()
-        asked = [questions] if isinstance(questions, str) else questions
         batch = QuestionBatch(
             session_id=self._top.session_id,
             tool_call_id=self._stored_id(tool_call_id),
-            questions=[_question(each) for each in asked],
+            questions=questions_of(questions),
             confirm_title=confirm_title,
         )
         return await self._services.questions.ask(batch, self.run_id)
@@ -456,36 +435,6 @@ class LiveTurn:
             self._check()
         return started
 
-    async def watch_files(self) -> None:
-        self._check()
-        if not self._watches:
-            author = Author(self.session_id, self.run_id)
-            self._watches = await begin_watches(self._services, author)
-
-    def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
-        self._check()
-        job_id = self._services.background.adopt(self._top.session_id, command, info)
-        self._commands.discard(command)
-        if command in self._watched:
-            self._watched[command].keep()
-        return job_id
-
-    def job_output(self, job_id: str) -> JobOutput:
-        self._check()
-        return self._services.background.output(job_id, self._top.session_id)
-
-    def job_info(self, job_id: str) -> JobInfo:
-        self._check()
-        return self._services.background.info(job_id, self._top.session_id)
-
-    async def wait_for_job(self, job_id: str, seconds: float) -> None:
-        self._check()
-        await self._services.background.wait(job_id, self._top.session_id, seconds)
-
-    async def kill_job(self, job_id: str) -> Exit | None:
-        self._check()
-        return await self._services.background.kill(job_id, self._top.session_id)
-
     async def summarize(self) -> None:
         self._check()
         if self._summarize is not None:
@@ -531,22 +480,12 @@ class LiveTurn:
 
     async def _check_cost(self) -> None:
         """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
-        if self.limits.too_expensive and not await self._may_cost_more():
-            raise self.limits.stop_at_cost()
-
-    async def _may_cost_more(self) -> bool:
-        """Ask a person whether the run may go beyond its limit of cost. False if no client has said
-        that one is there, nobody answers, or the answer is no."""
-        async with self.limits.asking:  # sub-agents may get here at once
-            if not self.limits.too_expensive:
-                return True
-            if self.limits.reached or not self._services.lifetime.attended:
-                return False
-            question = self.limits.cost_question()
-            batch = QuestionBatch(session_id=self._top.session_id, questions=[question])
-            answers = await self._services.questions.ask(batch, self.run_id)
+        if self.limits.too_expensive:
+            if not await may_cost_more(
+                self.limits, self._services, self._top.session_id, self.run_id
+            ):
+                raise self.limits.stop_at_cost()
             self._check()
-            return self.limits.raised_by(answers)
 
     async def _charge(self, cost: float) -> None:
         """Add what a sub-agent has cost to this session as well."""
@@ -559,7 +498,7 @@ class LiveTurn:
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
-        listed = [_typed(Todo, todo) for todo in todos]
+        listed = [typed(Todo, todo) for todo in todos]
         now, store = self._services.clock.now(), self._services.store
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
@@ -595,18 +534,6 @@ class LiveTurn:
         await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if self._over:
-            raise TurnOver(f"the turn of run {self.run_id} has ended")
-
-    async def _watches_ended(self) -> None:
-        """Wait until the watches of commands that have ended are done: what comes next must not be
-        taken for the doing of those commands."""
-        due = [watched.reported for watched in self._watched.values() if watched.due]
-        if due:
-            await asyncio.wait(due)
-            self._check()
 
     def _show_calls(self) -> None:
         """Publish the calls of this step: clients must know a call before they hear of it."""
@@ -675,14 +602,6 @@ class LiveTurn:
         )
         self._messages.append(self._services.transcript.create(message))
 
-    def _directory(self, path: str) -> str:
-        """Approving one file covers its folder: the key of a permission is a directory."""
-        if path in ("", "."):
-            return str(self.path)
-        target = Path(self.path, path)
-        # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
-        return str(target.parent) if os.path.isfile(target) else path
-
     async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
         """Wait for a write about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
@@ -708,29 +627,3 @@ class LiveTurn:
             await asyncio.sleep(0)
             self._yielded = self._services.clock.time()
             self._check()
-
-
-def _fresh_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
-
-
-def _text(value: str | Mapping[str, Any]) -> str:
-    """What travels as a string of JSON may be given as the object it stands for."""
-    if isinstance(value, str):
-        return clean(value)
-    try:
-        return dumps(dict(value)).decode("ascii")
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"this cannot be written as JSON: {error}") from None
-
-
-def _question(value: str | Question | Mapping[str, Any]) -> Question:
-    """A question, given as such, in the shape of the wire, or as a text that wants a text."""
-    if isinstance(value, str):
-        return Question(type="free_text", question=value, description="Asked by the agent.")
-    return _typed(Question, value)
-
-
-def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
-    """Our own dataclasses may be given in the shape they have on the wire."""
-    return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())

@@ -92,7 +92,16 @@ from crushlite.protocol.sessions import (
     ShellCommand,
     Todo,
 )
-from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from crushlite.protocol.web import (
+    WebAddress,
+    WebChallenge,
+    WebCode,
+    WebHello,
+    WebProof,
+    WebRequest,
+    WebTab,
+    WebToken,
+)
 from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 
 # A class, the keys that are always there, and the keys that are left out when empty.
@@ -104,10 +113,14 @@ SHAPES: list[tuple[type, str, str]] = [
     ),
     (Workspace, "id path config", "yolo debug data_dir version env channels warning"),
     (Control, "command", "client"),
-    (WebRequest, "", "port path"),
+    (WebRequest, "", "port path allow_host"),
     (WebAddress, "url code page expires_in", ""),
     (WebCode, "code", ""),
     (WebToken, "token", "path"),
+    (WebTab, "id key", ""),
+    (WebHello, "id nonce", ""),
+    (WebChallenge, "nonce proof", ""),
+    (WebProof, "id proof", ""),
     (SetValue, "key value scope", ""),
     (RemoveValue, "key scope", ""),
     (ModelChoice, "model_type model scope", ""),

@@ -11,8 +11,11 @@ import asyncio
 import base64
 import functools
 import json
+import os
+import tempfile
 import unittest
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.base import Scope
 from crushlite.agent.offline import OfflineAgent
@@ -306,8 +309,10 @@ class OfflineShapes(Checks, BoundedTestCase):
             await bert.events.wait_for("run_complete", run_id=run_id)
             self.check_stream(bert.events)
 
-    @sends("web_address", "web_token")
+    @sends("web_address", "web_token", "web_tab", "web_challenge")
     async def test_the_way_in_for_a_browser(self) -> None:
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
+        self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder}))
         async with LocalDaemon(OfflineAgent(pace=0), tcp=True) as daemon:
             address = await daemon.call("POST", "/v1/web", {"port": daemon.port})
             self.check("web_address", address.json)
@@ -315,6 +320,12 @@ class OfflineShapes(Checks, BoundedTestCase):
             http = daemon.connect(tcp=True)
             token = await daemon.call("POST", "/v1/web/token", body, http=http)
             self.check("web_token", token.json)
+            http = daemon.connect(tcp=True, token=token.json["token"])
+            tab = await daemon.call("POST", "/v1/web/tab", http=http)
+            self.check("web_tab", tab.json)
+            hello = {"id": tab.json["id"], "nonce": "n" * 22}
+            challenge = await daemon.call("POST", "/v1/web/hello", hello, http=http)
+            self.check("web_challenge", challenge.json)
 
     async def test_what_clients_send_is_taken_as_they_send_it(self) -> None:
         own = {"{sid}": self.session, "{client}": self.anna.id}
