@@ -117,7 +117,9 @@ class Agent:
     # Sessions -----------------------------------------------------------------------------------
 
     def on_initialize(self, params: dict[str, Any]) -> Any:
-        offers = {"resume": {}} if {"resume", "broken-resume"} & {*self.offers} else {}
+        offers: dict[str, Any] = (
+            {"resume": {}} if {"resume", "broken-resume"} & {*self.offers} else {}
+        )
         return {
             "protocolVersion": int(switch("--version", "1")),
             "agentCapabilities": {
@@ -197,8 +199,14 @@ class Agent:
     def do_ask(self, session: str, rest: str) -> Any:
         """As gemini does it: no tool call before, the first update is the completion."""
         options = OPTIONS if rest != "always" else OPTIONS[:2]
-        call = {"toolCallId": "run_1", "status": "pending", "title": f"touch {rest}"}
-        call |= {"kind": "execute", "content": [text("[in /ws]")], "locations": []}
+        call = {
+            "toolCallId": "run_1",
+            "status": "pending",
+            "title": f"touch {rest}",
+            "kind": "execute",
+            "content": [text("[in /ws]")],
+            "locations": [],
+        }
         asked = {"sessionId": session, "toolCall": call, "options": options}
         answer = self.ask("session/request_permission", asked)
         outcome = answer.get("result", {}).get("outcome") or answer["error"]
