@@ -329,7 +329,7 @@ class Agent:
 
     def do_flood(self, session: str, rest: str) -> Any:
         for _ in range(int(rest)):
-            self.say(session, "0123456789" * 100)
+            self.say(session, "0123456789" * 10_000)
 
 
 class Error(Exception):
