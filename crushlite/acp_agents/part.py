@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..agent.base import Agent
+from ..commands.environment import hide_secrets
 from ..errors import BadRequest, CrushliteError
 from ..protocol.agents import OfferedAgent
 from ..store import sessions as session_rows
@@ -15,7 +16,7 @@ from ..wings import has_wing
 from .agent import ExternalAgent
 from .choices import AgentChoices
 from .command import PREFIX, AgentCommand, read_command
-from .failures import AgentFailed
+from .failures import HIDDEN, AgentFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,7 @@ class AgentsPart(WorkspacePart):
     def offered(self) -> list[OfferedAgent]:
         """The agents that the configuration names."""
         return [
-            OfferedAgent(name, _command_of(program).line)
+            OfferedAgent(name, hide_secrets(_command_of(program).line, HIDDEN))
             for name, program in self._programs().items()
         ]
 
