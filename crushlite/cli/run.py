@@ -25,6 +25,7 @@ from . import CANCELED
 from .attachments import check_size, read_attachments
 from .common import (
     add_connection,
+    choose_agent,
     chosen_agent,
     command,
     new_session,
@@ -399,7 +400,7 @@ class _Asked:
         if self._options.session or self._options.last:
             session_id = await find_session(workspace, self._options.session or "last")
             if agent or (self._options.agent and await chosen_agent(workspace, session_id)):
-                await workspace.choose_agent(session_id, agent or "default")
+                await choose_agent(workspace, session_id, agent or "default")
             return session_id
         session = await new_session(workspace, title_of(self.prompt), agent)
         self._progress.say(f"session {session.id}")
