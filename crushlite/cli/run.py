@@ -39,7 +39,7 @@ from .common import (
 from .follow import RunEnded, RunPrinter, add_output, do_nothing, form_of, signals
 from .helptext import positive, positive_count, seconds
 from .lookup import find_model, find_session
-from .person import TerminalAnswers
+from .person import TerminalAnswers, is_there
 from .progress import Progress
 from .result import CODES_HELP, EXIT_CODES, result_without_run
 
@@ -369,7 +369,9 @@ class _Asked:
 
     async def _follow(self) -> int:
         session_id = await self._session()
-        await self._workspace.init(interactive=False)
+        form = form_of(self._options)
+        talks = form in ("text", "final") and not self._options.quiet
+        await self._workspace.init(interactive=talks and is_there())
         self._posting = True
         start = self._workspace.start(self.prompt, session_id, **self._fields())
         async with start as run:
@@ -379,10 +381,8 @@ class _Asked:
             if run.ahead:
                 self._progress.say(f"waiting for {run.ahead} earlier prompt(s) in this session")
             self._progress.doing("waiting")
-            form = form_of(self._options)
             printer = RunPrinter(run, self._progress, form)
             printer.stop = self.stop
-            talks = form in ("text", "final") and not self._options.quiet
             async with (
                 _Denials(self._workspace, self._options.deny_after, self._progress) as denials,
                 TerminalAnswers(self._workspace, self._progress, wanted=talks) as answers,
