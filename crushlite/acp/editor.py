@@ -177,8 +177,8 @@ class Editor(RpcHandler):
         return self._state(thread)
 
     def _open(self, project: Project, session_id: str) -> Thread:
-        thread = project.threads.get(session_id)
-        if thread is None:
+        thread = self._threads.get(session_id)
+        if thread is None or thread.project is not project:
             has_forms = self._has("elicitation", "form")
             thread = Thread(session_id, project, self._peer, has_forms=has_forms)
         project.threads[session_id] = self._threads[session_id] = thread

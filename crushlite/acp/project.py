@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..client import ConnectionFailed, RemoteWorkspace
 from ..client.stream import EventStream, Lost, Recovered
@@ -28,11 +28,35 @@ if TYPE_CHECKING:
 
     from ..launch import Wanted
     from ..protocol.events import Envelope
-    from .thread import Thread
 
     T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+class ShownSession(Protocol):
+    """A session that the editor shows: thread.py."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a prompt of the editor is open."""
+
+    async def take(self, payload: object) -> None: ...
+
+    def settled(self, notification: PermissionNotification | QuestionNotification) -> None: ...
+
+    def ask(self, request: PermissionRequest | QuestionBatch) -> None: ...
+
+    def withdraw_all(self) -> None: ...
+
+    def fail(self, reason: str) -> None: ...
+
+    async def find_requests(self) -> None: ...
+
+    async def options_changed(self) -> None: ...
+
+    async def catch_up(self) -> None: ...
+
 
 LOST_SECONDS = 60.0  # that a prompt waits for a daemon that was lost
 RETRY_SECONDS = 1.0  # between two attempts to start one
@@ -42,7 +66,7 @@ class Project:
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.path = wanted.directory
-        self.threads: dict[str, Thread] = {}  # by session
+        self.threads: dict[str, ShownSession] = {}  # by session
         self._children: dict[str, str] = {}  # sessions of sub-agents: the thread's they belong to
         self._clock = wanted.clock
         self._workspace: RemoteWorkspace | None = None
@@ -206,11 +230,11 @@ class Project:
         if parent is not None and isinstance(payload, (PermissionRequest, QuestionBatch)):
             parent.ask(payload)
 
-    def thread_of(self, session_id: str) -> Thread | None:
+    def thread_of(self, session_id: str) -> ShownSession | None:
         """The thread in which a session is shown, or the one that a sub-agent works for."""
         return self.threads.get(session_id) or self.threads.get(self._children.get(session_id, ""))
 
-    def _open_threads(self) -> list[Thread]:
+    def _open_threads(self) -> list[ShownSession]:
         return list(self.threads.values())
 
     def _lost(self) -> None:
@@ -218,7 +242,7 @@ class Project:
         threads = self._open_threads()
         for thread in threads:
             thread.withdraw_all()
-        if any(thread.prompts for thread in threads):
+        if any(thread.is_waiting for thread in threads):
             self.revive()
 
     async def _catch_up(self) -> None:

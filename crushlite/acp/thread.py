@@ -95,6 +95,10 @@ class Thread:
         self._idle.clear()
         return prompt
 
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self.prompts)
+
     async def all_answered(self) -> None:
         await self._idle.wait()
 

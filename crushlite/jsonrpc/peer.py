@@ -181,12 +181,19 @@ class RpcPeer:
             while data := await self._reader.read(_READ):
                 for frame in self._decoder.feed(data):
                     await self._take(frame)
+                    await self._answers_taken()
                 if self._gone is not None:
                     return
         except (OSError, ValueError) as error:  # a StreamReader wraps errors of its limit so
             reason = f"the connection broke: {error}"
         finally:
             self._end(reason)
+
+    async def _answers_taken(self) -> None:
+        """Wait while the other side takes no answers: it must not be able to pile them up here. At
+        most `asking` tasks work; the others only wait until they can send."""
+        while len(self._tasks) >= 2 * self._options.asking and self._gone is None:
+            await asyncio.wait(list(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
     async def _take(self, frame: frames.Frame | frames.TooLarge | frames.Noise) -> None:
         if isinstance(frame, frames.Noise):

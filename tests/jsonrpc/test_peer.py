@@ -103,7 +103,7 @@ class PeerCase(BoundedTestCase):
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():  # noqa: ASYNC110 - it depends on a thread, or on the system
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
 
 class Script:
@@ -346,6 +346,15 @@ class AnsweringTests(PeerCase):
         self.assertEqual((await script.next())["error"]["code"], INVALID_REQUEST, "id in use")
         handler.gate.set()
         self.assertEqual({(await script.next())["id"] for _ in range(2)}, {0, 1})
+
+    async def test_who_takes_no_answers_is_read_no_further(self) -> None:
+        peer, _, script = await self.scripted(buffer=4096, asking=4, write_seconds=None)
+        request = {"id": 1, "method": "echo", "params": {"x": "y" * 4000}}
+        script.send(*[request, [], {}] * 2000)
+        for _ in range(3000):  # turns of the loop: far more than reading all of it takes
+            await asyncio.sleep(0)
+        self.assertLessEqual(len(peer._tasks), 2 * 4 + 1)
+        script.writer.transport.abort()
 
     async def test_closing_cancels_the_work_and_says_nothing_more(self) -> None:
         peer, _, script = await self.scripted()

@@ -1,17 +1,26 @@
-"""A scripted editor: the client side of ACP, in this process, connected to `Editor`."""
+"""A scripted editor: the client side of ACP, connected to `Editor` in this process, or to the
+command."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.acp.editor import Editor
+from crushlite.client import Client
 from crushlite.clock import SystemClock
+from crushlite.errors import CrushliteError
 from crushlite.jsonrpc.errors import METHOD_NOT_FOUND, RpcError
 from crushlite.jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from crushlite.launch import Wanted
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
+from tests.support.places import ROOT
 from tests.support.streams import stream_pair
 
 if TYPE_CHECKING:
@@ -127,6 +136,75 @@ class EditorCase(BoundedTestCase):
         script = await self.editor(**capabilities)
         answer = await script.request("session/new", cwd=self.cwd, mcpServers=[])
         return script, answer["sessionId"]
+
+
+class ProcessCase(BoundedTestCase):
+    """Programs with a home, sockets and a project of their own; their daemon is ended."""
+
+    async def asyncSetUp(self) -> None:
+        # A socket's path must be short: not below a long TMPDIR.
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp"))
+        self.root = Path(folder)
+        self.cwd = str(self.root / "project")
+        os.mkdir(self.cwd)
+        (self.root / "run").mkdir(mode=0o700)
+        self.address = f"unix://{self.root}/d.sock"
+        self.addAsyncCleanup(self.kill_daemon)
+
+    def environment(self) -> dict[str, str]:
+        places = {"HOME": str(self.root), "XDG_RUNTIME_DIR": str(self.root / "run")}
+        return {**places, "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+    async def daemon_pid(self) -> int:
+        """Raises CrushliteError if there is no daemon."""
+        async with Client(self.address) as client:
+            return (await client.vitals()).pid
+
+    async def kill_daemon(self) -> None:
+        try:
+            os.kill(await self.daemon_pid(), signal.SIGKILL)
+        except (CrushliteError, ProcessLookupError):
+            pass  # it has left
+
+    @property
+    def command(self) -> list[str]:
+        """What an editor starts."""
+        host = ("--host", self.address, "--agent", "offline")
+        return [sys.executable, "-m", "crushlite", "acp", *host]
+
+    async def start(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *self.command,
+            env=self.environment(),
+            cwd=self.cwd,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=1 << 20,
+        )
+        self.addAsyncCleanup(self.end, process)
+        return process
+
+    async def end(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    async def editor(self) -> tuple[ScriptedEditor, asyncio.subprocess.Process]:
+        process = await self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        script = ScriptedEditor()
+        script.peer = RpcPeer(process.stdout, process.stdin, script, SystemClock())
+        reading = asyncio.create_task(script.peer.run())
+
+        async def close() -> None:
+            await script.peer.close()
+            await asyncio.wait([reading])
+
+        self.addAsyncCleanup(close)
+        await script.request("initialize", protocolVersion=1)
+        return script, process
 
 
 def prompt(session: str, text: str = "hello") -> dict[str, Any]:
