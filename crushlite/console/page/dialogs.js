@@ -120,7 +120,7 @@ export class PermissionDialog extends RequestDialog {
       const attributes = { type: "button", class: kind, "data-action": action, onclick: send(action) };
       if (!letter) return el("button", attributes, text);
       const shortcut = { "aria-keyshortcuts": `Alt+${letter}`, title: `Alt+${letter}` };
-      return el("button", { ...attributes, ...shortcut }, text, " ", el("kbd", { "aria-hidden": "true" }, letter));
+      return el("button", { ...attributes, ...shortcut }, text, " ", el("kbd", { "aria-hidden": "true" }, `Alt ${letter}`));
     };
     const box = this.what(request, params, rows);
     const rules = rulesOf(request);
