@@ -239,7 +239,7 @@ class Editor(RpcHandler):
 
     async def _set_option(self, params: Params) -> Params:
         thread, option = self._thread(params), params.get("configId")
-        thread.choices.choose(option, params.get("value"))
+        await thread.choose(option, params.get("value"))
         if option == "mode":
             mode = thread.choices.mode
             await thread.send([{"sessionUpdate": "current_mode_update", "currentModeId": mode}])
