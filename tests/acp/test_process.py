@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from crushlite.client import Client
+from crushlite.jsonrpc.errors import RpcError
 from tests.support.editors import ProcessCase, prompt
 
 
@@ -18,7 +17,8 @@ class ProcessTests(ProcessCase):
         process.stdin.close()
         self.assertEqual(await process.wait(), 0)
         self.assertEqual(script.peer.noises, 0, "nothing but frames")
-        await asyncio.wait([asked])
+        with self.assertRaisesRegex(RpcError, "the run goes on"):
+            await asked
         async with Client(self.address) as client:  # the run goes on
             workspace = await client.create(self.cwd)
             (run,) = await workspace.runs()
