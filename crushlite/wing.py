@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo, SelectedModel
-    from .protocol.permissions import PermissionRule
+    from .protocol.features import CommandInfo
+    from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
     from .store.files import Change
@@ -91,6 +92,30 @@ class Author:
     run_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolUsed:
+    """A tool call of an agent."""
+
+    author: Author
+    call_id: str  # as in the transcript; empty if the agent has none
+    name: str
+    input: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a part says about something that an agent is about to do, or has done. What counts of it
+    depends on the method that returns it."""
+
+    denied: str = ""  # why it must not be done, for the model and the user; empty: it may
+    allowed: bool = False  # nobody need be asked for permission
+    ask: bool = False  # users must be asked, whatever they have allowed before
+    input: Mapping[str, Any] | None = None  # what a tool is to be run with instead
+    context: str = ""  # for the model, in addition
+    halt: bool = False  # the turn must end
+    shown: Mapping[str, Any] | None = None  # for clients, in the metadata of the tool's result
+
+
 class CommandWatch(Protocol):
     """Made before a command starts. Exactly one of these is called, once."""
 
@@ -100,6 +125,18 @@ class CommandWatch(Protocol):
 
     def dropped(self) -> None:
         """The command could not be started."""
+
+
+class OfferedCommand(Protocol):
+    """A prompt that users can send by a name, with arguments."""
+
+    @property
+    def info(self) -> CommandInfo: ...
+
+    async def expand(self, arguments: Mapping[str, str], text: str) -> str:
+        """The prompt, with the values of its arguments: only those it has, and all that are
+        required. `text` is what a user typed behind the name of a command without arguments. Raises
+        CrushliteError."""
 
 
 class WorkspacePart:
@@ -128,6 +165,46 @@ class WorkspacePart:
         """What a model should know of this part: pairs of a short name and a text, as few as
         possible, for the system prompt. Asked for at each prompt; the model is told what has
         changed since the last one. Must not block."""
+        return ()
+
+    # What agents do, asked one part after the other. Each must answer in a bounded time. One that
+    # raises counts as a refusal where it is asked before something happens.
+
+    guards_prompts = False  # prompts that were sent to steer a turn get one of their own
+
+    async def before_prompt(self, author: Author, text: str) -> Ruling | None:
+        """A turn begins: its prompt can be refused, or get context."""
+        return None
+
+    async def before_tool(self, used: ToolUsed) -> Ruling | None:
+        """A tool is about to run, and nobody was asked for permission yet: it can be refused,
+        allowed, get another input, or halt the turn. Context goes into its result. An input that
+        an earlier part has changed is the changed one."""
+        return None
+
+    async def after_tool(self, used: ToolUsed, result: str, is_error: bool) -> Ruling | None:
+        """A tool has run: the reason of a refusal, and context, are put behind its result."""
+        return None
+
+    async def permission_asked(self, author: Author, request: PermissionRequest) -> Ruling | None:
+        """Users are about to be asked: `denied` and `allowed` answer instead of them."""
+        return None
+
+    def notified(self, author: Author, kind: str, text: str) -> None:
+        """Something happened that a user who looks away should know: `permission_prompt` and
+        `agent_needs_input` (users are asked), or `agent_completed`."""
+
+    def session_deleted(self, session_id: str) -> None:
+        """A session is gone."""
+
+    async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
+        """The agent is done, and `text` is what it said last: the reason of a refusal is given to
+        it to go on. `again`: it has gone on like this before in this turn."""
+        return None
+
+    async def commands(self) -> Sequence[OfferedCommand]:
+        """Commands for the users of the workspace: see `W/commands`. Must not wait for what may be
+        slow. Of two with the same name the later gets its id for a name."""
         return ()
 
     # Rules: what users have allowed for good. A part that keeps them says so.

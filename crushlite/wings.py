@@ -17,6 +17,8 @@ WINGS = (
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
     (".acp_agents.wing", "AgentsWing"),
+    (".skills.wing", "SkillsWing"),
+    (".hooks.wing", "HooksWing"),
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),

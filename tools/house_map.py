@@ -35,6 +35,8 @@ LIBRARIES = ("worktree", "jsonrpc")  # used by several wings, and by nothing els
 WINGS = (
     "config",
     "coder",
+    "skills",
+    "hooks",
     "acp_agents",
     "acp",
     "undo",
@@ -51,7 +53,13 @@ ONLY = {
     "client": {"protocol", "errors", "clock", "http", "records", "version"},
 }
 # Wings that use another one if it is there.
-NEEDS = {"coder": {"config"}, "acp_agents": {"config"}, "cli": {"config", "console", "acp"}}
+NEEDS = {
+    "coder": {"config"},
+    "skills": {"config"},
+    "hooks": {"config"},
+    "acp_agents": {"config"},
+    "cli": {"config", "console", "acp", "skills"},
+}
 
 
 def row_of(name: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jsonrpc.errors import RpcError
 from .content import object_of, text_of, transcript
-from .failures import AgentFailed, shown
+from .failures import AgentFailed, shown, words_of
 from .process import SESSION_SECONDS
 from .updates import CostMeter
 
@@ -111,7 +111,9 @@ class Conversation:
         try:
             answer = object_of(await process.ask("session/new", params, SESSION_SECONDS))
         except RpcError as error:
-            raise AgentFailed(f"{name} opens no session: {shown(error.message)}") from None
+            words = process.last_words()
+            last = f". Its last words:\n{words}" if words else ""
+            raise AgentFailed(f"{name} opens no session: {words_of(error)}{last}") from None
         session = text_of(answer.get("sessionId"))
         if not session:
             raise AgentFailed(f"{name} opens no session: its answer names none")

@@ -16,8 +16,8 @@ from ..clock import resolve_once, wait_at_most
 from ..errors import BadRequest, CrushliteError, TurnOver
 from ..jsonrpc.errors import RpcError
 from .asking import CANCELLED, ask, options_of
-from .content import object_of, text_of
-from .failures import AgentFailed, shown
+from .content import object_of
+from .failures import AgentFailed, words_of
 from .updates import TurnWriter
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Exchange:
         """Send a prompt, and write what comes until it is answered. Raises AgentFailed, and what
         the Turn raises."""
         session = self._conversation.session
+        late_cancel, self._conversation.cancel_due = self._conversation.cancel_due, False
         waiting = self._process.listen(session, self)
         try:
             for update in waiting:  # what came between two turns
@@ -69,7 +70,7 @@ class Exchange:
             if self._writer.wrote:
                 await self._turn.step()
             answer = await self._prompt(session, blocks)
-            if self._is_late_cancel(answer):
+            if late_cancel and self._did_nothing(answer):
                 answer = await self._prompt(session, blocks)
         finally:
             self.stop()
@@ -79,12 +80,12 @@ class Exchange:
         if answer is not None:
             await self._finish(answer)
 
-    def _is_late_cancel(self, answer: dict[str, Any] | None) -> bool:
-        """Whether the agent has taken the cancel of the turn before for one of this turn: that turn
-        ended by itself just when it was cancelled, and this one did nothing."""
-        due, self._conversation.cancel_due = self._conversation.cancel_due, False
+    def _did_nothing(self, answer: dict[str, Any] | None) -> bool:
+        """Whether the agent has ended the turn as cancelled, although nobody has cancelled it, and
+        before it did anything. It may have taken the cancel of the turn before for one of this
+        turn, if that turn ended by itself just when it was cancelled."""
         cancelled = answer is not None and answer.get("stopReason") == "cancelled"
-        return due and cancelled and not self._writer.wrote and not self._stopped.done()
+        return cancelled and not self._writer.wrote and not self._stopped.done()
 
     async def _prompt(self, session: str, blocks: list[dict[str, Any]]) -> dict[str, Any] | None:
         """The answer to the prompt; None if the turn was stopped."""
@@ -98,7 +99,7 @@ class Exchange:
                 return object_of(await asked)
             except RpcError as error:
                 name = self._process.command.name
-                raise AgentFailed(f"{name} failed: {shown(error.message)}{_data(error)}") from None
+                raise AgentFailed(f"{name} failed: {words_of(error)}") from None
         await self._process.tell("session/cancel", {"sessionId": session})
         if not await wait_at_most(self._clock, asked, CANCEL_SECONDS):
             log.warning("%s did not end a canceled turn: it is ended", self._process.command.name)
@@ -152,9 +153,3 @@ class Exchange:
     async def _permission(self, params: dict[str, Any]) -> dict[str, Any]:
         call = await self._writer.call_of(object_of(params.get("toolCall")))
         return await ask(self._turn, call, options_of(params)) if call is not None else CANCELLED
-
-
-def _data(error: RpcError) -> str:
-    """What an agent says about its error besides the message."""
-    details = object_of(error.data).get("details") if isinstance(error.data, dict) else error.data
-    return f" ({shown(details)})" if text_of(details) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..commands.process import Exit
+    from ..jsonrpc.errors import RpcError
     from .command import AgentCommand
 
 LOGIN_NEEDED = -32000  # ACP: authentication is required
@@ -60,6 +62,15 @@ def last_words(output: str, env: Mapping[str, str]) -> str:
     lines = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
     words = "\n".join(lines[-_LAST_LINES:])[-_LAST_CHARS:]
     return "".join(map(_visible, words))
+
+
+def words_of(error: RpcError) -> str:
+    """What an agent says about an error: its message, and the details if there are any."""
+    data = error.data
+    if isinstance(data, dict):
+        data = next((data[key] for key in ("details", "message", "error") if data.get(key)), data)
+    details = data if isinstance(data, str) else json.dumps(data) if data else ""
+    return f"{shown(error.message)} ({shown(details)})" if details else shown(error.message)
 
 
 def died(name: str, ended: Exit | None, words: str) -> AgentFailed:

@@ -233,9 +233,11 @@ class AgentProcess(RpcHandler):
         ended: Exit | None = done.result() if gone else None
         if ended is not None and ended.canceled:
             ended = None  # we have killed it, after it hung up
-        return died(
-            self.command.name, ended, last_words(self._process.output.text(8000), self._env)
-        )
+        return died(self.command.name, ended, self.last_words())
+
+    def last_words(self) -> str:
+        """The last lines that it wrote to standard error, as they may be shown."""
+        return last_words(self._process.output.text(8000), self._env)
 
     def retire(self) -> None:
         """Give it no new turns. It is killed when no turn is under way."""

@@ -118,6 +118,16 @@ class Delegated:
     denied: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCheck:
+    """What may be done with a tool call. With a `refusal` it must not run, and that text is its
+    result. `input` is what it is to run with. `halt`: the turn must end."""
+
+    input: dict[str, Any]
+    refusal: str = ""
+    halt: bool = False
+
+
 class Turn(Protocol):
     """One turn, as its agent sees it. After the turn has ended, every call raises TurnOver."""
 
@@ -191,6 +201,26 @@ class Turn(Protocol):
         mime_type: str = "",
     ) -> None:
         """Record the result of a tool call. The next say, think or tool_call begins a new step."""
+        ...
+
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        """Ask whether the open call `id` may run, before anything else is done for it. An agent
+        that does not ask here is answered when it asks for a permission."""
+        ...
+
+    @property
+    def context(self) -> str:
+        """What wings add to the prompt, for the model; empty if nothing."""
+        ...
+
+    @property
+    def halted(self) -> bool:
+        """Whether the agent must end the turn: no further tool is allowed."""
+        ...
+
+    async def before_stop(self) -> bool:
+        """Ask whether the turn may end, when the agent is done. If not, there is another user
+        message, which says what to do first: see `history`."""
         ...
 
     def progress(self, id: str, output: str) -> None:

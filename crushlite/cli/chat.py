@@ -169,6 +169,7 @@ class ChatWindow:
         chat.note(f"{one_line(info.path)}, {one_line(model)}. /help lists commands, Ctrl-D leaves.")
         for line in info.warning.splitlines():
             chat.complain(line)
+        chat.spawn(chat.attempt(self._commands.read_commands()))
         if session_id:
             await chat.open_session(await self._workspace.session(session_id))
         chat.spawn(self._carry_out())

@@ -1,6 +1,6 @@
 """The screen of `chat`: output that stays, and below it a live part.
 
-The live part is a few rows: the end of the incomplete line of an answer, a blank one, a status,
+The live part is a few rows: the end of an answer that is not complete, a blank one, a status,
 and the input line. It is erased before anything is written and drawn again after it. Its rows are
 remembered by their widths, not by their places: a terminal that was made narrower has wrapped them,
 so the way back to the first one is counted with the present number of columns.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .chat_lines import LineEditor
 
-TAIL_ROWS = 6  # of an incomplete line that are shown
+TAIL_ROWS = 12  # of an answer whose last block is not complete
 NARROW = 10  # columns that are filled even if the window is narrower and wraps the rows
 TAB = 4
 FIRST_ODD = "\u0300"  # every character before it takes one column
@@ -158,11 +158,9 @@ class Screen:
         return f"{shown}{self.style.cyan(prompt)}{text}\r{right}"
 
     def _tail(self, room: int) -> list[str]:
-        """The end of the incomplete line, a few rows of it."""
-        text = self._answer.pending
-        if not text:
-            return []
-        return list(wrapped(text[-TAIL_ROWS * room :].expandtabs(TAB), room))[-TAIL_ROWS:]
+        """The end of what is not complete yet, a few rows of it."""
+        lines = [line[-TAIL_ROWS * room :].expandtabs(TAB) for line in self._answer.pending]
+        return [row for line in lines[-TAIL_ROWS:] for row in wrapped(line, room)][-TAIL_ROWS:]
 
 
 def wrapped(line: str, room: int) -> Iterator[str]:

@@ -129,7 +129,7 @@ class Chat:
         if error is not None and not self.left.done():
             self.left.set_exception(error)
 
-    async def attempt(self, work: Awaitable[None]) -> None:
+    async def attempt(self, work: Awaitable[object]) -> None:
         """Await something; an error that the daemon answers is shown, and the chat goes on."""
         try:
             await work

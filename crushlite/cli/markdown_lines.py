@@ -36,24 +36,30 @@ class MarkdownLines:
         self._begin()
 
     def _begin(self) -> None:
-        self._parser = MarkdownParser()
-        self.pending = ""  # a line that is not complete
+        self._parser = MarkdownParser(keeps_definitions=True)
+        self._held: list[str] = []  # lines that no returned row shows
+        self._rest = ""  # a line that is not complete
         self._code = False  # inside a block of code, whose lines are returned as they come
         self._language = ""  # of that block
         self._began = False  # something was returned
         self._list = ""  # the kind of list that the last rows were items of, if more may come
 
+    @property
+    def pending(self) -> list[str]:
+        """The lines that no returned row shows yet, as they were written."""
+        return [*self._held, self._rest] if self._rest else self._held
+
     def feed(self, text: str, room: int) -> list[str]:
         """Take more of the text; returns the rows that are complete."""
-        *lines, self.pending = (self.pending + text).replace("\r\n", "\n").split("\n")
-        if len(self.pending) > LONGEST:
-            lines.append(self.pending)
-            self.pending = ""
+        *lines, self._rest = (self._rest + text).replace("\r\n", "\n").split("\n")
+        if len(self._rest) > LONGEST:
+            lines.append(self._rest)
+            self._rest = ""
         return [row for line in lines for row in self._line(line, room)]
 
     def end(self, room: int) -> list[str]:
         """The text is complete; returns the rows that are left."""
-        rows = self._line(self.pending, room) if self.pending else []
+        rows = self._line(self._rest, room) if self._rest else []
         if self._code:
             rows.append(self._style.dim("```"))
         else:
@@ -62,6 +68,14 @@ class MarkdownLines:
         return rows
 
     def _line(self, line: str, room: int) -> list[str]:
+        rows = self._rows(line, room)
+        if rows:
+            self._held = []
+        if self._parser.is_open and not self._code:
+            self._held.append(line)
+        return rows
+
+    def _rows(self, line: str, room: int) -> list[str]:
         self._parser.feed(line)
         if self._code:
             if self._parser.in_code:
@@ -111,6 +125,8 @@ def block_rows(block: list[Any], room: int, style: Style, depth: int = 0) -> lis
         return [style.dim("─" * min(room, 40))]
     if kind == "quote":
         inner = nested_rows(block[1:], room - 2, style, depth)
+        if room - 2 < NARROWEST:
+            return inner
         return [f"{style.dim('│')} {row}".rstrip() for row in inner]
     if kind == "table":
         return table_rows(block[1], block[2:], room, style)
@@ -140,7 +156,9 @@ def _list_rows(block: list[Any], room: int, style: Style, depth: int) -> list[st
     for mark, item in zip(marks, items, strict=True):
         inner = nested_rows(item, room - indent, style, depth + 1) or [""]
         rows.append(f"{mark.rjust(indent - 1)} {inner[0]}".rstrip())
-        rows += [f"{' ' * indent}{row}".rstrip() for row in inner[1:]]
+        # Where there is no room, what is deeper is not moved further.
+        shift = indent if room - indent >= NARROWEST else 0
+        rows += [f"{' ' * shift}{row}".rstrip() for row in inner[1:]]
     return rows
 
 

@@ -77,9 +77,11 @@ class _List:
 
 
 class MarkdownParser:
-    """Takes lines one by one; `take` gives the blocks that are complete."""
+    """Takes lines one by one; `take` gives the blocks that are complete. With `keeps_definitions`,
+    the addresses of references stay in the text: what was written before them has not got them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_definitions: bool = False) -> None:
+        self._keeps_definitions = keeps_definitions
         self._root = _Container()
         self._open = [self._root]
         self._leaf: _Leaf | None = None
@@ -240,7 +242,8 @@ class MarkdownParser:
         leaf, self._leaf = self._leaf, None
         if leaf is not None:
             if leaf.kind == "p":
-                leaf.lines = take_references(leaf.lines, self._references)
+                left = take_references(leaf.lines, self._references)
+                leaf.lines = leaf.lines if self._keeps_definitions else left
             self._add(leaf)
 
     def _add(self, block: Any) -> None:
@@ -254,6 +257,11 @@ class MarkdownParser:
         """Whether the next line is one of a block of code at the margin."""
         leaf = self._leaf
         return leaf is not None and bool(leaf.fence) and len(self._open) == 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a block that the next line may go on with."""
+        return self._leaf is not None or len(self._open) > 1
 
     @property
     def language(self) -> str:

@@ -20,6 +20,7 @@ from ..protocol.config import (
     SelectedModel,
     SetValue,
 )
+from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand
 from ..protocol.messages import Attachment, Message, Prompt
 from ..protocol.permissions import (
     PermissionAnswer,
@@ -132,6 +133,21 @@ class WorkspaceRequests:
         no such agent, NotFound if the daemon cannot do that."""
         target = self.at("sessions", session_id, "agent")
         await self.wire.ask(SessionAgent, "PUT", target, SessionAgent(name))
+
+    # Commands.
+
+    async def commands(self) -> list[CommandInfo]:
+        """The prompts that can be sent by a name. Raises NotFound if the daemon has none at all."""
+        return await self.wire.ask_all(CommandInfo, self.at("commands"))
+
+    async def expand_command(
+        self, command: str, arguments: Mapping[str, str] | None = None, text: str = ""
+    ) -> str:
+        """The prompt that a command stands for, by its name or id. `text` is what was typed behind
+        its name. Raises NotFound, or BadRequest if an argument is missing."""
+        request = ExpandCommand(command, dict(arguments or {}), text)
+        target = self.at("commands", "expand")
+        return (await self.wire.ask(ExpandedCommand, "POST", target, request)).prompt
 
     # Sessions.
 

@@ -21,7 +21,8 @@ is reported in one warning, which says what to do.
                 key, headers and body fields are dropped. Headers and body fields alone are
                 ignored, for the reason given at models.
   agents        new ones only: what the user has named stays as it is.
-  mcp, lsp, hooks, env    ignored: they start programs, or change those that are started.
+  hooks         of a trusted file: they can forbid and change what tools do, and not allow it.
+  mcp, lsp, env    ignored: they start programs, or change those that are started.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 # What counts only in a file that the user trusts: sections, and options.
-_CHOICES = ("providers", "models", "recent_models", "agents")
+_CHOICES = ("providers", "models", "recent_models", "agents", "hooks")
 _CHOICE_OPTIONS = ("disable_default_providers",)
 _NAMED = 5  # keys in a warning
 
-_PASSED = frozenset({"$schema", "tools", "recent_models"})
+_PASSED = frozenset({"$schema", "tools", "recent_models", "hooks"})
 # Of a provider that is not the project's own.
 _ADDITIONS = frozenset({"id", "name", "models", "system_prompt_prefix"})
 # What goes to the server with a request, or leads it elsewhere.
@@ -173,7 +174,7 @@ class ProjectRules:
             named += f" and {len(keys) - _NAMED} more"
         text = (
             f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models, "
-            f"providers and agents: ignored are {named}"
+            f"providers, agents and hooks: ignored are {named}"
         )
         self._warn(Reason.UNTRUSTED, source.path, "", text)
 

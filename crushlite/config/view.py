@@ -17,7 +17,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.config import ROLES, Model, SelectedModel
 from ..records import dataclass
 from .catalogue import CATALOGUE
-from .hooks import tool_hooks
+from .hooks import hook_entries, tool_hooks
 from .merge import spell, split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
 from .providers import catalogue_small, select, with_selected
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..protocol.permissions import PermissionRule
     from .agentfiles import AgentFile
     from .agents import AgentProgram
-    from .hooks import ToolHook
+    from .hooks import HookEntry, ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
 
@@ -178,8 +178,13 @@ class Config:
 
     @property
     def tool_hooks(self) -> tuple[ToolHook, ...]:
-        """The hooks that must be asked before tools. They are of the machine's files only."""
+        """The hooks that must be asked before tools."""
         return tool_hooks(self._merged)
+
+    @property
+    def hooks(self) -> tuple[HookEntry, ...]:
+        """All hooks, in the order of the files: of the machine's, and of a trusted project's."""
+        return hook_entries(self._merged)
 
     def origin(self, key: str) -> Path | None:
         """The last file that holds a dotted key; None if none does."""

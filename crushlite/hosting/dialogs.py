@@ -289,14 +289,20 @@ class Permissions:
         self._scopes: dict[str, Scope | None] = {}  # of the requests that wait, by id
 
     async def ask(
-        self, request: PermissionRequest, run_id: str, scope: Scope | None = None
+        self,
+        request: PermissionRequest,
+        run_id: str,
+        scope: Scope | None = None,
+        *,
+        always: bool = False,
     ) -> Allowed | Denied:
         """Decide a tool's request: by policy, by a rule that was granted, or by the first client
         that answers. Raises BadRequest, phrased for the model, for one that no user could read.
 
         `scope` is what a grant for the session would cover. None stands for every request with the
-        same tool, action and path; if it has no parts, nothing is remembered."""
-        if self.skip or self._policy(request.tool_name, request.action):
+        same tool, action and path; if it has no parts, nothing is remembered. `always`: the policy
+        does not count."""
+        if self.skip or (not always and self._policy(request.tool_name, request.action)):
             return Allowed()
         if not self.grants.covers(request, scope):
             await _require_readable(request)
@@ -307,6 +313,17 @@ class Permissions:
             return await self._queues.wait(stored, stored.session_id, run_id, dropped)
         finally:
             del self._scopes[stored.id]
+
+    def is_settled(self, request: PermissionRequest, scope: Scope | None) -> bool:
+        """Whether no user would be asked: by policy, or by a rule that was granted."""
+        allowed = self.skip or self._policy(request.tool_name, request.action)
+        return allowed or self.grants.covers(request, scope)
+
+    def announce(self, request: PermissionRequest, *, granted: bool) -> None:
+        """Tell clients of a request that was decided without a user."""
+        self._publish(
+            PermissionNotification(request.tool_call_id, granted=granted, denied=not granted)
+        )
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..errors import LimitReached
-from ..protocol.questions import Choice, Question
+from ..protocol.questions import Choice, Question, QuestionBatch
 from ..store.sessions import MOST_COST
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..agent.base import Usage
     from ..protocol.questions import QuestionResponse
     from .prompts import TurnRequest
+    from .services import Services
 
 MOST_TOKENS = 2**53  # that every JSON reader takes as it is
 # What the choices of the question add, in multiples of what is offered first.
@@ -113,6 +114,20 @@ class RunLimits:
         # From what was spent: the last call may have gone far beyond the limit.
         self._max_cost = round(max(self._max_cost, self.cost) + amount, 6)
         return True
+
+
+async def may_cost_more(
+    limits: RunLimits, services: Services, session_id: str, run_id: str
+) -> bool:
+    """Ask a person whether a run may go beyond its limit of cost. False if no client has said that
+    one is there, nobody answers, or the answer is no."""
+    async with limits.asking:  # sub-agents may get here at once
+        if not limits.too_expensive:
+            return True
+        if limits.reached or not services.lifetime.attended:
+            return False
+        batch = QuestionBatch(session_id=session_id, questions=[limits.cost_question()])
+        return limits.raised_by(await services.questions.ask(batch, run_id))
 
 
 def _typed_amount(text: str) -> float:

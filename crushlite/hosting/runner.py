@@ -267,7 +267,6 @@ class Runner:
     def _start(self, live: LiveRun) -> None:
         live.started_at = self._services.clock.now()
         try:
-            live.agent = live.agent or self.agents.serving(live.run.session_id)
             work = self._begin_work(live)
             live.agent_task = self._tasks.spawn(work)
             live.agent_task.add_done_callback(lambda _: resolve_once(live.agent_gone))
@@ -312,14 +311,14 @@ class Runner:
 
     def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
         """Publish the user message of a prompt, and return what the agent task is to run."""
-        agent = live.agent or self.agents.serving(live.run.session_id)
+        agent = live.agent = live.agent or self.agents.serving(live.run.session_id)
         if live.kind == SUMMARIZE:
             return self._summarize(agent, live.request)
-        return self._call_agent(agent, self._begin_turn(live, agent))
+        return self._call_agent(agent, self._begin_turn(live))
 
-    def _begin_turn(self, live: LiveRun, agent: Agent) -> LiveTurn:
+    def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
-        request = live.request
+        request, agent = live.request, live.agent or self.agents.serving(live.run.session_id)
 
         async def summarize() -> None:
             if agent.summarizes:
@@ -328,11 +327,7 @@ class Runner:
                     live.turn.limits.count_all(used)
 
         live.turn = LiveTurn(
-            self._services,
-            request,
-            agent.info().selected,
-            lambda: self._fold(live),
-            summarize,
+            *(self._services, request, agent.info().selected, lambda: self._fold(live), summarize),
             notes_owner=agent.notes_owner,
             delegate=functools.partial(run_child, self._services, request),
         )
@@ -355,10 +350,12 @@ class Runner:
         """An agent that tries to exit the process only fails its own turn."""
         try:
             await self.agents.ready(agent)
+            await turn.admit()
             if agent.is_async:
                 await agent.run(turn)
             else:
                 await run_blocking(agent.run, turn)
+            await turn.agent_done()
         except (SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
         finally:
@@ -459,8 +456,7 @@ class Runner:
         if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
             try:
                 # Canceled before it could start, it begins now: what a person typed is never lost.
-                agent = first.agent or self.agents.serving(first.run.session_id)
-                turn = first.turn or self._begin_turn(first, agent)
+                turn = first.turn or self._begin_turn(first)
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
                 messages += turn.messages

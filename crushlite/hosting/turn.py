@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Agent, Scope, Usage, Verdict
-from ..commands.background import UNKNOWN_JOB, JobInfo
-from ..errors import BadRequest, TurnOver
-from ..protocol.codec import decode, dumps
-from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
-from ..protocol.permissions import PermissionRequest
-from ..protocol.questions import Question, QuestionBatch
+from ..agent.base import Agent, ToolCheck, Usage
+from ..errors import BadRequest
+from ..protocol.messages import (
+    FinishPart,
+    Message,
+    Part,
+    TextPart,
+    ToolCallPart,
+    ToolOutput,
+    ToolResultPart,
+)
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
@@ -33,22 +34,21 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from ..wing import Author
 from . import offering
-from .dialogs import Allowed
 from .files import mode_of
-from .limits import RunLimits
+from .given import fresh_call_id, json_text, typed
+from .guards import TurnGuards
+from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
-from .watching import begin_watches, end_watches, start_command
+from .turn_commands import COMMAND_SECONDS, TurnCommands
+from .turn_requests import TurnRequests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..agent.base import Delegated, OfferedTool
-    from ..commands.background import JobOutput
-    from ..commands.process import Command, Exit
+    from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
-    from ..protocol.permissions import PermissionOption
-    from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
     from ..wing import CommandWatch
@@ -62,7 +62,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
-COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
 NOT_RUN = "not run: the run ended before it was allowed"
 TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
@@ -74,7 +73,7 @@ class Child(Protocol):
     def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
-class LiveTurn:
+class LiveTurn(TurnCommands, TurnRequests):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -104,17 +103,16 @@ class LiveTurn:
         self.denied = 0
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
-        self._services = services
-        self._request = request
+        author = Author((parent or self).session_id, self.run_id)
+        self._guards = TurnGuards(services.parts, author)
+        self._services, self._request = services, request
         self._selected = selected
-        self._fold = fold
-        self._summarize = summarize
+        self._fold, self._summarize = fold, summarize
         self._is_summary = is_summary
         self._notes_owner = notes_owner
         self._delegate = delegate
-        self._top = parent or self
-        # A summary is no step of the run.
-        self._counting = RunLimits(request) if is_summary else self.limits
+        self._top: LiveTurn = parent or self
+        self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
@@ -159,6 +157,18 @@ class LiveTurn:
         self._check()
         self.children.add(child)
 
+    async def admit(self) -> None:
+        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
+        await self._guards.prompt(self.prompt)
+
+    async def agent_done(self) -> None:
+        """The agent has returned. If it did not ask whether the turn may end, tell the wings that
+        it does: it cannot go on any more."""
+        text = self.last.joined().text if self._step else ""
+        if not self._guards.may_stop:
+            await self._guards.stop(text)
+        self._guards.notify("agent_completed", text)
+
     def fence(self) -> None:
         self._over = True
 
@@ -168,23 +178,6 @@ class LiveTurn:
         if self.children:
             endings = [child.end(Outcome.CANCELED) for child in self.children]
             await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
-
-    async def end_commands(self) -> None:
-        """Kill what the agent's commands left running: when a run is reported ended, the processes
-        of its foreground commands are dead."""
-        for command in self._commands:
-            command.kill()
-        if self._commands:
-            await asyncio.wait(
-                [command.done for command in self._commands], timeout=COMMAND_SECONDS
-            )
-        if self._watched:
-            reported = [watched.reported for watched in self._watched.values()]
-            await asyncio.wait(reported, timeout=COMMAND_SECONDS)
-        if self._watches:
-            ending = asyncio.ensure_future(end_watches(self._watches))
-            self._watches = []
-            await asyncio.wait([ending], timeout=COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -275,17 +268,17 @@ class LiveTurn:
         finished: bool = True,
     ) -> str:
         self._check()
-        call_id = self._stored_id(clean(id)) if id else _fresh_id()
+        call_id = self._stored_id(clean(id)) if id else fresh_call_id()
         known = self._calls.get(call_id)
         if id and call_id in self._results:
             if known is not None and not self._results.issuperset(self._calls):
                 raise BadRequest(f"tool call {id!r} has its result, others of its step have none")
             # Some servers count their calls from zero in every answer; in a history an id means
             # one call.
-            call_id, known = _fresh_id(), None
+            call_id, known = fresh_call_id(), None
             self._fresh_ids[clean(id)] = call_id
         live = self._current() if known is None else self.last
-        call = ToolCallPart(call_id, clean(name), _text(input), finished=bool(finished))
+        call = ToolCallPart(call_id, clean(name), json_text(input), finished=bool(finished))
         self._services.transcript.tool_call(live, call)
         self._calls[call_id] = known or call
         await self._yield()
@@ -304,11 +297,51 @@ class LiveTurn:
         await self._watches_ended()
         self._show_calls()
         call = self._open_call(id)
-        texts = clean(content), _text(metadata)
+        texts = await self._guards.result(
+            call.id, call.name, clean(content), json_text(metadata), is_error=bool(is_error)
+        )
+        self._check()
+        self._open_call(id)  # it may have got its result meanwhile
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._yield()
+
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        self._check()
+        call_id = self._stored_id(clean(id))
+        check = await self._guards.tool(call_id, name, input)
+        self._check()
+        if check.input != input and call_id in self._calls:
+            # What is on record, and shown when permission is asked, is what is run.
+            await self.tool_call(name, check.input, call_id)
+        return check
+
+    @property
+    def context(self) -> str:
+        return self._guards.context
+
+    @property
+    def halted(self) -> bool:
+        return bool(self._guards.halted)
+
+    async def before_stop(self) -> bool:
+        self._check()
+        if self._top is not self:
+            return True  # the agent that it works for goes on
+        wanted = await self._guards.stop(self.last.joined().text if self._step else "")
+        self._check()
+        if not wanted or self._counting.out_of_steps:
+            return True
+        now = self._now()
+        parts: list[Part] = [TextPart(wanted), FinishPart("stop")]
+        message = Message(
+            str(uuid.uuid4()), "user", self.session_id, parts, created_at=now, updated_at=now
+        )
+        self._end_step()
+        self._messages.append(self._services.transcript.create(message))
+        self._new_step, self._guards.may_stop = True, False
+        return False
 
     def progress(self, id: str, output: str) -> None:
         self._check()
@@ -343,65 +376,10 @@ class LiveTurn:
             raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(OWN_REASONS)}")
         self._finish = FinishPart(reason, message=clean(message), details=clean(details))
 
-    # For the agent: people -----------------------------------------------------------------------
-
-    async def permission(
-        self,
-        tool_name: str,
-        action: str,
-        *,
-        description: str = "",
-        params: Mapping[str, Any] | None = None,
-        path: str = "",
-        tool_call_id: str = "",
-        scope: Scope | None = None,
-        options: Sequence[PermissionOption] = (),
-    ) -> Verdict:
-        self._check()
-        if self._request.auto_approve:
-            return Verdict(True)
-        self._show_calls()
-        request = PermissionRequest(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            tool_name=tool_name,
-            description=clean(description),
-            action=action,
-            params=dict(params or {}),
-            path=self._directory(path),
-            scope=clean(scope.words) if scope is not None else "",
-            rule=clean(scope.rule_words) if scope is not None else "",
-            options=[replace(option, name=clean(option.name)) for option in options],
-        )
-        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
-        answer = await self._services.permissions.ask(request, self.run_id, scope)
-        self._unallowed.discard(request.tool_call_id)
-        if isinstance(answer, Allowed):
-            return Verdict(True, option=answer.option)
-        for turn in {self, self._top}:
-            turn.denied += 1
-        return Verdict(False, answer.reason, answer.option)
-
-    async def ask(
-        self,
-        questions: str | Sequence[str | Question | Mapping[str, Any]],
-        *,
-        tool_call_id: str = "",
-        confirm_title: str = "",
-    ) -> list[QuestionResponse] | None:
-        self._check()
-        self._show_calls()
-        asked = [questions] if isinstance(questions, str) else questions
-        batch = QuestionBatch(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            questions=[_question(each) for each in asked],
-            confirm_title=confirm_title,
-        )
-        return await self._services.questions.ask(batch, self.run_id)
-
     async def followups(self) -> list[Message]:
         self._check()
+        if self._guards.hold_prompts:
+            return []  # they must be asked about first, at the beginning of a turn
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
         if self._counting.out_of_steps:
@@ -425,66 +403,7 @@ class LiveTurn:
         self._check()
         return offering.instructions(self._services.parts)
 
-    # For the agent: commands ---------------------------------------------------------------------
-
-    async def command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        on_output: Callable[[bytes], None] | None = None,
-        read_only: bool = False,
-    ) -> Command:
-        self._check()
-        await self._watches_ended()
-        watched = await start_command(
-            self._services,
-            command,
-            Author(self._top.session_id, self.run_id),
-            cwd=cwd,
-            env=env,
-            on_output=on_output,
-            read_only=read_only,
-        )
-        started = watched.command
-        self._commands.add(started)
-        self._watched[started] = watched
-        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
-        if self._over:
-            started.kill()
-            self._check()
-        return started
-
-    async def watch_files(self) -> None:
-        self._check()
-        if not self._watches:
-            author = Author(self.session_id, self.run_id)
-            self._watches = await begin_watches(self._services, author)
-
-    def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
-        self._check()
-        job_id = self._services.background.adopt(self._top.session_id, command, info)
-        self._commands.discard(command)
-        if command in self._watched:
-            self._watched[command].keep()
-        return job_id
-
-    def job_output(self, job_id: str) -> JobOutput:
-        self._check()
-        return self._services.background.output(job_id, self._top.session_id)
-
-    def job_info(self, job_id: str) -> JobInfo:
-        self._check()
-        return self._services.background.info(job_id, self._top.session_id)
-
-    async def wait_for_job(self, job_id: str, seconds: float) -> None:
-        self._check()
-        await self._services.background.wait(job_id, self._top.session_id, seconds)
-
-    async def kill_job(self, job_id: str) -> Exit | None:
-        self._check()
-        return await self._services.background.kill(job_id, self._top.session_id)
+    # For the agent: other work -------------------------------------------------------------------
 
     async def summarize(self) -> None:
         self._check()
@@ -531,22 +450,12 @@ class LiveTurn:
 
     async def _check_cost(self) -> None:
         """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
-        if self.limits.too_expensive and not await self._may_cost_more():
-            raise self.limits.stop_at_cost()
-
-    async def _may_cost_more(self) -> bool:
-        """Ask a person whether the run may go beyond its limit of cost. False if no client has said
-        that one is there, nobody answers, or the answer is no."""
-        async with self.limits.asking:  # sub-agents may get here at once
-            if not self.limits.too_expensive:
-                return True
-            if self.limits.reached or not self._services.lifetime.attended:
-                return False
-            question = self.limits.cost_question()
-            batch = QuestionBatch(session_id=self._top.session_id, questions=[question])
-            answers = await self._services.questions.ask(batch, self.run_id)
+        if self.limits.too_expensive:
+            if not await may_cost_more(
+                self.limits, self._services, self._top.session_id, self.run_id
+            ):
+                raise self.limits.stop_at_cost()
             self._check()
-            return self.limits.raised_by(answers)
 
     async def _charge(self, cost: float) -> None:
         """Add what a sub-agent has cost to this session as well."""
@@ -559,7 +468,7 @@ class LiveTurn:
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
-        listed = [_typed(Todo, todo) for todo in todos]
+        listed = [typed(Todo, todo) for todo in todos]
         now, store = self._services.clock.now(), self._services.store
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
@@ -596,17 +505,13 @@ class LiveTurn:
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        if self._over:
-            raise TurnOver(f"the turn of run {self.run_id} has ended")
+    @property
+    def _for_session(self) -> str:
+        return self._top.session_id
 
-    async def _watches_ended(self) -> None:
-        """Wait until the watches of commands that have ended are done: what comes next must not be
-        taken for the doing of those commands."""
-        due = [watched.reported for watched in self._watched.values() if watched.due]
-        if due:
-            await asyncio.wait(due)
-            self._check()
+    def _count_denial(self) -> None:
+        for turn in {self, self._top}:
+            turn.denied += 1
 
     def _show_calls(self) -> None:
         """Publish the calls of this step: clients must know a call before they hear of it."""
@@ -675,14 +580,6 @@ class LiveTurn:
         )
         self._messages.append(self._services.transcript.create(message))
 
-    def _directory(self, path: str) -> str:
-        """Approving one file covers its folder: the key of a permission is a directory."""
-        if path in ("", "."):
-            return str(self.path)
-        target = Path(self.path, path)
-        # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
-        return str(target.parent) if os.path.isfile(target) else path
-
     async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
         """Wait for a write about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
@@ -708,29 +605,3 @@ class LiveTurn:
             await asyncio.sleep(0)
             self._yielded = self._services.clock.time()
             self._check()
-
-
-def _fresh_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
-
-
-def _text(value: str | Mapping[str, Any]) -> str:
-    """What travels as a string of JSON may be given as the object it stands for."""
-    if isinstance(value, str):
-        return clean(value)
-    try:
-        return dumps(dict(value)).decode("ascii")
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"this cannot be written as JSON: {error}") from None
-
-
-def _question(value: str | Question | Mapping[str, Any]) -> Question:
-    """A question, given as such, in the shape of the wire, or as a text that wants a text."""
-    if isinstance(value, str):
-        return Question(type="free_text", question=value, description="Asked by the agent.")
-    return _typed(Question, value)
-
-
-def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
-    """Our own dataclasses may be given in the shape they have on the wire."""
-    return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())

@@ -172,7 +172,7 @@ class CancelTests(HostedTestCase):
         await pass_time(clock, canceling)
         ended = await client.events.wait_for("run_complete", run_id=run_id)
         self.assertTrue(ended["cancelled"])
-        self.assertEqual([pid for pid in map(int, pids) if is_alive(pid)], [])
+        await until(lambda: not any(map(is_alive, map(int, pids))), "it is dead")
         self.assertEqual((await self.ask(client, session, "say on"))["text"], "on")
         self.assertEqual(len(self.received("session/resume")), 1)
 
@@ -217,6 +217,7 @@ class EndTests(HostedTestCase):
         clock = FakeClock()
         client, session = await self.join(await self.host("--mute", clock=clock))
         asked = asyncio.create_task(self.ask(client, session, "say a"))
+        await until(lambda: bool(self.received("initialize")), "it is asked")
         await pass_time(clock, asked, 10)
         self.assertIn("did not answer initialize within 60 seconds", (await asked)["error"])
 

@@ -48,7 +48,8 @@ class CorpusTests(unittest.TestCase):
                 whole = rows(text)
                 self.assertEqual(rows(text, pieces=7), whole)
                 if "```" not in "".join(whole):  # code is written whole
-                    self.assertLessEqual(max(map(width, whole), default=0), ROOM)
+                    # Beyond a certain depth only the mark is in front.
+                    self.assertLessEqual(max(map(width, whole), default=0), ROOM + 3)
 
     def test_the_terminal_obeys_nothing_but_our_own_paint(self) -> None:
         for document in CORPUS:
@@ -73,6 +74,8 @@ def words(tree: Any) -> list[str]:
         return tree.split()
     if not isinstance(tree, list) or tree[:1] in (["table"], ["pre"]):
         return []
+    if tree[:1] in (["link"], ["image"]):  # not every address is shown
+        tree = tree[:1] + tree[2:]
     known = {"p", "ul", "ol", "quote", "em", "strong", "del", "code", "link", "image", "br", "hr"}
     known |= {f"h{n}" for n in range(1, 7)}
     inside = tree[1:] if tree and isinstance(tree[0], str) and tree[0] in known else tree
@@ -93,8 +96,12 @@ class RowTests(unittest.TestCase):
     def test_items_come_one_by_one_and_code_line_by_line(self) -> None:
         lines = MarkdownLines(style(colours=False))
         self.assertEqual(lines.feed("7. a\n8. b\n", ROOM), ["7. a"])
-        self.assertEqual(lines.feed("9. c\n\nend\n\n", ROOM), ["8. b", "9. c"])
-        self.assertEqual(lines.feed("```py\nx = 1\n", ROOM), ["", "end", "", "```py", "x = 1"])
+        self.assertEqual(lines.pending, ["8. b"])
+        self.assertEqual(lines.feed("9. c\n\nend", ROOM), ["8. b"])
+        self.assertEqual(lines.pending, ["9. c", "", "end"])
+        self.assertEqual(lines.feed("\n\n", ROOM), ["9. c", "", "end"])
+        self.assertEqual(lines.pending, [])
+        self.assertEqual(lines.feed("```py\nx = 1\n", ROOM), ["", "```py", "x = 1"])
         self.assertEqual(lines.end(ROOM), ["```"])
 
     def test_a_table_has_its_columns_and_gives_way_to_a_narrow_window(self) -> None:

@@ -54,7 +54,7 @@ class TypingTests(ChatCase):
             await window.shows(f"> {completed.rstrip()}")
             window.press("\x15")
         window.press("/s\t")
-        await window.shows("/sessions  /show  /skip")
+        await window.shows("/sessions  /switch  /summarize  /show  /skip")
 
     async def test_one_key_answers_but_not_right_away(self) -> None:
         window = await self.chat()

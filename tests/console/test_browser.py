@@ -782,6 +782,9 @@ class Restart(BrowserCase):
                 # What is typed meanwhile is kept and not sent.
                 await window.type("#prompt", "a secret plan" + ENTER)
                 await window.shows("Not sent", "#trouble")
+            stranger.refuses = True  # which ends nothing for good
+            for window in windows:
+                await window.shows("no longer valid", "#login")
         self.assertEqual(await self.start(port), port)
         self.assertNotEqual(self.token_file(port).read_text().strip(), old)
         await self.assert_as_stored(port, windows)
@@ -835,14 +838,18 @@ class Stranger:
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []
+        self.refuses = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         found = re.search(rb"(?i)content-length: *(\d+)", head)
         self.heard.append(head + await reader.readexactly(int(found[1]) if found else 0))
         answer = json.dumps({"nonce": "n" * 32, "proof": "ab" * 32, "token": "x", "id": "x"})
+        if self.refuses:
+            answer = json.dumps({"code": "bad_code", "message": "who are you?"})
         kind = f"Content-Type: application/json\r\nContent-Length: {len(answer)}\r\n"
-        writer.write(f"HTTP/1.1 200 OK\r\n{kind}Connection: close\r\n\r\n{answer}".encode())
+        status = "403 No" if self.refuses else "200 OK"
+        writer.write(f"HTTP/1.1 {status}\r\n{kind}Connection: close\r\n\r\n{answer}".encode())
         writer.close()
 
 

@@ -35,7 +35,20 @@ from crushlite.protocol.config import (
     SetValue,
 )
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.features import (
+    CommandArgument,
+    CommandInfo,
+    ExpandCommand,
+    ExpandedCommand,
+    GetPrompt,
+    NamedServer,
+    ReadSkill,
+    SkillContent,
+    SkillInfo,
+    SkillsEvent,
+    SkillState,
+    SkillSummary,
+)
 from crushlite.protocol.health import Check, Health
 from crushlite.protocol.messages import (
     PARTS,
@@ -128,6 +141,15 @@ SHAPES: list[tuple[type, str, str]] = [
     (ProviderKey, "provider_id kind api_key scope", ""),
     (OAuthRefresh, "provider_id scope", ""),
     (ReadSkill, "skill_id", ""),
+    (SkillInfo, "id name description label source user_invocable", ""),
+    (SkillSummary, "name description source builtin", ""),
+    (SkillContent, "content result", ""),
+    (SkillState, "name path state", "error warning"),
+    (SkillsEvent, "states", ""),
+    (CommandArgument, "name", "description required"),
+    (CommandInfo, "id name description source arguments", ""),
+    (ExpandCommand, "command", "arguments text"),
+    (ExpandedCommand, "prompt", ""),
     (NamedServer, "name", "uri"),
     (GetPrompt, "client_id prompt_id", "args"),
     (VersionInfo, "version commit build_id go_version platform", "agent"),

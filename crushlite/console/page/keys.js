@@ -29,9 +29,10 @@ let own = null; // the key of this tab
 
 export const key = () => own;
 
-// Get a key, unless this tab has one or its daemon asks for no token.
-export async function pair() {
-  if (own !== null || !token() || !canProve) return;
+// Get a key, unless this tab has one or its daemon asks for no token. `anew`: the one it has is not
+// known to the daemon.
+export async function pair(anew = false) {
+  if ((own !== null && !anew) || !token() || !canProve) return;
   try {
     own = await tabKey(token());
   } catch (error) {
@@ -44,8 +45,7 @@ export function replace(value) {
   sessionStorage.setItem(TOKEN, value);
 }
 
-// Get the token of the daemon that was started again; returns whether that has worked. A key that it
-// does not know is forgotten.
+// Get the token of the daemon that was started again; returns whether that has worked.
 export async function renewed() {
   if (own === null) return false;
   try {
@@ -53,17 +53,13 @@ export async function renewed() {
     return true;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    if (error.status === 403) own = null;
     return false;
   }
 }
 
 // Forget a token that was refused: it is never sent again. There may be another one by now.
 export function forget(refused) {
-  if (token() === refused) {
-    sessionStorage.removeItem(TOKEN);
-    own = null;
-  }
+  if (token() === refused) sessionStorage.removeItem(TOKEN);
 }
 
 let answered = () => {}; // ends the waiting of `ask`

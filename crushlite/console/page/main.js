@@ -149,7 +149,7 @@ async function exchange(text) {
     ? await renew(await codeKey(code))
     : await request("", "POST", "/v1/web/token", { code });
   keep(answer.token, answer.path);
-  await pair();
+  await pair(true);
 }
 
 // Begin, or begin again with a new token.
@@ -211,7 +211,7 @@ byId("chooser-form").addEventListener("submit", (event) => {
 byId("workspace").addEventListener("click", () => choose().catch((error) => retryLater(error, enter)));
 
 share(async () => {
-  await pair();
+  await pair(ended);
   feed.retryNow(token(), key());
   if (!byId("login").hidden) enter();
 });

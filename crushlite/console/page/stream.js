@@ -4,7 +4,8 @@
 //   {type: "live", workspace, refetch}  events come from now on; `refetch`: what is shown may be old
 //   {type: "event", kind, action, payload}
 //   {type: "lost", message}             no connection; it will be tried again
-//   {type: "unauthorized", token}       the token is not valid; waits for another
+//   {type: "unauthorized", token}       the token or the key is not valid; waits for another. (A key
+//                                       is tried again now and then: a stranger may have refused it.)
 //   {type: "failed", message}           the workspace cannot be opened; given up
 //   {type: "client", id}                our client id was retired, this is the new one
 //   {type: "token", token}              the daemon was started again, this is its token
@@ -16,6 +17,7 @@ import { ApiError, at, bearer, parsed, request, uuid } from "./api.js";
 import { renew } from "./proof.js";
 
 const BACKOFF = { first: 250, most: 2000 }; // milliseconds; the daemon is on this machine
+const UNKNOWN = 5_000; // milliseconds between two attempts with a key that was not known
 const SILENCE = 40_000; // milliseconds until a stream counts as lost; the daemon writes every 15 s
 
 export class EventStream {
@@ -25,6 +27,7 @@ export class EventStream {
     this.token = token;
     this.key = key; // null: the daemon asks for no token, or this browser cannot prove anything
     this.doubtful = false; // whether somebody else may listen at the port by now
+    this.unknown = false; // whether who answers there does not know our key: that may be a stranger
     this.refused = null; // a token that is not sent again
     this.emit = (message) => emit({ ...message, path }); // a page may show another one by now
     this.workspace = null;
@@ -39,7 +42,7 @@ export class EventStream {
   // Try again now: there is another token, or the machine woke up.
   retryNow(token = this.token, key = null) {
     this.token = token;
-    this.key ??= key;
+    this.key = key ?? this.key;
     this.wake();
   }
 
@@ -62,7 +65,8 @@ export class EventStream {
       }
       this.doubtful = true;
       while (this.token === this.refused && !this.stopped) await this.pause(null);
-      if (this.refused === null) await this.pause(delay * (0.75 + Math.random() / 2));
+      const usual = this.unknown ? UNKNOWN : delay * (0.75 + Math.random() / 2);
+      if (this.refused === null) await this.pause(usual);
       this.refused = null;
       delay = Math.min(delay * 2, BACKOFF.most);
     }
@@ -71,6 +75,7 @@ export class EventStream {
   // Get the token of the daemon that is at the port now.
   async findBack() {
     const { token } = await renew(this.key);
+    this.unknown = false;
     if (token !== this.token) this.emit({ type: "token", token });
     this.token = token;
   }
@@ -86,8 +91,11 @@ export class EventStream {
       this.client = uuid();
       this.workspace = null;
       this.emit({ type: "client", id: this.client });
-    } else if (status === 401 || status === 429 || code === "bad_code") {
-      this.key = null;
+    } else if (code === "bad_code") {
+      this.unknown = true;
+      this.emit({ type: "unauthorized", token: this.token });
+      return true;
+    } else if (status === 401 || status === 429) {
       this.refused = this.token;
       this.emit({ type: "unauthorized", token: this.token });
       return true;

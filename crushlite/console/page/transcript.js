@@ -201,7 +201,7 @@ export class Transcript {
 
   scrollToEnd() {
     this.sticky = true;
-    this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.scroller.scrollTop = this.size ? this.scroller.scrollHeight : 0; // suggestions begin above
     this.toEnd.hidden = true;
   }
 
