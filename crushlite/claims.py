@@ -345,6 +345,10 @@ class Claims:
         """How many clients with an open stream look at the session; two streams count once."""
         return sum(claim.session == session for claim in self._streaming(workspace))
 
+    def viewed(self, workspace: str) -> set[str]:
+        """The sessions that have viewers."""
+        return {claim.session for claim in self._streaming(workspace) if claim.session}
+
     def watchers(self, workspace: str) -> int:
         """How many clients have an open stream; two streams count once."""
         return len(self._streaming(workspace))
@@ -367,6 +371,10 @@ class Claims:
     def interactive(self, workspace: str) -> bool:
         """Whether a person may be watching: some attached client has not denied it."""
         return any(claim.interactive is not False for claim in self._streaming(workspace))
+
+    def attended(self, workspace: str) -> bool:
+        """Whether a person is watching: some attached client has said so."""
+        return any(claim.interactive for claim in self._streaming(workspace))
 
     # The end of the server
 

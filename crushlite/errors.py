@@ -6,7 +6,7 @@ functions never translate anything and a client can branch on `code` without rea
     CrushliteError                     500 internal
     ├── BadRequest                     400 bad_request      the caller must change the request
     │   ├── ConfigError                400 bad_config       a configuration file cannot be used
-    │   └── NoAgent                    400 no_agent
+    │   └── NoAgent                    400 no_agent         exit 9
     ├── NotFound                       404 not_found
     │   ├── WorkspaceNotFound          404 workspace_not_found   clients re-register on this one
     │   ├── SessionNotFound            404 session_not_found
@@ -36,7 +36,8 @@ functions never translate anything and a client can branch on `code` without rea
     ├── UsageError                     (no status) exit 2   bad flags, refused bind
     ├── WrongPeer                      (no status) exit 3   the other end is another user
     ├── TurnOver                       (no status) an agent called a Turn that has ended
-    ├── LimitReached                   (no status) max_steps or max_cost of a run
+    ├── LimitReached                   (no status) a limit of a run: steps, cost, time, tokens
+    ├── PromptRefused                  (no status) a hook does not let a prompt be answered
     └── IllegalCall                    (no status) a bug in the caller of a state machine
 
 Foreign errors are translated at the edge of the layer that meets them: h11's never leave `http/`,
@@ -77,6 +78,7 @@ class NoAgent(BadRequest):
     """The workspace has no usable agent; the message says what to configure."""
 
     code = "no_agent"
+    exit_code = 9
 
 
 class NotFound(CrushliteError):
@@ -212,7 +214,19 @@ class TurnOver(CrushliteError):
 
 
 class LimitReached(CrushliteError):
+    """A run is stopped. `limit` says by what: cost, steps, time or tokens."""
+
     code = "limit_reached"
+
+    def __init__(self, message: str = "", limit: str = "tokens") -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class PromptRefused(CrushliteError):
+    """A wing does not let the agent answer a prompt; the message says why."""
+
+    code = "prompt_refused"
 
 
 class IllegalCall(CrushliteError):

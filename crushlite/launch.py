@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from .client import RemoteWorkspace
     from .clock import Clock
+    from .protocol.workspaces import VersionInfo
 
 READY_SECONDS = 10.0
 ATTEMPT_SECONDS = 0.1  # between two attempts to reach a daemon
@@ -76,12 +77,14 @@ class Wanted:
     """Which daemon to use, how to start it if it is not there, and what to ask it for.
 
     `command` is the argv that starts a daemon, used as it is: the daemon must listen on `url`. If
-    it is empty, `python -P -m PACKAGE serve` is started with `agent`. `say` is called with a line
-    of text when there is something to wait for."""
+    it is empty, `python -P -m PACKAGE serve` is started with `agent`, or, if that is empty, with
+    the one in CRUSHLITE_AGENT, else `auto`. With an `agent`, a daemon that serves another one is
+    replaced if it is idle, and else refused. `say` is called with a line of text when there is
+    something to wait for."""
 
     url: str | None = None  # the default socket if None
     token: str = ""
-    agent: str = "auto"
+    agent: str = ""
     path: str | os.PathLike[str] = ""  # the current directory if empty
     yolo: bool = False
     say: Callable[[str], None] = _say_nothing
@@ -98,7 +101,7 @@ def open_workspace(
     *,
     url: str | None = None,
     token: str = "",
-    agent: str = "auto",
+    agent: str = "",
     yolo: bool = False,
     command: Sequence[str] = (),
 ) -> contextlib.AbstractAsyncContextManager[RemoteWorkspace]:
@@ -150,10 +153,14 @@ def default_address() -> str:
 
 async def ensure_daemon(wanted: Wanted) -> str:
     """Find a living daemon or start one; returns its URL. Raises CrushliteError if it does not get
-    ready. A TCP address is returned as it is: whether a daemon serves it the first request will
-    show, and none is started on a port, because who may use that is for a person to decide."""
+    ready, UsageError if it serves another agent than the one that is wanted. A TCP address is
+    returned as it is: whether a daemon serves it the first request will show, and none is started
+    on a port, because who may use that is for a person to decide."""
     address = wanted.url or default_address()
     if not address.startswith("unix://"):
+        if wanted.agent:
+            async with Client(address, token=wanted.token) as client:
+                _require_agent(await client.version(), address, wanted)
         return address
     parse_address(address)
     state = await _probe(address)
@@ -178,20 +185,41 @@ async def _probe(address: str) -> Probe:
 
 
 async def _asked_to_leave(address: str, wanted: Wanted) -> bool:
-    """Ask a daemon of another version to leave; returns whether it did."""
+    """Ask a daemon of another version, or with another agent than the one that is wanted, to leave;
+    returns whether it did. Raises UsageError if it stays, and serves another agent."""
     before = _identity(address)
     async with Client(address) as client:
         try:
-            version = (await client.version()).version
-            # A server that is no crushlite was put there on purpose, and is not ours to replace.
-            if version == WIRE_VERSION or not version.startswith("crushlite-"):
-                return False
+            info = await client.version()
+        except CrushliteError:
+            return False  # it has gone meanwhile, as the create will show
+        other = bool(info.agent and wanted.agent and info.agent != wanted.agent)
+        # A server that is no crushlite was put there on purpose, and is not ours to replace.
+        if not info.version.startswith("crushlite-") or (
+            info.version == WIRE_VERSION and not other
+        ):
+            _require_agent(info, address, wanted)
+            return False
+        try:
             await _ask_to_leave(client)
         except CrushliteError:
-            return False  # it is needed; or it has gone meanwhile, as the create will show
-    wanted.say(f"{version} makes room for {WIRE_VERSION}")
+            _require_agent(info, address, wanted)
+            return False  # it is needed
+    successor = f"one with --agent {wanted.agent}" if other else WIRE_VERSION
+    wanted.say(f"{info.version} makes room for {successor}")
     await _until_gone(address, before, wanted.clock)
     return True
+
+
+def _require_agent(daemon: VersionInfo, address: str, wanted: Wanted) -> None:
+    """Raise UsageError if a daemon serves another agent than the one that is wanted."""
+    if wanted.agent in ("", daemon.agent) or daemon.version != WIRE_VERSION:
+        return
+    served = f"--agent {daemon.agent}" if daemon.agent else "an agent of its own"
+    raise UsageError(
+        f"--agent {wanted.agent} has no effect: the daemon at {address} is in use with {served}. "
+        "End it with `crushlite stop`, or use a daemon of its own with --host unix:///PATH"
+    )
 
 
 async def _ask_to_leave(client: Client) -> None:
@@ -340,7 +368,9 @@ def _open_private(path: Path) -> int:
 def _serve_command(address: str, agent: str) -> list[str]:
     """The argv of `serve` of this very package."""
     idle = os.environ.get("CRUSHLITE_IDLE_TIMEOUT") or f"{IDLE_SECONDS:g}"
-    options = [f"--host={address}", f"--agent={agent}", f"--idle-timeout={idle}"]
+    options = [f"--host={address}", f"--idle-timeout={idle}"]
+    if agent:
+        options.append(f"--agent={agent}")
     return python_command(__package__, "serve", *options, "--log-format=text")
 
 

@@ -24,4 +24,5 @@ class Settings:
     yolo: bool = False  # every workspace starts with permissions skipped
     allow_config_commands: bool = False  # whether $(command) in a configuration file is run
     user_files: str = ""  # where the machine's and the user's files are, instead of their places
+    agent: str = ""  # the name of the agent that is served, for clients; empty for one without
     data_dir: str = ""  # one database for all workspaces instead of one in each

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 WINGS = (
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
+    (".acp_agents.wing", "AgentsWing"),
+    (".skills.wing", "SkillsWing"),
+    (".hooks.wing", "HooksWing"),
     (".undo.wing", "UndoWing"),
     (".mcp.wing", "McpWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
+    (".acp.wing", "AcpWing"),
 )
 
 

@@ -54,7 +54,7 @@ from crushlite.store.files import (  # noqa: E402
 )
 from crushlite.store.messages import insert_message, list_messages  # noqa: E402
 from crushlite.store.runs import RunEnding, end_run, insert_run, list_runs  # noqa: E402
-from crushlite.store.sessions import insert_session, list_sessions  # noqa: E402
+from crushlite.store.sessions import insert_session, session_texts  # noqa: E402
 from crushlite.undo.states import MISSING  # noqa: E402
 
 NAME = "crushlite.db"
@@ -87,9 +87,10 @@ def fill(conn: Connection, part: int) -> None:
 
 def everything(conn: Connection) -> Rows:
     rows: Rows = {}
-    for session in list_sessions(conn, ""):
-        sid = session.id
-        rows[f"session/{sid}"] = str(encode(session))
+    for text in session_texts(conn, ""):
+        session = json.loads(text) if isinstance(text, bytes) else encode(text)
+        sid = session["id"]
+        rows[f"session/{sid}"] = str(session)
         rows |= {f"message/{m.id}": str(encode(m)) for m in list_messages(conn, "", sid)}
         rows |= {f"file/{f.id}": str(encode(f)) for f in list_files(conn, "", sid)}
         rows |= {f"read/{sid}{path}": "" for path in list_read(conn, "", sid)}

@@ -32,7 +32,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the daemon": ("daemon", "launch", "testing"),
 }
 LIBRARIES = ("worktree", "jsonrpc", "outbound")  # used by several wings, and by nothing else
-WINGS = ("config", "coder", "undo", "mcp", "console", "reports", "cli")  # __main__ goes with cli
+WINGS = (
+    "config",
+    "coder",
+    "skills",
+    "hooks",
+    "acp_agents",
+    "acp",
+    "undo",
+    "mcp",
+    "console",
+    "reports",
+    "cli",
+)  # __main__ goes with cli
 
 CORE = {row for rows in GROUPS.values() for row in rows}
 ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)
@@ -42,7 +54,14 @@ ONLY = {
     "client": {"protocol", "errors", "clock", "http", "records", "version"},
 }
 # Wings that use another one if it is there.
-NEEDS = {"coder": {"config"}, "mcp": {"config"}, "cli": {"config", "console"}}
+NEEDS = {
+    "coder": {"config"},
+    "skills": {"config"},
+    "hooks": {"config"},
+    "acp_agents": {"config"},
+    "mcp": {"config"},
+    "cli": {"config", "console", "acp", "skills"},
+}
 
 
 def row_of(name: str) -> str | None:

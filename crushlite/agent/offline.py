@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..protocol.config import Model, SelectedModel
 from ..protocol.questions import Choice, Question
 from ..protocol.sessions import Todo
-from .base import Info, Scope
+from .base import Info, Scope, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
 
 class OfflineAgent:
     """`pace` are the seconds between two pieces of an answer, so that streaming can be seen. `why`
-    says why this agent answers if the user did not choose it."""
+    says why this agent answers if the user did not choose it; `instead_of` names the model that is
+    configured if the user did."""
 
-    def __init__(self, *, pace: float = 0.02, why: str = "") -> None:
+    def __init__(self, *, pace: float = 0.02, why: str = "", instead_of: str = "") -> None:
         self._pace = pace
         self._why = why
+        self._instead_of = instead_of
 
     def info(self) -> Info:
         return Info(
             Model(id="offline", name="Offline", context_window=100_000, default_max_tokens=4096),
             SelectedModel(model="offline", provider="offline"),
+            self._why,
         )
 
     async def title(self, text: str) -> str:
@@ -62,6 +65,11 @@ class OfflineAgent:
     async def _quote(self, turn: Turn, lines: list[str]) -> None:
         text = "\n".join(lines).strip()
         if text:
+            if self._instead_of:
+                await turn.say(
+                    f"(The offline agent answers, because the daemon was started with it. "
+                    f"{self._instead_of} is configured: `crushlite stop`, then ask again.)\n\n"
+                )
             await self._stream(turn, f"You said: {text}\n")
             if self._why:
                 await turn.say(f"\nNo model: {self._why}. `crushlite doctor` says what to do.\n")
@@ -167,6 +175,18 @@ class OfflineAgent:
             await turn.tool_result(call, f"step {number} is done")
         await self._stream(turn, "All steps are done.\n")
 
+    async def _cost(self, turn: Turn, rest: str) -> None:
+        cents = _number(rest, default=10, most=100_000)
+        await turn.usage(Usage(1000, 100, cents / 100))
+        await self._stream(turn, f"That was {cents} cents, had it been a model.\n")
+
+    async def _delegate(self, turn: Turn, rest: str) -> None:
+        prompt = rest or "look around"
+        call = await turn.tool_call("agent", json.dumps({"prompt": prompt}))
+        answer = await turn.delegate(call, prompt, self.run)
+        await turn.tool_result(call, answer.text)
+        await self._stream(turn, "The sub-agent has answered.\n")
+
     async def _fail(self, turn: Turn, rest: str) -> None:
         raise RuntimeError(rest or "you asked me to fail")
 
@@ -195,6 +215,10 @@ DIRECTIVES = {
     "/ask": Directive("QUESTION", "ask you a yes-or-no question", OfflineAgent._ask),
     "/steps": Directive(
         "N", "take N steps; prompts sent meanwhile are folded in at each", OfflineAgent._steps
+    ),
+    "/cost": Directive("CENTS", "report a cost, as a model call does", OfflineAgent._cost),
+    "/agent": Directive(
+        "PROMPT", "give a prompt, or a directive, to a sub-agent", OfflineAgent._delegate
     ),
     "/long": Directive("N", "answer with N words", OfflineAgent._long),
     "/fail": Directive("TEXT", "fail with this message", OfflineAgent._fail),

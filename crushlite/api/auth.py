@@ -96,7 +96,10 @@ class Guard:
         own = {f"{name}:{head.peer.port}" for name in LOOPBACK}
         if host not in own and host not in self.allowed_hosts:
             raise HTTPError(
-                421, "wrong_host", f"Host {host!r} is not served here: use 127.0.0.1 and the port"
+                421,
+                "wrong_host",
+                f"Host {host!r} is not served here: use 127.0.0.1:{head.peer.port}, or allow it, "
+                "if a tunnel or a proxy leads here, with 'crushlite web --allow-host NAME:PORT'",
             )
 
     def _check_origin(self, head: RequestHead) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..protocol.codec import dumps, encode
 from ..protocol.sessions import Session
 from .context import EMPTY, answer, answer_list, body
 
@@ -18,8 +19,13 @@ def _with_viewers(context: Context, request: Request, session: Session) -> Sessi
 
 
 async def list_sessions(context: Context, request: Request) -> Response:
-    sessions = await context.workspace(request).sessions()
-    return answer([_with_viewers(context, request, session) for session in sessions])
+    viewed = context.backend.claims.viewed(request.params["id"])
+    listed = await context.workspace(request).sessions(viewed)
+    texts = [
+        one if isinstance(one, bytes) else dumps(encode(_with_viewers(context, request, one)))
+        for one in listed
+    ]
+    return answer_list([b",".join(texts)])
 
 
 async def create(context: Context, request: Request) -> Response:

@@ -93,6 +93,7 @@ async def version(context: Context, request: Request) -> Response:
             build_id=WIRE_VERSION,
             go_version="none",
             platform=f"{sys.platform}/{machine}",
+            agent=context.backend.served,
         )
     )
 

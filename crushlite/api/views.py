@@ -36,5 +36,5 @@ def wire_config(hosted: Hosted) -> dict[str, Any]:
 def agent_info(workspace: Workspace) -> AgentInfo:
     if workspace.agent is None:
         return AgentInfo()
-    info = workspace.agent.info()
-    return AgentInfo(workspace.runs.busy(), True, info.model, info.selected)
+    info, busy = workspace.agent.info(), workspace.runs.busy()
+    return AgentInfo(busy, True, info.model, info.selected, info.no_model)

@@ -65,6 +65,7 @@ COMMANDS = (
     CommandRow("Serve", "serve", "run the daemon in the foreground"),
     CommandRow("Serve", "stop", "ask the daemon to leave"),
     CommandRow("Serve", "web", "open the web console in a browser", "console"),
+    CommandRow("Serve", "acp", "the agent of an editor, on standard input and output", "acp"),
 )
 
 BEGIN = """\
@@ -80,7 +81,8 @@ Begin in the directory of a project:
 `crushlite COMMAND --help` explains a command and shows examples; --version prints the version.
 
 Exit codes: 0 ok, 1 failure, 2 usage or refused bind, 3 wrong peer, 4 corrupt database,
-5 newer schema, 6 data directory in use, 130 interrupted.
+5 newer schema, 6 data directory in use, 7 something was denied, 8 a limit was reached,
+9 no model, 130 interrupted.
 """
 
 
@@ -121,7 +123,9 @@ def _main(given: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="crushlite", allow_abbrev=False)
     commands = parser.add_subparsers(prog="crushlite", metavar="COMMAND", required=True)
     importlib.import_module(f".{command.name}", __name__).add_parser(commands)
-    options = parser.parse_args(given)
+    options, unknown = parser.parse_known_args(given)
+    if unknown:  # by the command's own parser, which shows the usage of the command
+        commands.choices[command.name].error(f"unrecognized arguments: {' '.join(unknown)}")
     # Whatever characters a command writes, none is refused by the encoding of the stream.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None if we were started with it closed

@@ -6,20 +6,20 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from . import BROKEN_PIPE, CANCELED
-from .common import add_connection, add_json, command
-from .follow import RunPrinter, exit_code, signals
+from .common import add_connection, command
+from .follow import RunPrinter, add_output, form_of, signals
 from .progress import Progress
+from .result import CODES_HELP
 from .runs import workspace_of
 
 if TYPE_CHECKING:
     import argparse
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Print what a run has said and follow it to its end, wherever it was started. The beginning of its
 id is enough, if no other run begins so. Ctrl-C leaves the run alone.
 
-Exit codes: 0 completed, 1 failed or daemon lost, 130 the run was canceled, or Ctrl-C.
-"""
+{CODES_HELP}"""
 EXAMPLES = """\
   id=$(crushlite run --detach "fix all warnings")
   crushlite attach $id
@@ -30,7 +30,7 @@ EXAMPLES = """\
 def add_parser(commands: Any) -> None:
     parser = command(commands, "attach", DESCRIPTION, run, EXAMPLES)
     parser.add_argument("run_id", metavar="RUN", help="the id of a run, or its beginning")
-    add_json(parser, "one event per line, instead of the text,")
+    add_output(parser)
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="say only errors on standard error"
     )
@@ -47,9 +47,9 @@ async def run(options: argparse.Namespace) -> int:
                 workspace.follow(run_id) as following,
             ):
                 progress.doing("waiting")
-                printer = RunPrinter(following, progress, as_json=options.json)
+                printer = RunPrinter(following, progress, form_of(options))
                 printer.stop = interrupt.act
-                ending = await printer.until_end()
+                return await printer.conclude(await printer.until_end())
         except asyncio.CancelledError:
             progress.stop()
             if printer is not None and printer.broken is not None:
@@ -58,4 +58,3 @@ async def run(options: argparse.Namespace) -> int:
                 raise
             progress.say("left; the run goes on")
             return CANCELED
-    return exit_code(printer, ending, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import time
 from typing import TYPE_CHECKING
@@ -17,11 +18,14 @@ from .text import ago, one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..protocol.features import CommandInfo
     from ..protocol.permissions import PermissionRule
     from ..protocol.sessions import Session
     from .chat_session import Chat
 
-_COMMAND = re.compile(r"/[a-z?]+(?=\s|$)")
+CANDIDATES = 20  # that are shown when a completion is not clear
+ENTRIES = 2000  # of a folder that are looked at for one
+_COMMAND = re.compile(r"/[A-Za-z?][\w:.-]*(?=\s|$)")
 
 HELP = (
     ("/sessions", "the sessions of this directory"),
@@ -33,15 +37,42 @@ HELP = (
     ("/later TEXT", "a prompt with a turn of its own, after what runs"),
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [small] [N|NAME]", "the models, or choose one for later prompts"),
+    ("/agent [NAME]", "who answers in this session: crush.json, acp:COMMAND, default"),
     ("/effort [LEVEL]", "how much the model reasons here: none, low ..., on, default"),
     ("/permissions [remove N]", "what is allowed unasked; take a rule back"),
     ("/summarize", "replace the conversation so far by a summary"),
     ("/show [N]", "all of a tool call, reasoning or command output"),
     ("/skip", "leave a question without an answer"),
+    ("/commands", "your own commands, skills and prompts of tool servers; /NAME sends one"),
     ("/quit", "leave; Ctrl-D does the same"),
     ("!COMMAND", "run a command here; the model sees it later"),
     ("//TEXT", "a prompt with a slash: //help goes to the agent"),
 )
+
+
+KEYS_HELP = (
+    "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one.",
+    "Tab completes /commands and @files, Ctrl-R searches what was typed before.",
+)
+
+
+def files_at(root: str, begun: str) -> list[str]:
+    """Paths below a folder that begin with this text, folders with a slash at their end. Hidden
+    ones only if the text asks for them."""
+    folder, _, name = begun.rpartition("/")
+    if begun.startswith("/") or ".." in folder.split("/"):
+        return []
+    found = []
+    try:
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for _, entry in zip(range(ENTRIES), entries, strict=False):
+                hidden = entry.name.startswith(".") and not name.startswith(".")
+                if entry.name.startswith(name) and entry.name.isprintable() and not hidden:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    found.append(f"{path}/" if entry.is_dir() else path)
+    except OSError:
+        return []
+    return sorted(found)
 
 
 class Commands:
@@ -52,6 +83,7 @@ class Commands:
         self._listed: list[str] = []  # sessions, as /sessions numbered them last
         self._models: list[str] = []  # PROVIDER/MODEL, as /model did
         self._rules: list[str] = []  # as /permissions did
+        self._own: list[str] = []  # the names of commands of the daemon, when they were last read
         self._table: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -64,9 +96,11 @@ class Commands:
             "/later": self._later,
             "/now": self._now,
             "/model": self._model,
+            "/agent": self._agent,
             "/effort": self._effort,
             "/permissions": self._permissions,
             "/summarize": self._summarize,
+            "/commands": self._list_commands,
             "/show": self._show,
             "/skip": self._skip,
             "/quit": self._quit,
@@ -74,10 +108,31 @@ class Commands:
         }
 
     def complete(self, text: str) -> str:
-        """For the Tab key: the command that begins with this text, if there is exactly one; else
-        the text."""
-        found = [name for name in self._table if name.startswith(text)] if text[:1] == "/" else []
-        return f"{found[0]} " if len(found) == 1 else text
+        """For the Tab key: the text with its command, or its last word if that is `@` and the
+        beginning of a path, completed as far as it is clear. If it is not clear, the candidates are
+        shown."""
+        start, _, word = text.rpartition(" ")
+        if not start and text[:1] == "/":
+            own = (f"/{name}" for name in self._own)
+            found = [name for name in dict.fromkeys((*self._table, *own)) if name.startswith(text)]
+            return self._completed("", text, found, " ")
+        if word[:1] == "@":
+            names = files_at(self._chat.workspace.info.path, word[1:])
+            return self._completed(text[: len(text) - len(word)], word, [f"@{n}" for n in names])
+        return text
+
+    def _completed(self, before: str, word: str, found: list[str], end: str = "") -> str:
+        if not found:
+            return before + word
+        first, last = min(found), max(found)  # what these two begin with, all do
+        same = zip(first, last, strict=False)
+        common = first[: next((at for at, (a, b) in enumerate(same) if a != b), len(first))]
+        if len(found) == 1:
+            return before + common + ("" if common.endswith("/") else end or " ")
+        if common == word:
+            more = f" and {len(found) - CANDIDATES} more" if len(found) > CANDIDATES else ""
+            self._chat.note(f"{'  '.join(found[:CANDIDATES])}{more}")
+        return before + common
 
     async def carry_out(self, line: str) -> None:
         """Carry out a line: a command, an answer to the open dialog, a shell command or a prompt.
@@ -85,10 +140,10 @@ class Commands:
         chat, text = self._chat, line.strip()
         if match := _COMMAND.match(text):
             chat.screen.lines([f"> {one_line(text)}"], "command", chat.screen.style.dim)
-            command = self._table.get(match[0])
+            command, rest = self._table.get(match[0]), text[match.end() :].strip()
             if command is None:
-                return chat.complain(self._unknown(match[0]))
-            return await chat.attempt(command(text[match.end() :].strip()))
+                return await chat.attempt(self._own_command(match[0], rest))
+            return await chat.attempt(command(rest))
         if not text:
             return
         if text.startswith("//"):
@@ -101,8 +156,43 @@ class Commands:
             return chat.spawn(chat.attempt(self._shell(text[1:].strip())))
         await chat.post(text)
 
+    async def read_commands(self) -> list[CommandInfo]:
+        """Read which commands the daemon has; none if it cannot say. Their names are completed."""
+        try:
+            found = await self._chat.workspace.commands()
+        except NotFound:
+            found = []
+        self._own = [info.name for info in found]
+        return found
+
+    async def _own_command(self, name: str, rest: str) -> None:
+        """Send the prompt of a command of the daemon."""
+        try:
+            prompt = await self._chat.workspace.expand_command(name[1:], text=rest)
+        except NotFound:
+            await self.read_commands()
+            return self._chat.complain(self._unknown(name))
+        await self._chat.post(prompt)
+
+    async def _list_commands(self, rest: str) -> None:
+        found = await self.read_commands()
+        if not found:
+            return self._chat.note("there are none: docs/skills.md says where they are looked for")
+        rows = [
+            [
+                f"/{each.name}",
+                " ".join(one.name if one.required else f"[{one.name}]" for one in each.arguments),
+                each.source,
+                each.description,
+            ]
+            for each in found
+        ]
+        lines = table(rows, ["COMMAND", "ARGUMENTS", "FROM", ""], self._chat.screen.style)
+        self._chat.screen.lines(lines.split("\n"), "list")
+
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._table, 1)
+        own = [f"/{each}" for each in self._own]
+        near = difflib.get_close_matches(name, [*self._table, *own], 1)
         guess = f"did you mean {near[0]}? " if near else ""
         return f"no command {name}: {guess}/help lists them; /{name} sends it as a prompt"
 
@@ -110,8 +200,7 @@ class Commands:
 
     async def _help(self, rest: str) -> None:
         lines = [f"{name:<24} {text}" for name, text in HELP]
-        keys = "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one."
-        self._chat.screen.lines([*lines, "", keys], "help")
+        self._chat.screen.lines([*lines, "", *KEYS_HELP], "help")
 
     async def _show(self, rest: str) -> None:
         items = self._chat.view.items
@@ -239,6 +328,17 @@ class Commands:
         now = efforts.get(session_id) or f"as configured, {configured}"
         known = f"; the model has the levels {levels}" if levels else ""
         self._chat.note(one_line(f"reasoning in this session: {now}{known}"))
+
+    async def _agent(self, rest: str) -> None:
+        chat, session_id = self._chat, self._chat.session.id
+        if rest:
+            await chat.choose_agent(rest, session_id)
+        elif offered := await chat.workspace.offered_agents():
+            rows = [[agent.name, agent.command] for agent in offered]
+            lines = table(rows, ["NAME", "COMMAND"], chat.screen.style).split("\n")
+            chat.screen.lines(lines, "list")
+        now = await chat.workspace.session_agent(session_id) if session_id else chat.next_agent
+        chat.note(one_line(f"prompts of this session go to {now or 'the agent of the daemon'}"))
 
     async def _permissions(self, rest: str) -> None:
         rules = await self._chat.workspace.rules()

@@ -1,8 +1,9 @@
 """What a chat asks its user on the agent's behalf: permissions and questions.
 
 A dialog says what is asked, reads the lines that are typed as an answer, and holds the answer. It
-sends nothing. An answer is a line with Enter, never a single key: a user who is typing when the
-request appears must not allow anything by accident.
+sends nothing. An answer is a line with Enter, or one of its `keys` alone: which of both a key is,
+the chat decides, because a user who is typing when the request appears must not allow anything by
+accident.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.questions import QuestionResponse
 from .person import ANSWERS
-from .render import grant_words, request_lines
+from .render import chosen_option, grant_words, option_lines, request_lines
 from .text import count, visible
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class Dialog:
         self.session_id = session_id
         self.sent = False  # an answer was sent; the daemon will say whether it counts
 
+    @property
+    def keys(self) -> str:
+        """Keys that are a whole answer each."""
+        return ""
+
     def lines(self) -> list[str]:
         """What is asked now, and how to answer."""
         raise NotImplementedError
@@ -56,14 +62,20 @@ class Dialog:
 
 
 class PermissionDialog(Dialog):
-    prompt = "allow? [y/n/always] "
+    prompt = "allow? [y/n/a] "
 
     def __init__(self, request: PermissionRequest) -> None:
         super().__init__(request.id, request.tool_call_id, request.session_id)
         self.action = ""
         self.reason = ""
+        self.option = ""
+        self._request = request
         self._lines = request_lines(request)
         self._grants = grant_words(request)
+
+    @property
+    def keys(self) -> str:
+        return "yna"
 
     @property
     def done(self) -> bool:
@@ -77,14 +89,18 @@ class PermissionDialog(Dialog):
             lines.append(f"? {first}: the {count(len(rest), 'line')} above (d: again)")
         return [
             *lines,
-            "  y: yes, once   n [reason]: no",
+            "  y: yes, once   n: no   (with a blank first, ` n reason` and Enter: why not)",
             *(f"  {WORDS[action]}: {covered}" for action, covered in self._grants.items()),
+            *(f"  {line}" for line in option_lines(self._request)),
         ]
 
     def answer(self, line: str) -> list[str]:
         word, _, rest = line.strip().partition(" ")
         if word.lower() == "d" and not rest:  # show it again
             return self.lines()
+        if chosen := chosen_option(self._request, line.strip()):
+            self.action, self.option = chosen
+            return []
         action = ANSWERS.get(word.lower(), "")
         if not action or (rest and action != "deny"):
             return ["please answer y, n or always first; /help lists what else can be done"]
@@ -107,6 +123,15 @@ class QuestionDialog(Dialog):
     @property
     def done(self) -> bool:
         return self.responses is None or len(self.responses) == len(self._questions)
+
+    @property
+    def keys(self) -> str:
+        """Of a question that one key answers: y and n, or the numbers of a few choices."""
+        question = self._question
+        if question.type == "yes_no":
+            return "yn"
+        few = question.type == "single_choice" and len(question.choices) < 10
+        return "".join(str(n + 1) for n in range(len(question.choices))) if few else ""
 
     def lines(self) -> list[str]:
         question = self._question

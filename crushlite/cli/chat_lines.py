@@ -48,6 +48,8 @@ class LineEditor:
         self._position = 0  # in the history; its length means: the text that is being typed
         self._draft = ""  # that text, while another one of the history is shown
         self._stash: list[tuple[str, int]] = []
+        self._sought: str | None = None  # what ^R searches the history for, while it does
+        self._found = 0  # where in the history
 
     # Keys ---------------------------------------------------------------------------------------
 
@@ -84,6 +86,10 @@ class LineEditor:
         return rest
 
     def _key(self, key: str) -> list[Pressed]:
+        if key == "\x12":
+            return self._search_further()
+        if self._sought is not None and self._search_key(key):
+            return []
         if key in "\r\n":
             return self._enter()
         if key == "\x04":
@@ -110,6 +116,7 @@ class LineEditor:
         return [Pressed("submit", text)]
 
     def _sequence(self, sequence: str) -> None:
+        self._sought = None
         if sequence == _PASTE:
             self._pasting = True
         elif action := _SEQUENCES.get(sequence):
@@ -172,6 +179,40 @@ class LineEditor:
         self._position = to
         self.set(self._history[to] if to < len(self._history) else self._draft)
 
+    # Searching the history ----------------------------------------------------------------------
+
+    def _search_further(self) -> list[Pressed]:
+        """^R: begin a search, or look for an older text."""
+        if self._sought is None:
+            self._sought, self._found, self._draft = "", len(self._history), self.text
+        else:
+            self._search(self._found - 1)
+        return []
+
+    def _search_key(self, key: str) -> bool:
+        """A key during a search. False if it ends the search and means what it always does."""
+        assert self._sought is not None
+        if key == "\x07":  # ^G: as it was before
+            self._sought = None
+            self.set(self._draft)
+        elif key in "\x7f\x08":
+            self._sought = self._sought[:-1]
+            self._search(len(self._history) - 1)
+        elif key.isprintable():
+            self._sought += key
+            self._search(min(self._found, len(self._history) - 1))
+        else:
+            self._sought = None
+            return False
+        return True
+
+    def _search(self, start: int) -> None:
+        """Show the last text, from `start` backwards, that holds what is searched for."""
+        for at in range(start, -1, -1):
+            if self._sought and self._sought in self._history[at]:
+                self._found = at
+                return self.set(self._history[at])
+
     # Another text for a while: the answer to a question -----------------------------------------
 
     def put_aside(self) -> None:
@@ -188,8 +229,9 @@ class LineEditor:
     def view(self, room: int) -> tuple[str, int]:
         """The section around the cursor that fits into `room` columns, and the cursor's column in
         it."""
-        shown = [_shown(c) for c in self.text]
-        before = shown[: self.cursor]
+        note = "" if self._sought is None else f"(search: {self._sought}) "
+        shown = [*note, *(_shown(c) for c in self.text)]
+        before = shown[: len(note) + self.cursor]
         column = sum(map(width, before))
         start = 0
         while column >= room and start < len(before):

@@ -1,12 +1,13 @@
 """The screen of `chat`: output that stays, and below it a live part.
 
-The live part is a few rows: the last, incomplete line of a streaming answer, a blank one, a status,
+The live part is a few rows: the end of an answer that is not complete, a blank one, a status,
 and the input line. It is erased before anything is written and drawn again after it. Its rows are
 remembered by their widths, not by their places: a terminal that was made narrower has wrapped them,
 so the way back to the first one is counted with the present number of columns.
 
-Prose is wrapped at words. Lines of code are written whole, so that they can be copied, and appear
-when they are complete. Text must be harmless before it comes here (see `text.clean`).
+An answer is Markdown: its blocks are written when they are complete (see markdown_lines.py), what
+is not complete yet is shown as it is, in the live part. Text must be harmless before it comes here
+(see `text.clean`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from .markdown_lines import MarkdownLines
 from .text import Style, cut, discard_stdout, shows_unicode, width, window_columns
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from .chat_lines import LineEditor
 
-LONGEST = 4000  # characters of an incomplete line of code
+TAIL_ROWS = 12  # of an answer whose last block is not complete
 NARROW = 10  # columns that are filled even if the window is narrower and wraps the rows
 TAB = 4
 FIRST_ODD = "\u0300"  # every character before it takes one column
@@ -43,9 +45,7 @@ class Screen:
         self.prompt = "> "
         self._editor = editor
         self._columns = columns or (lambda: window_columns(self._output))
-        self._partial = ""  # the incomplete line of the streaming answer
-        self._code = False  # the stream is inside a fenced block of code
-        self._blanks = 0  # blank lines of the stream, written when a line with text follows
+        self._answer = MarkdownLines(self.style)
         self._kind = ""  # of what was written last
         self._drawn: list[int] = []  # widths of the live rows
         self._column = 0  # of the cursor, in the last of them
@@ -70,19 +70,7 @@ class Screen:
         if not text:
             return
         out = self._apart("answer")
-        *complete, self._partial = (self._partial + text).split("\n")
-        for line in complete:
-            out += self._complete(line)
-        if self._is_code(self._partial):
-            if len(self._partial) > LONGEST:
-                out += self._complete(self._partial)
-                self._partial = ""
-        elif width(self._partial) + self._partial.count("\t") * TAB > self._room:
-            self._partial = self._partial.expandtabs(TAB)
-            *rows, self._partial = wrapped(self._partial, self._room)
-            out += [""] * self._blanks + rows
-            self._blanks = 0
-        self._put(out)
+        self._put(out + self._answer.feed(text, self._room))
 
     def end(self) -> None:
         """The answer is complete; what is streamed next is another one."""
@@ -105,31 +93,8 @@ class Screen:
         return [paint(row) for row in rows]
 
     def _ended(self) -> list[str]:
-        """The rows of the incomplete line, which is complete now."""
-        rest, self._partial = self._partial, ""
-        rows = self._complete(rest) if rest else []
-        self._code, self._blanks = False, 0
-        return rows
-
-    def _complete(self, line: str) -> list[str]:
-        """The rows of a complete line of the stream, with the blank ones before it."""
-        if not line.strip():
-            self._blanks += 1
-            return []
-        blanks, self._blanks = [""] * self._blanks, 0
-        return blanks + self._rows(line)
-
-    def _rows(self, line: str) -> list[str]:
-        code = self._is_code(line)
-        if line.lstrip().startswith("```"):
-            self._code = not self._code
-            return [self.style.dim(line)]
-        if code:
-            return [line]
-        return self._painted([line], self.style.bold if line.startswith("#") else str)
-
-    def _is_code(self, line: str) -> bool:
-        return self._code or line.startswith(("    ", "\t"))
+        """What is left of an answer, which is complete now."""
+        return self._answer.end(self._room)
 
     def _apart(self, kind: str) -> list[str]:
         before, self._kind = self._kind, kind
@@ -178,7 +143,7 @@ class Screen:
     def _live(self) -> str:
         """What draws the live part."""
         room = self._room
-        rows = [""] * self._blanks + [self._tail(room)] if self._partial else []
+        rows = self._tail(room)
         if self._kind:
             rows.append("")
         if self.status:
@@ -192,10 +157,10 @@ class Screen:
         right = f"\x1b[{self._column}C" if self._column else ""
         return f"{shown}{self.style.cyan(prompt)}{text}\r{right}"
 
-    def _tail(self, room: int) -> str:
-        """The end of the incomplete line, as much of it as fits into a row."""
-        text = self._partial.expandtabs(TAB)
-        return text if width(text) <= room else "…" + cut(text[::-1], room)[-2::-1]
+    def _tail(self, room: int) -> list[str]:
+        """The end of what is not complete yet, a few rows of it."""
+        lines = [line[-TAIL_ROWS * room :].expandtabs(TAB) for line in self._answer.pending]
+        return [row for line in lines[-TAIL_ROWS:] for row in wrapped(line, room)][-TAIL_ROWS:]
 
 
 def wrapped(line: str, room: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed, Lost, Recovered
 from ..client.wire import is_temporary
-from ..errors import CrushliteError, NotFound
+from ..errors import CrushliteError, NotFound, UsageError
 from ..launch import ensure_daemon, ready_seconds
 from ..protocol.events import Resync
 from ..protocol.messages import Message, ToolOutput
@@ -31,8 +31,9 @@ from ..protocol.sessions import Session
 from . import CANCELED
 from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
 from .chat_view import ChatView
-from .common import title_of
+from .common import new_session, title_of
 from .progress import FRAME_SECONDS, FRAMES, PLAIN_FRAMES
+from .render import request_paint
 from .text import clean, elapsed, one_line
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Chat:
         self.session = Session()  # without an id until the first prompt creates it
         # By session, "" for the one to come: an effort, or "on".
         self.efforts: dict[str, str] = {}
+        self.next_agent = ""  # the one to answer in the session to come
         self.view = ChatView(screen)
         self.busy = False
         self.queued = 0
@@ -84,6 +86,8 @@ class Chat:
         self._warned = False  # the next Ctrl-C or Ctrl-D leaves
         self._asked_at = 0.0  # when a dialog appeared while the user was typing
         self._closed_at = -LATE_SECONDS  # when a dialog was closed by an answer from elsewhere
+        self._told: set[str] = set()  # other sessions that wait for an answer, as was said
+        self._shown_at = self._typed_at = 0.0  # when the dialog was shown, and a key pressed
         self._frame = 0
         self._frames = FRAMES if screen.unicode else PLAIN_FRAMES
 
@@ -125,7 +129,7 @@ class Chat:
         if error is not None and not self.left.done():
             self.left.set_exception(error)
 
-    async def attempt(self, work: Awaitable[None]) -> None:
+    async def attempt(self, work: Awaitable[object]) -> None:
         """Await something; an error that the daemon answers is shown, and the chat goes on."""
         try:
             await work
@@ -188,6 +192,8 @@ class Chat:
                 self.note(one_line(event.progress))
             return
         self.changed()
+        if words := _usage_words(event):
+            self.note(words)
         if event.error and not self.view.error_shown(event.message_id, event.error):
             self.complain(event.error)  # as for an ending that could not be saved
         elif event.cancelled and not event.message_id:
@@ -259,8 +265,13 @@ class Chat:
 
     async def _ask_dialogs(self) -> None:
         """Open a dialog for a request that is open, close one for a request that is not."""
-        requests = [r for r in await self.workspace.permissions() if r.session_id in self._family]
-        batches = [b for b in await self.workspace.questions() if b.session_id in self._family]
+        permissions, questions = (
+            await self.workspace.permissions(),
+            await self.workspace.questions(),
+        )
+        requests = [r for r in permissions if r.session_id in self._family]
+        batches = [b for b in questions if b.session_id in self._family]
+        self._tell_of_others([*permissions, *questions])
         open_ids = {request.id for request in requests} | {batch.id for batch in batches}
         if self.dialog is not None and self.dialog.id not in open_ids and not self.dialog.sent:
             self.close_dialog("it is closed")
@@ -268,6 +279,16 @@ class Chat:
             self._open_dialog(PermissionDialog(requests[0]))
         elif self.dialog is None and batches:
             self._open_dialog(QuestionDialog(batches[0]))
+
+    def _tell_of_others(self, asked: list[PermissionRequest | QuestionBatch]) -> None:
+        """Say once of each other session that it waits for an answer."""
+        others = {each.session_id for each in asked} - self._family
+        for session_id in sorted(others - self._told):
+            self.note(
+                f"another session needs you: /switch {session_id[:8]} goes there, and "
+                "`crushlite grant` answers from any terminal"
+            )
+        self._told = others
 
     def _draw(self) -> None:
         self.screen.status = self._status()
@@ -294,11 +315,23 @@ class Chat:
 
     # Dialogs ------------------------------------------------------------------------------------
 
+    def is_one_key(self, data: bytes) -> bool:
+        """Whether what was typed is one key that answers the dialog at once. Only after a pause, of
+        which both the dialog and the keys before it are part: a key that was meant for something
+        else must not allow anything."""
+        now, before = time.monotonic(), self._typed_at
+        self._typed_at = now
+        if self.dialog is None or self.dialog.sent or len(data) != 1:
+            return False
+        quiet = now - max(before, self._shown_at) >= UNSEEN_SECONDS
+        return quiet and data.decode("latin-1") in self.dialog.keys
+
     def _open_dialog(self, dialog: Dialog) -> None:
         self.dialog = dialog
+        self._shown_at = time.monotonic()
         self._asked_at = time.monotonic() if self.editor.text else 0.0
         self.editor.put_aside()
-        self.screen.lines(dialog.lines(), f"dialog {dialog.id}", self.screen.style.yellow)
+        self.screen.lines(dialog.lines(), f"dialog {dialog.id}", request_paint(self.screen.style))
         self._draw()
 
     def close_dialog(self, why: str = "") -> None:
@@ -343,7 +376,7 @@ class Chat:
             return
         self.screen.lines([f"{dialog.prompt}{line.strip()}"], f"dialog {dialog.id}")
         if shown := dialog.answer(line):
-            self.screen.lines(shown, f"dialog {dialog.id}", self.screen.style.yellow)
+            self.screen.lines(shown, f"dialog {dialog.id}", request_paint(self.screen.style))
         if dialog.done:
             await self.send(dialog)
 
@@ -352,7 +385,8 @@ class Chat:
         dialog.sent, why = True, ""
         try:
             if isinstance(dialog, PermissionDialog):
-                result = await self.workspace.grant(dialog.id, dialog.action, dialog.reason)
+                said = dialog.action, dialog.reason, dialog.option
+                result = await self.workspace.grant(dialog.id, *said)
             else:
                 assert isinstance(dialog, QuestionDialog)
                 result = await self.workspace.answer(dialog.id, dialog.responses)
@@ -428,7 +462,8 @@ class Chat:
     async def ensure_session(self, text: str) -> str:
         """The id of the session. If there is none, create one that begins with this text."""
         if not self.session.id:
-            await self.adopt(await self.workspace.create_session(title_of(text)))
+            agent, self.next_agent = self.next_agent, ""
+            await self.adopt(await new_session(self.workspace, title_of(text), agent))
             self.efforts[self.session.id] = self.efforts.pop("", "")
         return self.session.id
 
@@ -441,6 +476,17 @@ class Chat:
         self.view = ChatView(self.screen)
         with contextlib.suppress(CrushliteError):  # it only shows other clients where this one is
             await self.workspace.look(session.id)
+
+    async def choose_agent(self, name: str, session_id: str) -> None:
+        """Let an agent answer in a session, or in the one to come if the id is empty. Raises
+        CrushliteError if there is no such agent."""
+        if session_id:
+            await self.workspace.choose_agent(session_id, name)
+            return
+        names = [agent.name for agent in await self.workspace.offered_agents()]
+        if name not in ("default", *names) and not name.startswith("acp:"):
+            raise UsageError(f"no agent {name}: /agent lists them, or use acp:COMMAND")
+        self.next_agent = name
 
     def forget(self) -> None:
         """Have no session until the next prompt creates one."""
@@ -499,3 +545,10 @@ class Chat:
             self.note("it is at work, and is canceled if nobody else watches; Ctrl-D again leaves")
         else:
             self.leave()
+
+
+def _usage_words(ending: RunComplete) -> str:
+    """What a run has used; empty if that is not known."""
+    tokens = ending.prompt_tokens + ending.completion_tokens
+    cost = f", ${ending.cost:.4f}" if ending.cost else ""
+    return f"{tokens:,} tokens{cost}" if tokens else ""

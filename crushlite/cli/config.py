@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..commands.environment import is_secret_name, looks_like_token
-from ..config import redact
+from ..config import Reason, redact
 from ..config.merge import spell, split_key
 from ..config.secrets import mask
 from ..config.writing import put, take
@@ -43,7 +43,7 @@ it. The actions show one part, or change one value.
 EXAMPLES = """\
   crushlite config
   crushlite config show models
-  crushlite config set models.large.model qwen3:8b
+  crushlite config set models.large '{"provider": "local", "model": "qwen3:8b"}'
   crushlite config set --global options.debug true
   crushlite config set --global providers.openai.api_key - < key.txt
   crushlite config unset options.debug
@@ -64,14 +64,17 @@ def add_parser(commands: Any) -> None:
     actions = parser.add_subparsers(metavar="ACTION", title="actions")
     add_json(parser, "what is shown")
     add_connection(parser, start=False)
-    text, example = "Show what is below a key.\n", "  crushlite config show models"
+    text = "Show what is below a key, or, without one, all of it.\n"
+    example = "  crushlite config show models"
     show_it = command(actions, "show", text, run, example, "show what is below a key")
     add_json(show_it, "what is shown")
     set_it = command(actions, "set", SET.lstrip(), _set, EXAMPLES, "write one value")
     example = "  crushlite config unset options.debug"
     unset_it = command(actions, "unset", UNSET, _unset, example, "remove one value")
-    for each in (show_it, set_it, unset_it):
-        each.add_argument("key", metavar="KEY", help="a dotted name, as in options.debug")
+    name = {"metavar": "KEY", "help": "a dotted name, as in options.debug"}
+    show_it.add_argument("key", nargs="?", default="", **name)
+    for each in (set_it, unset_it):
+        each.add_argument("key", **name)
     set_it.add_argument(
         "value", metavar="VALUE", help="`-` reads it from standard input: out of your history"
     )
@@ -163,6 +166,17 @@ async def _write(options: argparse.Namespace, value: Any) -> int:
         files.change(scope, lambda document: put(document, key, value))
     say(f"{key} is set in {files.file(scope)}")
     _warn(options)
+    return _without_model(options) if key.split(".")[0] in ("models", "providers") else 0
+
+
+def _without_model(options: argparse.Namespace) -> int:
+    """1 if a model was chosen that cannot be used, after saying so; else 0. A provider whose models
+    are not known yet is given the benefit of the doubt."""
+    found = config_files(options).load()
+    for warning in found.warnings:
+        if warning.reason is Reason.MODEL_UNKNOWN and warning.key == "models.large":
+            say("no model can be used now: `crushlite models` lists what there is")
+            return 1
     return 0
 
 

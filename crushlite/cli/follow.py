@@ -23,16 +23,21 @@ from ..protocol.messages import Message, TextPart, ToolCallPart, ToolOutput, Too
 from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import AgentEvent, RunComplete
 from . import BROKEN_PIPE, CANCELED
+from .common import say
+from .markdown_lines import markdown_rows
 from .render import Requests, ShownMessages, request_words, result_line
-from .text import clean, cut, discard_stdout, one_line
+from .result import FORMS, changed_files, denied_words, result_of
+from .text import Style, clean, cut, discard_stdout, one_line
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from ..client import RunStream
     from ..protocol.events import Envelope
     from ..protocol.runs import Accepted
     from .progress import Progress
+    from .result import RunResult
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REQUEST_COLUMNS = 140  # of what is asked for: the words around it must fit into the note as well
@@ -63,6 +68,9 @@ class AnswerOutput:
 
     def end(self) -> None:
         """Called when no more events come."""
+
+    def result(self, result: RunResult) -> None:
+        """Called last, if the run has ended."""
 
 
 class TextOutput(AnswerOutput):
@@ -114,7 +122,12 @@ class TextOutput(AnswerOutput):
 
 
 class JSONOutput(AnswerOutput):
-    """One JSON object per line: the acceptance, then the events of the run, `run_complete` last."""
+    """One JSON object per line: the acceptance, then the events of the run, `run_complete` last;
+    behind it, with `concludes`, the result."""
+
+    def __init__(self, *, concludes: bool) -> None:
+        super().__init__()
+        self._concludes = concludes
 
     def accepted(self, accepted: Accepted) -> None:
         self._add({"type": "accepted", "payload": encode(accepted)})
@@ -123,8 +136,70 @@ class JSONOutput(AnswerOutput):
         if type(event.payload) in KINDS.values():
             self._add(to_json(event.action, event.payload))
 
+    def result(self, result: RunResult) -> None:
+        if self._concludes:
+            self._add({"type": "result", "payload": encode(result)})
+
     def _add(self, value: Any) -> None:
-        self._pending.append(dumps(value).decode("ascii") + "\n")
+        self._pending.append(_line(value))
+
+
+class ResultOutput(AnswerOutput):
+    """One JSON object: the result."""
+
+    def result(self, result: RunResult) -> None:
+        self._pending.append(_line(encode(result)))
+
+
+class FinalOutput(AnswerOutput):
+    """The text of the last message, when the run has ended."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def result(self, result: RunResult) -> None:
+        text = result.text.strip("\n")
+        if self._terminal:
+            text = "\n".join(markdown_rows(clean(text), Style(sys.stdout)))
+        if text.strip():
+            self._pending.append(text + "\n")
+
+
+def _line(value: Any) -> str:
+    return dumps(value).decode("ascii") + "\n"
+
+
+def output_of(form: str, session_id: str) -> AnswerOutput:
+    """What writes a form of `--output`, or `events`: those of stream-json without the result."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if form in ("events", "stream-json"):
+        return JSONOutput(concludes=form == "stream-json")
+    if form == "json":
+        return ResultOutput()
+    if form == "final":
+        return FinalOutput(terminal=terminal)
+    return TextOutput(session_id, terminal=terminal)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what standard output gets. `form_of` reads them."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--output",
+        metavar="FORM",
+        choices=FORMS,
+        default="text",
+        help="text: the answer as it grows (default); final: only the last message; json: one "
+        "document about the result; stream-json: one event per line, the result last",
+    )
+    which.add_argument(
+        "--json", action="store_true", help="one event per line, for programs, without the result"
+    )
+
+
+def form_of(options: argparse.Namespace) -> str:
+    return "events" if options.json else str(options.output)
 
 
 # Standard error -----------------------------------------------------------------------------------
@@ -142,8 +217,8 @@ class RunNotes:
         """To be called with the payload of each event."""
         if isinstance(payload, Message):
             for new in self._messages.take(payload):
-                if isinstance(new.part, ToolResultPart) and new.part.is_error:
-                    self._progress.failed(result_line(new))
+                if isinstance(new.part, ToolResultPart):
+                    self._progress.tool(result_line(new), failed=new.part.is_error)
         elif isinstance(payload, ToolOutput):
             self._messages.output(payload)
         elif isinstance(payload, AgentEvent):
@@ -173,6 +248,14 @@ class RunNotes:
         return self._messages.activity or "thinking"
 
 
+class RunEnded(CrushliteError):
+    """The run that was followed has failed or reached a limit; its result is written."""
+
+    def __init__(self, message: str, result: RunResult) -> None:
+        super().__init__(message)
+        self.exit_code = result.exit_code
+
+
 # The run ------------------------------------------------------------------------------------------
 
 
@@ -182,7 +265,7 @@ class RunPrinter:
     `listeners` are called with the payload of each event. `stop` is called when standard output
     cannot be written to any more; `broken` is the reason then."""
 
-    def __init__(self, run: RunStream, progress: Progress, *, as_json: bool) -> None:
+    def __init__(self, run: RunStream, progress: Progress, form: str = "text") -> None:
         self.run = run
         self.broken: OSError | None = None
         self.listeners: Sequence[Callable[[object], None]] = ()
@@ -190,9 +273,8 @@ class RunPrinter:
         self._progress = progress
         self._notes = RunNotes(progress)
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._output: AnswerOutput = (
-            JSONOutput() if as_json else TextOutput(run.session_id, terminal=self._terminal)
-        )
+        self._form = form
+        self._output = output_of(form, run.session_id)
 
     async def until_end(self) -> RunComplete:
         """Print until the run has ended; returns how. Raises CrushliteError if the daemon is lost
@@ -222,6 +304,28 @@ class RunPrinter:
                 f"Go on with: crushlite run --session {self.run.session_id} PROMPT"
             )
         return self.run.ending
+
+    async def conclude(self, ending: RunComplete) -> int:
+        """Write the result, in the forms that have one, and say on standard error why the run is
+        no success. Returns the exit code. Raises CrushliteError for a run that failed or reached a
+        limit, and for an answer that could not be written."""
+        result = result_of(ending)
+        if self._form in ("json", "stream-json"):
+            result.files_changed = await changed_files(self.run.workspace, ending.run_id)
+        self._output.result(result)
+        await self._flush()
+        self._progress.stop()
+        if isinstance(self.broken, BrokenPipeError):
+            return BROKEN_PIPE
+        if self.broken is not None:
+            raise CrushliteError(f"cannot write the answer: {self.broken.strerror}")
+        if ending.cancelled:
+            self._progress.say("canceled")
+        elif ending.error or ending.limit:
+            raise RunEnded(ending.error or f"stopped at the limit of {ending.limit}", result)
+        elif ending.denied:
+            say(denied_words(ending.denied))  # with --quiet too: the exit code says so
+        return result.exit_code
 
     def _lost(self, lost: Lost, patience: asyncio.Timeout) -> None:
         if not lost.attempts:
@@ -259,21 +363,6 @@ def _write(text: str) -> None:
 
 def do_nothing() -> None:
     """For an `act` or `stop` when there is nothing to stop."""
-
-
-def exit_code(printer: RunPrinter, ending: RunComplete, progress: Progress) -> int:
-    """The exit code of a command whose run has ended like this. Raises CrushliteError for a run
-    that failed, and for an answer that could not be written."""
-    if isinstance(printer.broken, BrokenPipeError):
-        return BROKEN_PIPE
-    if printer.broken is not None:
-        raise CrushliteError(f"cannot write the answer: {printer.broken.strerror}")
-    if ending.cancelled:
-        progress.say("canceled")
-        return CANCELED
-    if ending.error:
-        raise CrushliteError(ending.error)
-    return 0
 
 
 # Signals ------------------------------------------------------------------------------------------

@@ -91,12 +91,31 @@ class DefaultsFormatter(Formatter):
         return (action.help or "") + (" (default: %(default)s)" if known else "")
 
 
+def positive(text: str) -> float:
+    """Read a number that is more than 0, for `type=` of an option."""
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def positive_count(text: str) -> int:
+    """Read a whole number that is more than 0, for `type=` of an option."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def seconds(text: str) -> float:
     """Read a number of seconds, for `type=` of an option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..client import RemoteWorkspace
 
+NEEDS_YOU = "needs you"  # the state of a session that waits for an answer
 SHORT = 8  # characters of an id that are shown: enough to name one by
 
 
@@ -118,3 +119,9 @@ def choose(given: str, ids: Iterable[str], what: str) -> str:
     if len(found) > 1:
         raise CrushliteError(f"{len(found)} {what} begin with {given}: give more of the id")
     return found[0] if found else ""
+
+
+async def waiting_sessions(workspace: RemoteWorkspace) -> set[str]:
+    """The ids of the sessions that wait for a person: for a permission, or for an answer."""
+    requests = [*await workspace.permissions(), *await workspace.questions()]
+    return {request.session_id for request in requests}

@@ -6,6 +6,7 @@ daemon asks them, so it works without one.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,11 @@ async def _found(options: argparse.Namespace) -> Config:
     """The configuration, with the models that are found as a daemon with this agent finds them."""
     files = config_files(options)
     found = files.load()
-    agents = find_agent(options.agent, SystemClock(), standard_wings())
+    agents = find_agent(
+        options.agent or os.environ.get("CRUSHLITE_AGENT") or "auto",
+        SystemClock(),
+        standard_wings(),
+    )
     if isinstance(agents, FollowsConfig):
         await agents.look(files.env, found, True)
         found = await agents.complete(files.env, found, False)

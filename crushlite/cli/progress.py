@@ -46,11 +46,10 @@ class Progress:
                 self._hidden = False
             say(text)
 
-    def failed(self, line: str) -> None:
-        """Write a line about something that has failed, in red. Only on a terminal: the run goes
-        on, and what its tools do is not the business of a script."""
-        if self._draws:
-            self.show_whole([self._style.red(line)])
+    def tool(self, line: str, *, failed: bool) -> None:
+        """Write a line about a tool call that is over: in red if it failed, else dim."""
+        if not self._quiet:
+            self.show_whole([self._style.red(line) if failed else self._style.dim(line)])
 
     def show_whole(self, lines: list[str]) -> bool:
         """Write lines that the user must see to their last character, with --quiet too; they must

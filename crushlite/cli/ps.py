@@ -11,7 +11,7 @@ from ..client import ConnectionFailed
 from ..errors import NotFound
 from ..records import dataclass
 from .common import add_connection, add_json, address_of, command, reached, show, show_json
-from .lookup import SHORT
+from .lookup import NEEDS_YOU, SHORT
 from .tables import clip, shorten
 from .text import Style, ago, count, cut, elapsed, one_line
 
@@ -45,6 +45,7 @@ class _WorkspaceState:
     runs: list[RunInfo] = field(default_factory=list)  # those that have not ended
     permissions: int = 0
     questions: int = 0
+    needs_you: list[str] = field(default_factory=list)  # sessions that wait for an answer
 
 
 @dataclass(slots=True)
@@ -85,14 +86,16 @@ async def run(options: argparse.Namespace) -> int:
 
 
 async def _look(workspace: RemoteWorkspace) -> _WorkspaceState:
+    permissions, questions = await workspace.permissions(), await workspace.questions()
     return _WorkspaceState(
         workspace.info.path,
         workspace.id,
         model=(await workspace.agent()).model.name,
         sessions=await workspace.sessions(),
         runs=[info for info in await workspace.runs() if info.state != "ended"],
-        permissions=len(await workspace.permissions()),
-        questions=len(await workspace.questions()),
+        permissions=len(permissions),
+        questions=len(questions),
+        needs_you=sorted({request.session_id for request in (*permissions, *questions)}),
     )
 
 
@@ -135,19 +138,23 @@ def _workspace_lines(workspace: _WorkspaceState, style: Style, now: float) -> li
     used = [each for each in workspace.sessions if each.id in busy or each.attached_clients]
     for session in used:
         runs = [info for info in workspace.runs if info.session_id == session.id]
-        lines += _session_lines(session, runs, style, now)
+        waits = session.id in workspace.needs_you
+        lines += _session_lines(session, runs, style, now, waits=waits)
     if idle := len(workspace.sessions) - len(used):
         lines.append(style.dim(f"  {count(idle, 'session')} at rest"))
     return lines
 
 
-def _session_lines(session: Session, runs: list[RunInfo], style: Style, now: float) -> list[str]:
+def _session_lines(
+    session: Session, runs: list[RunInfo], style: Style, now: float, *, waits: bool
+) -> list[str]:
+    """A session and its runs; `waits`: for an answer of a person."""
     viewers = f", {count(session.attached_clients, 'viewer')}" if session.attached_clients else ""
-    state = "at work" if session.is_busy else "at rest"
+    state = NEEDS_YOU if waits else "at work" if session.is_busy else "at rest"
     title = one_line(session.title) or "untitled"
     if style.columns is not None:  # its state must be seen, not all of its title
         title = cut(title, max(SHORT, style.columns - len(f"{state}{viewers}") - SHORT - 8))
-    painted = style.green(state) if session.is_busy else state
+    painted = style.yellow(state) if waits else style.green(state) if session.is_busy else state
     lines = [f"  {session.id[:SHORT]}  {title}  ({painted}{viewers})"]
     for info in runs:
         since = info.started_at or info.accepted_at

@@ -29,6 +29,7 @@ from ..protocol.messages import (
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..records import dataclass
+from .markdown_lines import diff_row, markdown_rows
 from .text import clean, count, cut, one_line, visible
 
 if TYPE_CHECKING:
@@ -322,13 +323,24 @@ def result_line(new: NewPart) -> str:
     return f"{mark} {cut(words, 100)} → {result_words(result)}"
 
 
+def request_paint(style: Style) -> Callable[[str], str]:
+    """Paints the rows of a request: yellow, and the lines of a diff in their colours."""
+
+    def paint(row: str) -> str:
+        changed = row[:2] == "  " and row[2:3] in ("+", "-", "@")
+        return "  " + diff_row(row[2:], style) if changed else style.yellow(row)
+
+    return paint
+
+
 def reading_lines(new: NewPart, style: Style) -> list[str]:
     """A part for reading: texts whole, each tool call and each result in a line."""
     part = new.part
     if isinstance(part, TextPart) and part.text.strip():
         if new.message.role == "user":
             return ["", *map(style.cyan, prompt_lines(part.text))]
-        return ["", clean(part.text).strip("\n")]
+        text = clean(part.text).strip("\n")
+        return ["", *(markdown_rows(text, style) if style.terminal else [text])]
     if isinstance(part, ShellCommandPart):
         code = [style.red(f"exit code {part.exit_code}")] if part.exit_code else []
         return ["", style.cyan(f"$ {clean(part.command)}"), *shell_lines(part), *code]
@@ -430,6 +442,23 @@ def grant_words(request: PermissionRequest) -> dict[str, str]:
     if request.rule:
         found["allow_always"] = f"for good, in your own file, {in_line(request.rule)}"
     return found
+
+
+def option_lines(request: PermissionRequest) -> list[str]:
+    """The answers that the agent itself offers, each with the number to type."""
+    return [
+        f"{number}: {in_line(option.name)} ({in_line(option.kind).replace('_', ' ')})"
+        for number, option in enumerate(request.options, 1)
+    ]
+
+
+def chosen_option(request: PermissionRequest, line: str) -> tuple[str, str] | None:
+    """Action and option of the answer that a number stands for; None if it stands for none."""
+    number = int(line) if line.isdecimal() and len(line) < 4 else 0
+    if not 1 <= number <= len(request.options):
+        return None
+    option = request.options[number - 1]
+    return "allow" if option.allows else "deny", option.id
 
 
 def in_line(text: str) -> str:

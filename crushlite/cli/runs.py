@@ -15,7 +15,7 @@ from ..protocol.runs import RUN_STATES
 from .common import add_connection, add_json, command, opened, reached, show, show_json
 from .lookup import SHORT, choose
 from .tables import table
-from .text import Style, ago, elapsed
+from .text import Style, ago, cut, elapsed, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from ..client import Client, RemoteWorkspace
     from ..protocol.runs import RunInfo
+
+PROMPT_COLUMNS = 30  # of what was asked, beside the answer
 
 DESCRIPTION = """\
 List the runs of this directory, oldest first. The beginning of an id is enough for
@@ -76,12 +78,22 @@ def _show(found: list[tuple[str, RunInfo]], options: argparse.Namespace) -> None
     for path, info in found:
         begin = info.started_at or info.accepted_at
         spent = elapsed((info.ended_at or now) - begin) if info.started_at else ""
-        state = info.outcome or info.state
         said = info.error or info.text
         where = [path] if paths else []
-        rows.append([info.run_id[:SHORT], state, ago(info.accepted_at, now), spent, *where, said])
-    heads = ["RUN", "STATE", "ASKED", "TOOK", *(["DIRECTORY"] if paths else []), "ANSWER"]
+        when = ago(info.accepted_at, now)
+        prompt = cut(one_line(info.prompt), PROMPT_COLUMNS)
+        rows.append([info.run_id[:SHORT], _state(info), when, spent, *where, prompt, said])
+    heads = ["RUN", "STATE", "ASKED", "TOOK", *(["DIRECTORY"] if paths else []), "PROMPT", "ANSWER"]
     show(table(rows, heads, Style(sys.stdout), spare=("TOOK", "ASKED")))
+
+
+def _state(info: RunInfo) -> str:
+    """How a run ended, in the words of the exit codes; of one that goes on, its state."""
+    if info.outcome == "failed" and info.limit:
+        return f"limit: {info.limit}"
+    if info.outcome == "completed" and info.denied:
+        return f"{info.denied} denied"
+    return info.outcome or info.state
 
 
 def _nothing(options: argparse.Namespace) -> str:

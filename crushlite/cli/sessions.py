@@ -20,7 +20,7 @@ from .common import (
     show,
     show_json,
 )
-from .lookup import SHORT, find_session
+from .lookup import NEEDS_YOU, SHORT, find_session, waiting_sessions
 from .person import agreed
 from .render import ShownMessages, reading_lines
 from .tables import table
@@ -126,6 +126,7 @@ def _add_session(parser: argparse.ArgumentParser) -> None:
 async def run(options: argparse.Namespace) -> int:
     async with opened(options) as workspace:
         sessions = await workspace.sessions()
+        waiting = await waiting_sessions(workspace)
     if options.json:
         show_json(sessions)
     elif not sessions:
@@ -138,13 +139,13 @@ async def run(options: argparse.Namespace) -> int:
                 ago(each.updated_at, now),
                 str(each.message_count),
                 f"{each.cost:.2f}" if each.cost else "",
-                "at work" if each.is_busy else "",
+                NEEDS_YOU if each.id in waiting else "at work" if each.is_busy else "",
                 each.title or "untitled",
             ]
             for each in sessions
         ]
         heads = ["SESSION", "USED", "MESSAGES", "COST", "STATE", "TITLE"]
-        show(table(rows, heads, Style(sys.stdout), spare=("COST", "MESSAGES", "STATE")))
+        show(table(rows, heads, Style(sys.stdout), spare=("COST", "MESSAGES")))
     return 0
 
 

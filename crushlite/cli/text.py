@@ -111,7 +111,7 @@ class Style:
         self.terminal = stream is not None and stream.isatty()
         dumb = os.environ.get("TERM", "") in ("", "dumb")
         self.moves = self.terminal and not dumb  # whether a line can be drawn again
-        self._colours = self.moves and not os.environ.get("NO_COLOR")
+        self.colours = self.moves and not os.environ.get("NO_COLOR")
 
     @property
     def columns(self) -> int | None:
@@ -119,25 +119,26 @@ class Style:
         return output_columns() if self.terminal else None
 
     def bold(self, text: str) -> str:
-        return self._paint("1", text)
+        return self.paint("1", text)
 
     def dim(self, text: str) -> str:
-        return self._paint("2", text)
+        return self.paint("2", text)
 
     def red(self, text: str) -> str:
-        return self._paint("31", text)
+        return self.paint("31", text)
 
     def green(self, text: str) -> str:
-        return self._paint("32", text)
+        return self.paint("32", text)
 
     def yellow(self, text: str) -> str:
-        return self._paint("33", text)
+        return self.paint("33", text)
 
     def cyan(self, text: str) -> str:
-        return self._paint("36", text)
+        return self.paint("36", text)
 
-    def _paint(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colours and text else text
+    def paint(self, codes: str, text: str) -> str:
+        """A text with these codes of a terminal, several with semicolons between them."""
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.colours and text else text
 
 
 def shows_unicode(stream: TextIO) -> bool:

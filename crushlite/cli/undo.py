@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Conflict, CrushliteError, RunNotFound, UsageError
 from .common import add_connection, add_json, command, opened, say, show, show_json
 from .lookup import SHORT, choose
+from .markdown_lines import diff_row
 from .person import agreed
 from .text import Style, count, visible
 
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     import argparse
 
     from ..client import RemoteWorkspace
-    from ..protocol.changes import FileChange, RunChanges
+    from ..protocol.changes import FileChange, RunChanges, UndoAnswer
 
+LOOKED_AT = 50  # runs, for one with something to put back
 SHOWN_LINES = 400  # of the diff of one file
 
 DESCRIPTION = """\
 Put back the files that a run changed: with its tools, or with its commands. Shows what it will do
 as a diff, and asks. A file that has changed since is not touched, and then none is, unless you ask
-for the others. Without a run: the last one in this directory that changed files.
+for the others. Without a run: the last one in this directory whose changes are still there, so that
+several calls go back run by run.
 
 Not known are: binary and very large files, files that .gitignore names, what background jobs
 changed later, and commits: git's own folder is left alone. An undo can be undone; it says how.
@@ -51,21 +54,19 @@ async def run(options: argparse.Namespace) -> int:
     if options.json and not (options.yes or options.dry_run):
         raise UsageError("--json asks nothing: add --yes or --dry-run")
     async with opened(options) as workspace:
-        run_id = await _find(workspace, options.run_id)
+        run_id, plan = await _find(workspace, options.run_id)
         changes = await workspace.run_changes(run_id)
         if not options.json:
-            _show(changes, workspace.info.path)
-        kept = [file for file in changes.files if file.problem]
-        todo = [file for file in changes.files if not file.problem]
+            _show(changes, set(plan.restored), workspace.info.path)
         if options.dry_run:
             if options.json:
-                show_json(await workspace.undo(run_id, dry_run=True, partial=options.partial))
-            return 1 if kept and not options.partial else 0
-        if kept and not options.partial:
+                show_json(plan)
+            return 1 if plan.kept and not options.partial else 0
+        if plan.kept and not options.partial:
             raise Conflict("nothing was changed; --partial puts back the other files")
-        if not todo:
-            raise Conflict(f"there is nothing to put back in run {run_id}")
-        question = f"Put back {count(len(todo), 'file')}?"
+        if not plan.restored:
+            raise Conflict(f"there is nothing to put back in run {run_id[:SHORT]}")
+        question = f"Put back {count(len(plan.restored), 'file')}?"
         if not options.yes and not await agreed(workspace, question):
             say("nothing was changed")
             return 1
@@ -78,26 +79,37 @@ async def run(options: argparse.Namespace) -> int:
         return 0
 
 
-async def _find(workspace: RemoteWorkspace, given: str) -> str:
-    """The id of the run that begins with `given`; without that, the last one that changed files and
-    is not undone. Raises CrushliteError if there is none."""
+async def _find(workspace: RemoteWorkspace, given: str) -> tuple[str, UndoAnswer]:
+    """The id of the run that begins with `given`, and what undoing it would do now; without that,
+    of the last one whose files are not all as they were before it. Raises CrushliteError if there
+    is none."""
     changed = await workspace.changed_runs()
     if given:
         others = [info.run_id for info in await workspace.runs()]
         if found := choose(given, dict.fromkeys([*(c.run_id for c in changed), *others]), "runs"):
-            return found
+            return found, await _planned(workspace, found)
         raise RunNotFound(f"no run {given} in {workspace.info.path}: `crushlite runs` lists them")
     # What an undo changed does not count: so the next one goes further back.
     left = [run.run_id for run in changed if not run.undoes and not run.undone]
-    if not left:
-        raise CrushliteError(f"no run in {workspace.info.path} changed files that are not undone")
-    return left[-1]
+    for run_id in reversed(left[-LOOKED_AT:]):
+        plan = await _planned(workspace, run_id)
+        if plan.restored or plan.kept:
+            return run_id, plan
+        say(f"run {run_id[:SHORT]}: its files are as they were before it; looking further back")
+    raise CrushliteError(f"no run in {workspace.info.path} changed files that are not undone")
+
+
+async def _planned(workspace: RemoteWorkspace, run_id: str) -> UndoAnswer:
+    """What undoing a run would do to the files as they are now."""
+    return await workspace.undo(run_id, dry_run=True, partial=True)
 
 
 # The diff ---------------------------------------------------------------------------------------
 
 
-def _show(changes: RunChanges, root: str) -> None:
+def _show(changes: RunChanges, todo: set[str], root: str) -> None:
+    """Show what would be done to the files; `todo` are the paths of those that are put back. The
+    others are as they were before the run, or have a problem."""
     style = Style(sys.stdout)
     for note in changes.notes:
         say(note)
@@ -107,9 +119,11 @@ def _show(changes: RunChanges, root: str) -> None:
         shown = visible(os.path.relpath(file.path, os.path.realpath(root)))
         if file.problem:
             say(f"{shown} cannot be put back: {file.problem}")
+        elif file.path not in todo:
+            say(f"{shown} is as it was before the run")
         else:
             for line in _diff(file, shown):
-                show(_coloured(line, style))
+                show(diff_row(line, style))
 
 
 def _diff(file: FileChange, shown: str) -> list[str]:
@@ -135,11 +149,3 @@ def _without_lines(file: FileChange) -> str:
 
 def _lines(text: str) -> list[str]:
     return [visible(line.expandtabs(4)) for line in text.splitlines()]
-
-
-def _coloured(line: str, style: Style) -> str:
-    if line.startswith(("---", "+++")):
-        return style.bold(line)
-    if line.startswith("@@"):
-        return style.cyan(line)
-    return {"+": style.green, "-": style.red}.get(line[:1], str)(line)

@@ -16,7 +16,7 @@ from ..protocol.sessions import File, Session
 from . import CANCELED
 from .common import add_connection, add_json, command, opened, say, show, show_json
 from .follow import signals
-from .lookup import SHORT, find_session
+from .lookup import NEEDS_YOU, SHORT, find_session
 from .render import Requests, ShownMessages, brief_line, request_words
 from .text import Style, one_line
 
@@ -75,7 +75,7 @@ async def _catch_up(workspace: RemoteWorkspace, lines: EventLines) -> None:
     """Learn the titles of the sessions, and show what waits for an answer now."""
     for session in await workspace.sessions():
         lines.name(session)
-    for request in await workspace.permissions():
+    for request in (*await workspace.permissions(), *await workspace.questions()):
         _show(lines.request(request))
 
 
@@ -134,9 +134,9 @@ class EventLines:
             return []
         if verdict != "asked":
             return self._of(request.session_id, "answered" if verdict == "closed" else verdict)
-        words = f"asks: {request_words(request)}"
+        words = f"{NEEDS_YOU}: asks: {request_words(request)}"
         if isinstance(request, PermissionRequest):
-            words = f"wants permission: {request_words(request)}"
+            words = f"{NEEDS_YOU}: wants permission: {request_words(request)}"
             words += f" (crushlite grant {request.id[:SHORT]})"
         return self._of(request.session_id, self._style.yellow(one_line(words)))
 
@@ -149,8 +149,12 @@ class EventLines:
         run = f"run {ending.run_id[:SHORT]}"
         if ending.cancelled:
             return self._style.yellow(f"{run} canceled")
+        if ending.limit:
+            return self._style.yellow(f"{run} stopped at its limit of {ending.limit}")
         if ending.error:
             return self._style.red(f"{run} failed: {one_line(ending.error)}")
+        if ending.denied:
+            return self._style.yellow(f"{run} done, {ending.denied} denied")
         return self._style.green(f"{run} done")
 
     def _about_us(self, payload: object) -> list[str]:

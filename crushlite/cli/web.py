@@ -8,6 +8,7 @@ every user of the machine sees the arguments of a process.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import webbrowser
 from pathlib import Path
@@ -19,7 +20,11 @@ from .common import add_connection, add_json, command, say, show, show_json, wan
 EXAMPLES = """\
   crushlite web                # of this directory, in the default browser
   crushlite web --no-open      # print what to open, for another browser
-  crushlite web --port 4180    # a port that stays the same"""
+  crushlite web --port 4180    # a port that stays the same
+
+Over ssh, from your own machine:
+  ssh -L 4180:127.0.0.1:4180 there      # then, there: crushlite web --port 4180
+  ssh -L 5000:127.0.0.1:4180 there      # crushlite web --port 4180 --allow-host localhost:5000"""
 
 
 def add_parser(commands: Any) -> None:
@@ -28,14 +33,21 @@ def add_parser(commands: Any) -> None:
         "web",
         "Open the web console of this directory in a browser. The daemon is found or started, and "
         "made to listen on loopback if it does not yet. The file that is printed opens the console "
-        "once, within a minute. On a terminal a code is printed as well, to be typed where no "
-        "browser can open that file. A page that is in stays in until the daemon leaves.",
+        "once, within ten minutes. On a terminal a code is printed as well, to be typed where "
+        "no browser can open that file. A page that is in stays in, also when the daemon is "
+        "started again.",
         run,
         EXAMPLES,
     )
     add_connection(parser)
     parser.add_argument(
         "--port", type=_port, default=0, help="where to listen (default: where it does, else any)"
+    )
+    parser.add_argument(
+        "--allow-host",
+        default="",
+        metavar="NAME:PORT",
+        help="where the browser sees the console, if a tunnel or a proxy leads there",
     )
     parser.add_argument("--no-open", action="store_true", help="print what to open, open nothing")
     add_json(parser, "the address and the code")
@@ -50,7 +62,7 @@ def _port(text: str) -> int:
 async def run(options: argparse.Namespace) -> int:
     workspace = await join(wanted(options, say))
     async with workspace.client as client:
-        address = await client.web(options.port, workspace.info.path)
+        address = await client.web(options.port, workspace.info.path, options.allow_host)
     # The client does not say goodbye: so the workspace stays open until the page has connected.
     page = Path(address.page).as_uri()
     if options.json:
@@ -59,6 +71,12 @@ async def run(options: argparse.Namespace) -> int:
         show(page)
         if sys.stdout.isatty():  # a log or a file may be read by others
             show(f"or open {address.url} and type the code {address.code}")
-    if not options.no_open and not webbrowser.open(page):
-        say("no browser was found: open the file yourself, within a minute")
+            if os.environ.get("SSH_CONNECTION") and not options.allow_host:
+                port = address.url.rstrip("/").rpartition(":")[2]
+                show(f"from your own machine, first: ssh -L {port}:127.0.0.1:{port} HERE")
+    # A file of this machine opens nothing where a tunnel leads to.
+    if options.no_open or options.allow_host:
+        return 0
+    if not webbrowser.open(page):
+        say("no browser was found: open the file yourself, within ten minutes")
     return 0

@@ -18,10 +18,7 @@ from .stream import EventStream
 from .wire import Wire, route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ..clock import Clock
-    from ..protocol.messages import Attachment
     from ..protocol.runs import RunComplete
 
 CREATE_SECONDS = 5.0  # how long `retire` waits for a create that is on its way
@@ -40,12 +37,11 @@ class RemoteWorkspace(WorkspaceRequests):
         """The event stream, to be used in `async with`. `last_id` continues an earlier one."""
         return EventStream(self, resume=resume, reconnect=reconnect, last_id=last_id)
 
-    async def ask(
-        self, text: str, session_id: str = "", attachments: Iterable[Attachment] = ()
-    ) -> RunComplete:
+    async def ask(self, text: str, session_id: str = "", **options: Any) -> RunComplete:
         """Send a prompt, in a new session unless one is given, and return how its run ended: with
-        a `text`, with an `error`, or `cancelled`. None of these is raised."""
-        async with self.start(text, session_id, attachments=attachments) as run:
+        a `text`, with an `error`, or `cancelled`. None of these is raised. The options are those of
+        `prompt`."""
+        async with self.start(text, session_id, **options) as run:
             return await run.end()
 
     def start(self, text: str, session_id: str = "", **options: Any) -> RunStream:
@@ -125,10 +121,12 @@ class Client:
                 with contextlib.suppress(NotFound):
                     await workspace.release()
 
-    async def web(self, port: int = 0, path: str = "") -> WebAddress:
+    async def web(self, port: int = 0, path: str = "", allow_host: str = "") -> WebAddress:
         """A code that opens the web console of a directory once. The daemon listens on loopback
-        from then on, at this port unless it is 0."""
-        return await self.wire.ask(WebAddress, "POST", route("web"), WebRequest(port, path))
+        from then on, at this port unless it is 0; browsers may call it `allow_host` (NAME:PORT),
+        where a tunnel leads there."""
+        wanted = WebRequest(port, path, allow_host)
+        return await self.wire.ask(WebAddress, "POST", route("web"), wanted)
 
     async def health(self) -> None:
         """Return if the daemon answers that it is well; raise otherwise."""

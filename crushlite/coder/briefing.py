@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.messages import Message, TextPart
 from ..records import dataclass
 from .context import FILE_CHARS, TOTAL_CHARS, block
-from .history import chat_messages
+from .history import Images, chat_messages
 from .overflow import shorter
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FORM = 1  # of the kept text; another one is not read
 MOST_NOTES = 200
 _TODAY = "Today is "
+_ADDED = "The user's hooks add: "
 WATCHED = "Somebody is watching again and can answer questions."
 UNWATCHED = "Nobody is watching now: do not ask questions, decide yourself."
 
@@ -76,13 +77,16 @@ class Briefing:
     notes and `told` are about what follows it. `told` has the digests of the context files that
     tool results have shown. `asked` are the messages that the summary has replaced although they
     were not answered yet: they are repeated behind it. The number is 0 for those that are repeated
-    whole and with their files, else how many characters are left of the text."""
+    whole and with their files, else how many characters are left of the text. `whole_images_only`
+    is set once a provider has refused a request with a damaged image: requests hold none of those
+    from then on."""
 
     facts: Facts
     since: str = ""
     notes: list[BriefingNote] = field(default_factory=list)
     told: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
+    whole_images_only: bool = False
 
     def follow(self, summary_id: str) -> None:
         """If the conversation begins with another summary now, forget what was told before it."""
@@ -120,6 +124,14 @@ class Briefing:
         self._bound(note)
         return note if note.lines or note.files else None
 
+    def add(self, message_id: str, text: str) -> None:
+        """Tell a text with what is told in front of a message."""
+        note = next((each for each in self.notes if each.message_id == message_id), None)
+        if note is None:
+            note = BriefingNote(message_id)
+            self.notes += [note] if len(self.notes) < MOST_NOTES else []
+        note.lines.append(f"{_ADDED}{text}")
+
     def _known(self) -> dict[str, str]:
         """The digest of each file of system prompt and notes, as told last; empty if removed."""
         known = {name: digest(text) for name, text in self.facts.files}
@@ -148,6 +160,7 @@ class Briefing:
             "notes": [[note.message_id, note.lines, note.files] for note in self.notes],
             "told": self.told,
             "asked": self.asked,
+            "whole_images_only": self.whole_images_only,
         }
         return json.dumps(value, ensure_ascii=False)
 
@@ -167,6 +180,7 @@ class Briefing:
                 [_note(*note) for note in value["notes"][:MOST_NOTES]],
                 {_text(name): _text(found) for name, found in value["told"].items()},
                 [(_text(message_id), int(chars)) for message_id, chars in value["asked"]],
+                _flag(value["whole_images_only"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
@@ -174,9 +188,16 @@ class Briefing:
     # The conversation ----------------------------------------------------------------------------
 
     def conversation(
-        self, history: Sequence[Message], *, summary_id: str, images: bool
+        self, history: Sequence[Message], *, summary_id: str, takes_images: bool
     ) -> list[ChatMessage]:
         """The messages of a request, with the notes in their places."""
+        images = (
+            Images.NONE
+            if not takes_images
+            else Images.WHOLE
+            if self.whole_images_only
+            else Images.ALL
+        )
         notes = {note.message_id: note for note in self.notes}
         with_notes: list[Message] = []
         for message in history:
@@ -217,6 +238,12 @@ def _note(message_id: Any, lines: Any, files: Any) -> BriefingNote:
         [_text(line) for line in lines],
         [(_text(name), None if text is None else _text(text)) for name, text in files],
     )
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("neither true nor false")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -10,9 +10,11 @@ Each stored user message becomes a message of its own, with its text exactly as 
 from __future__ import annotations
 
 import base64
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from ..protocol.messages import BinaryPart, ReasoningPart, ShellCommandPart
+from .images import image_problem, image_type
 from .jsontext import loads
 from .providers.base import PDF, ChatMessage, Image, ToolCall
 
@@ -20,17 +22,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..protocol.messages import Message, ToolResultPart
+    from .providers.base import ProviderError
 
 FAILED = "Error: "  # before the result of a call that failed: not every provider has a flag for it
 INTERRUPTED = f"{FAILED}this tool call was interrupted and has no result"
+REFUSED = (400, 415, 422)  # statuses of providers that do not take what was sent
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
+class Images(Enum):
+    """Which attached images and documents a request holds. The others are only named in it."""
+
+    NONE = "none"
+    ALL = "all"
+    WHOLE = "whole"  # those that look undamaged, and are what they are called
+
+
 def chat_messages(
-    messages: Sequence[Message], *, summary_id: str = "", images: bool = False
+    messages: Sequence[Message], *, summary_id: str = "", images: Images = Images.NONE
 ) -> list[ChatMessage]:
     """The conversation, beginning with the summary of this id if there is one. `images` says
-    whether the model accepts images."""
+    which images and documents the model is shown."""
     start = next((n for n, m in enumerate(messages) if summary_id and m.id == summary_id), None)
     answered = _results(messages[start or 0 :], images=images)
     chat: list[ChatMessage] = []
@@ -46,7 +58,7 @@ def chat_messages(
     return chat
 
 
-def _results(messages: Sequence[Message], *, images: bool) -> dict[str, ChatMessage]:
+def _results(messages: Sequence[Message], *, images: Images) -> dict[str, ChatMessage]:
     """Tool results by the id of their call, wherever they are stored."""
     return {
         result.tool_call_id: _result(result, images=images)
@@ -56,42 +68,70 @@ def _results(messages: Sequence[Message], *, images: bool) -> dict[str, ChatMess
     }
 
 
-def _result(result: ToolResultPart, *, images: bool) -> ChatMessage:
+def _result(result: ToolResultPart, *, images: Images) -> ChatMessage:
     text = result.content
     if result.is_error and not text.startswith(FAILED):
         text = FAILED + text
     found = ChatMessage("tool", text, tool_call_id=result.tool_call_id, is_error=result.is_error)
-    if result.data and images and _is_image(result.mime_type, result.data):
-        found.images.append(Image(result.mime_type, result.data))
-    elif result.data:
-        found.text += f"\n({result.mime_type or 'data'}: not shown, this model takes no such input)"
+    if result.data:
+        problem = _problem(result.mime_type, result.data, images)
+        if problem:
+            found.text += f"\n({result.mime_type or 'data'}: not shown, {problem})"
+        else:
+            found.images.append(Image(result.mime_type, result.data))
     return found
 
 
-def _user(message: Message, *, images: bool) -> ChatMessage:
+def _user(message: Message, *, images: Images) -> ChatMessage:
     chat = ChatMessage("user", message.text)
     for part in message.parts:
         if isinstance(part, ShellCommandPart):
             chat.text += f"I ran `{part.command}` (exit code {part.exit_code}):\n{part.output}"
         elif isinstance(part, BinaryPart) and part.mime_type.startswith("text/"):
             chat.text += f'\n\n<file path="{part.path}">\n{_decoded(part.data)}\n</file>'
-        elif isinstance(part, BinaryPart) and images and _is_image(part.mime_type, part.data):
-            chat.images.append(Image(part.mime_type, part.data))
-        elif isinstance(part, BinaryPart) and images and part.mime_type == PDF:
-            chat.images.append(Image(PDF, part.data, part.path))
         elif isinstance(part, BinaryPart):
-            chat.text += f"\n\n(attached file {part.path} of type {part.mime_type} is not shown)"
+            problem = _problem(part.mime_type, part.data, images)
+            if problem:
+                what = f"attached file {part.path} of type {part.mime_type}"
+                chat.text += f"\n\n({what} is not shown: {problem})"
+            else:
+                name = part.path if part.mime_type == PDF else ""
+                chat.images.append(Image(part.mime_type, part.data, name))
     return chat
 
 
-def _is_image(mime_type: str, data: str) -> bool:
-    """Whether providers accept this image. One that they refuse would fail every later request."""
-    if mime_type not in IMAGE_TYPES:
-        return False
+def refused_for_image(error: ProviderError, messages: Sequence[ChatMessage]) -> bool:
+    """Whether the provider may have refused this conversation because an image is damaged."""
+    refused = error.upstream_status in REFUSED and not error.overflow
+    images = (image for message in messages for image in message.images)
+    return refused and any(_damage(image.mime_type, image.data) for image in images)
+
+
+def _problem(mime_type: str, data: str, images: Images) -> str:
+    """Why the model is not shown an image or a document; empty if it is."""
+    if images is Images.NONE or mime_type not in (*IMAGE_TYPES, PDF):
+        return "this model takes no such input"
+    if images is Images.ALL:
+        return "" if _content(data) else "it is damaged"
+    return _damage(mime_type, data)
+
+
+def _damage(mime_type: str, data: str) -> str:
+    """What is wrong with an image or a document; empty if it is what it is called, and whole."""
+    content = _content(data)
+    if mime_type == PDF:
+        return "" if b"%PDF-" in content[:1024] else "it is damaged"
+    if image_type(content) != mime_type:
+        return f"it is damaged, or no {mime_type}"
+    return image_problem(content)
+
+
+def _content(data: str) -> bytes:
+    """What base64 text holds; nothing if it is damaged."""
     try:
-        return bool(base64.b64decode(data, validate=True))
+        return base64.b64decode(data, validate=True)
     except ValueError:
-        return False
+        return b""
 
 
 def _decoded(data: str) -> str:

@@ -29,7 +29,7 @@ from .briefing import Briefing, Facts
 from .calls import ToolRunner, TurnState
 from .context import TOTAL_CHARS, bounded, context_files, user_files
 from .gitfacts import git_facts
-from .history import estimated_tokens
+from .history import estimated_tokens, refused_for_image
 from .jsontext import LIGHT_CHARS
 from .overflow import cut, length, new_tokens
 from .prompts import SUMMARY, TITLE, system_prompt
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from ..agent.base import Turn
     from ..clock import Clock
-    from ..config import ToolHook
     from ..protocol.config import Model, SelectedModel
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
@@ -95,7 +94,6 @@ class CoderOptions:
     auto_summarize: bool = True
     commits: str = ""  # what the system prompt says about commit messages
     disabled_tools: tuple[str, ...] = ()  # of those that wings offer
-    tool_hooks: tuple[ToolHook, ...] = ()  # those that must be asked before one of them
     budget: int = BUDGET
 
 
@@ -118,7 +116,6 @@ class CoderAgent:
         self._toolbox = Toolbox(
             tools,
             disabled=options.disabled_tools,
-            hooks=options.tool_hooks,
             window=large.model.context_window,
         )
         self._runner = ToolRunner(context, options.context_paths)
@@ -136,7 +133,11 @@ class CoderAgent:
 
     async def run(self, turn: Turn) -> None:
         session, history = await turn.conversation()
-        briefing = await self._brief(turn, session, _prompt_id(turn, history))
+        prompt_id = _prompt_id(turn, history)
+        briefing = await self._brief(turn, session, prompt_id)
+        if turn.context and prompt_id:
+            briefing.add(prompt_id, turn.context)
+            await turn.remember(briefing.dump())
         state = TurnState(briefing, await self._toolbox.of_step(turn))
         while True:
             await turn.step()
@@ -152,11 +153,11 @@ class CoderAgent:
                 history = await turn.history()
                 state.briefing = await self._brief(turn, session, folded[0].id)
             answer = await self._answer(turn, state, session, history)
-            if not answer.calls:
+            if not answer.calls and await turn.before_stop():
                 await turn.finish(answer.stop)
                 return
             outcomes = await self._runner.run(turn, state, answer)
-            if any(outcome.stop for outcome in outcomes):
+            if turn.halted or any(outcome.stop for outcome in outcomes):
                 return
             if state.guard.take(answer, outcomes):
                 await turn.say(STOPPED)
@@ -167,17 +168,22 @@ class CoderAgent:
     async def _answer(
         self, turn: Turn, state: TurnState, session: Session, history: list[Message]
     ) -> ModelAnswer:
-        """Ask the model. If the conversation is too long for it, it is summarized and asked once
-        more."""
+        """Ask the model. If the conversation is too long for it, or holds a damaged image that it
+        refuses, it is asked once more: with a summary, or without the image."""
         request = await self._request(turn, state.briefing, state.tools, session, history)
         try:
             return await self._ask(turn, request, state)
         except ProviderError as error:
             answered = any(message.role == "assistant" for message in history)
-            if not (self._options.auto_summarize and answered and error.overflow):
+            if await self._context.blocking(refused_for_image, error, request.messages):
+                state.briefing.whole_images_only = True
+                await turn.remember(state.briefing.dump())
+                await turn.erase()
+            elif self._options.auto_summarize and answered and error.overflow:
+                await turn.erase()
+                session, history = await self._shorten(turn, state, history)
+            else:
                 raise
-        await turn.erase()
-        session, history = await self._shorten(turn, state, history)
         request = await self._request(turn, state.briefing, state.tools, session, history)
         return await self._ask(turn, request, state)
 
@@ -251,7 +257,7 @@ class CoderAgent:
             briefing.conversation,
             history,
             summary_id=session.summary_message_id,
-            images=large.model.supports_attachments,
+            takes_images=large.model.supports_attachments,
         )
         messages = convert() if _is_light(history) else await self._context.blocking(convert)
         # Not by who is there now: a client that comes or goes in mid-turn would change how the

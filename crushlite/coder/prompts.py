@@ -76,6 +76,11 @@ amend or rewrite what others made."""
 _ANSWER = """Answers: short and plain, in the user's language, files as path:line. Say what you \
 did not do or could not check. Never print or store secrets."""
 
+SUB_AGENT = """You are a sub-agent: another agent has given you the task in the first message. \
+Your last message is all that it gets, so put the whole result there: short, exact, files as \
+path:line, and what you could not find out. Do what was asked and nothing else. Nobody answers \
+questions."""
+
 SUMMARY = """The conversation is about to be cut off: only the summary that you write now is kept. \
 Call no tool. Write for an engineer who goes on without having seen anything else, under these \
 headings, and leave out those with nothing to say:

@@ -16,6 +16,8 @@ from ..realpath import real_path
 from ..records import dataclass
 from ..version import __version__
 from . import effects
+from .agentfiles import agent_files, usable
+from .agents import agent_programs
 from .catalogue import CATALOGUE
 from .crushrc import document_of
 from .expand import Expander, SecretGuard, variables
@@ -35,6 +37,7 @@ from .writing import change
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from .agentfiles import AgentFile
     from .files import Content, Roots
     from .warnings import Warn
     from .writing import Edited
@@ -128,6 +131,7 @@ class ConfigFiles:
         expander = self._expander(machine, warn)
         providers = Builder(merged, expander, warn).providers()
         servers = tool_servers(merged, expander, warn)
+        programs = agent_programs(merged, expander, warn)
         effects.report(merged, warn)
         allowed = allowed_tools(layers, warn)
         rules = rules_of(layers, warn)
@@ -136,10 +140,12 @@ class ConfigFiles:
             allowed_tools=allowed,
             rules=rules,
             tool_servers=servers,
+            programs=programs,
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),
             files=tuple(layer.source.path for layer in layers),
             own_folders=(self.data_dir, *self.roots.folders(self.env)),
+            agents=lambda: usable(self.agent_files()),
         )
         return Config(loaded, providers)
 
@@ -198,6 +204,10 @@ class ConfigFiles:
                 trust = trusted.state(source.path, content.digest)
                 found.append(ProjectFile(source.path, content, trust))
         return found
+
+    def agent_files(self) -> list[AgentFile]:
+        """The files of named sub-agents, of the user and of the project."""
+        return agent_files(self.workspace, self.env, self.roots)
 
     def trust(self, files: Iterable[ProjectFile]) -> None:
         """Trust these files, with the contents that were read. Raises ConfigError."""
@@ -306,6 +316,7 @@ def _guard(machine: Merged) -> SecretGuard:
         used += [provider.get(key) for key in ("api_key", "extra_headers", "oauth")]
     for server in (machine.get("mcp") or {}).values():
         used += [server.get(key) for key in ("env", "headers")]
+    used += [agent.get("env") for agent in (machine.get("agents") or {}).values()]
     return SecretGuard(
         names=frozenset(
             variables([*used, machine.get("mcp")]) | {known.key for known in CATALOGUE.values()}

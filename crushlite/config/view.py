@@ -17,7 +17,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.config import ROLES, Model, SelectedModel
 from ..records import dataclass
 from .catalogue import CATALOGUE
-from .hooks import tool_hooks
+from .hooks import hook_entries, tool_hooks
 from .merge import spell, split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
 from .providers import catalogue_small, select, with_selected
@@ -25,12 +25,14 @@ from .secrets import HIDDEN, literals, mask, redact, worth_hiding
 from .warnings import ConfigWarning, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ..protocol.config import AgentInfo
     from ..protocol.permissions import PermissionRule
-    from .hooks import ToolHook
+    from .agentfiles import AgentFile
+    from .agents import AgentProgram
+    from .hooks import HookEntry, ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
     from .toolservers import ToolServer
@@ -61,6 +63,8 @@ class Loaded:
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
     tool_servers: Mapping[str, ToolServer] = dataclasses.field(default_factory=dict)
+    agents: Callable[[], dict[str, AgentFile]] = dict  # reads the files of named sub-agents
+    programs: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
 
 
 class Config:
@@ -79,8 +83,10 @@ class Config:
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
         self.tool_servers = loaded.tool_servers  # the section `mcp`, expanded
+        self.programs = loaded.programs  # agents that can be chosen for a session, by name
         self.files = loaded.files
         self.own_folders = loaded.own_folders
+        self.read_agents = loaded.agents  # the named sub-agents, as their files are now; blocks
         self.options = ConfigOptions.of(merged.get("options") or {})
         self._loaded = loaded
         self._merged = merged
@@ -127,6 +133,7 @@ class Config:
         """The secrets that are spelled out in the files."""
         yield from literals(self._merged.values)
         whole = [server.get(key) for server in self.mcp.values() for key in ("env", "headers")]
+        whole += [agent.get("env") for agent in (self._merged.get("agents") or {}).values()]
         sections = (self._merged.get("providers") or {}).values()
         yield from literals([*whole, *(each.get("oauth") for each in sections)], secret=True)
 
@@ -173,8 +180,13 @@ class Config:
 
     @property
     def tool_hooks(self) -> tuple[ToolHook, ...]:
-        """The hooks that must be asked before tools. They are of the machine's files only."""
+        """The hooks that must be asked before tools."""
         return tool_hooks(self._merged)
+
+    @property
+    def hooks(self) -> tuple[HookEntry, ...]:
+        """All hooks, in the order of the files: of the machine's, and of a trusted project's."""
+        return hook_entries(self._merged)
 
     def origin(self, key: str) -> Path | None:
         """The last file that holds a dotted key; None if none does."""
@@ -240,6 +252,16 @@ class Config:
         used, or this one was chosen."""
         chosen = any(choice.provider == provider_id for choice in self._wanted.values())
         return self.allows_local(provider_id) and (chosen or not self._given)
+
+    def served_as(self, name: str) -> Selected | None:
+        """The model of this name, `provider/model` or the name alone; None if no usable provider
+        lists it."""
+        for provider in self.providers.values():
+            for model in provider.models:
+                if name in (model.id, f"{provider.id}/{model.id}"):
+                    choice = SelectedModel(model=model.id, provider=provider.id)
+                    return self.with_models({"large": choice}).large
+        return None
 
     def with_models(self, models: Mapping[str, SelectedModel]) -> Config:
         """The same configuration with other models for some roles, used as they are written; one

@@ -74,6 +74,7 @@ class Backend:
         self.leaving = asyncio.Event()  # the decision to leave has been made
         self._setup = setup
         self._clock = clock
+        self.served = settings.agent  # the name of its agent, for clients
         self._settings = settings
         self._stores = stores
         self._wings = wings

@@ -65,6 +65,11 @@ class Lifetime:
         return self._lifetimes.claims.interactive(self._id)
 
     @property
+    def attended(self) -> bool:
+        """Whether a client is attached that has said that a person sits at it."""
+        return self._lifetimes.claims.attended(self._id)
+
+    @property
     def watchers(self) -> int:
         """How many clients are attached."""
         return self._lifetimes.claims.watchers(self._id)

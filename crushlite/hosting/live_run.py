@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ..clock import resolve_once
 from ..protocol.codec import dumps, encode
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from .turn import LiveTurn
 
 PROMPT = "prompt"
+SHOWN_PROMPT = 200  # characters of a prompt in a list of runs
 SUMMARIZE = "summarize"  # the kind of run that is not a prompt: it has no row and no messages
+
+
+class Used(TypedDict):
+    """What the model calls of a run have used."""
+
+    cost: float
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class LiveRun:
@@ -57,6 +66,8 @@ class LiveRun:
         self.agent_task: asyncio.Task[None] | None = None
         self.agent_gone: asyncio.Future[None] = loop.create_future()  # or it was given up
         self.grace: Timer | None = None  # after which a cancelled agent is given up
+        self.deadline: Timer | None = None  # after which its agent is cancelled: max_seconds
+        self.overdue = False  # it was
         self.carrier: LiveRun | None = None  # the run whose turn it was folded into
         self.started_at = 0.0
         # the ending
@@ -92,8 +103,17 @@ class LiveRun:
         self._waiting.clear()
 
     @property
+    def _in_turn(self) -> LiveTurn | None:
+        """The turn that it is part of, once there is one."""
+        return self.carrier.turn if self.carrier is not None else self.turn
+
+    @property
     def denied(self) -> int:
-        return self.turn.denied if self.turn is not None else 0
+        return self._in_turn.denied if self._in_turn is not None else 0
+
+    @property
+    def limit(self) -> str:
+        return self._in_turn.limits.reached if self._in_turn is not None else ""
 
     @property
     def folded_into(self) -> str:
@@ -123,6 +143,7 @@ class LiveRun:
             detach=self.detach,
             max_cost=self.request.max_cost,
             max_steps=self.request.max_steps,
+            max_seconds=self.request.max_seconds,
             boot_id=boot_id,
             accepted_at=self.accepted_at,
         )
@@ -149,7 +170,20 @@ class LiveRun:
             denied=self.denied,
             carrier=self.folded_into,
             ended_at=self.ended_at,
+            limit_reached=self.limit,
+            **self._used(),
         )
+
+    def _used(self) -> Used:
+        """Cost and tokens of its own turn. One that was folded has none: they are its carrier's."""
+        if self.turn is None:
+            return {"cost": 0.0, "prompt_tokens": 0, "completion_tokens": 0}
+        limits = self.turn.limits
+        return {
+            "cost": limits.cost,
+            "prompt_tokens": limits.prompt_tokens,
+            "completion_tokens": limits.completion_tokens,
+        }
 
     def completion(self) -> RunComplete:
         return RunComplete(
@@ -160,6 +194,9 @@ class LiveRun:
             error=self.error,
             cancelled=self.outcome in (Outcome.CANCELED, Outcome.CLEARED),
             folded_into=self.folded_into,
+            denied=self.denied,
+            limit=self.limit,
+            **self._used(),
         )
 
     def info(self, state: str) -> RunInfo:
@@ -173,6 +210,9 @@ class LiveRun:
             accepted_at=self.accepted_at,
             started_at=self.started_at,
             denied=self.denied,
+            limit=self.limit,
+            prompt=self.request.prompt[:SHOWN_PROMPT],
+            **self._used(),
         )
         if state == "ended" and self.outcome is not None:
             info.outcome, info.ended_at = self.outcome.value, self.ended_at
@@ -219,4 +259,9 @@ def _info(conn: Connection, scope: str, row: RunRow) -> RunInfo:
         started_at=row.started_at,
         ended_at=row.ended_at,
         denied=row.denied,
+        limit=row.limit_reached,
+        cost=row.cost,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        prompt=row.prompt[:SHOWN_PROMPT],
     )

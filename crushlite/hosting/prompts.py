@@ -9,7 +9,7 @@ import uuid
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, CrushliteError, LimitReached, ProviderFailed
+from ..errors import BadRequest, CrushliteError, LimitReached, PromptRefused, ProviderFailed
 from ..protocol.codec import dumps, encode
 from ..protocol.config import ROLES
 from ..protocol.ids import check_id
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CHILD_MARK = "$$"  # in the id of a sub-agent's session, between a message and its tool call
+MOST_SECONDS = 10_000_000  # a timer takes no number whatever; these are 115 days
 _EFFORT = re.compile(r"[a-z]{1,20}")
 
 EXPECTED = (
     LimitReached,
+    PromptRefused,
     ProviderFailed,
     *STORE_ERRORS,
 )  # how turns fail without a mistake in the agent
@@ -44,6 +47,7 @@ class TurnRequest:
     attachments: tuple[Attachment, ...] = ()
     max_cost: float | None = None
     max_steps: int | None = None
+    max_seconds: float | None = None  # from the start of the turn
     auto_approve: bool = False  # every permission of this run is granted without asking
     reasoning_effort: str = ""  # for this turn, instead of the configured one
     think: bool | None = None
@@ -80,11 +84,14 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
     if not prompt.session_id:
         raise BadRequest("session id is missing: create a session first")
     check_id("session_id", prompt.session_id)
+    refuse_child(prompt.session_id)
     check_id("run_id", prompt.run_id)
     if prompt.max_steps is not None and prompt.max_steps < 1:
         raise BadRequest("max_steps must be at least 1")
     if prompt.max_cost is not None and prompt.max_cost < 0:
         raise BadRequest("max_cost must not be negative")
+    if prompt.max_seconds is not None and not 0 < prompt.max_seconds <= MOST_SECONDS:
+        raise BadRequest(f"max_seconds must be more than 0 and at most {MOST_SECONDS}")
     if prompt.reasoning_effort and not _EFFORT.fullmatch(prompt.reasoning_effort):
         raise BadRequest("reasoning_effort must be a word such as none, low, medium or high")
     for role, model in prompt.models.items():
@@ -99,12 +106,22 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
         attachments=tuple(prompt.attachments),
         max_cost=prompt.max_cost,
         max_steps=prompt.max_steps,
+        max_seconds=prompt.max_seconds,
         auto_approve=prompt.auto_approve,
         reasoning_effort=prompt.reasoning_effort,
         think=prompt.think,
         models=prompt.models,
     )
     return request, _when_busy(prompt)
+
+
+def refuse_child(session_id: str) -> None:
+    """Raise BadRequest for the session of a sub-agent: only the agent that it works for goes on
+    with it."""
+    if CHILD_MARK in session_id:
+        raise BadRequest(
+            f"session {session_id} belongs to a sub-agent: send the prompt to the session above it"
+        )
 
 
 def _when_busy(prompt: Prompt) -> WhenBusy:
@@ -137,6 +154,8 @@ def explain(error: BaseException, run_id: str) -> Failure:
         log.warning("run %s failed: %s", run_id, text)
     else:
         log.warning("run %s: the agent failed: %s", run_id, text, exc_info=error)
+    if isinstance(error, ProviderFailed):
+        return Failure("The model did not answer", text)
     if isinstance(error, CrushliteError):
         return Failure(error.code.replace("_", " ").capitalize(), text)
     return Failure("The agent failed", f"{type(error).__name__}: {text}")

@@ -19,6 +19,7 @@ This file holds no rule of its own about the state of a run.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import uuid
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 from ..clock import all_done, resolve_once, wait_at_most
 from ..errors import (
     BadRequest,
+    LimitReached,
     NotQueued,
     NotSaved,
     ProviderFailed,
@@ -38,9 +40,18 @@ from ..runs import Outcome, Record, Runs, Start, Stop, WhenBusy
 from ..store import STORE_ERRORS, runs as run_rows, sessions as session_rows
 from .agents import AgentSlot
 from .blocking import run_blocking
+from .children import run_child
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
-from .prompts import Failure, TurnRequest, digest_of, explain, read_prompt, words
+from .prompts import (
+    Failure,
+    TurnRequest,
+    digest_of,
+    explain,
+    read_prompt,
+    refuse_child,
+    words,
+)
 from .summaries import write_summary
 from .tasks import OwnedTasks
 from .titles import Titles
@@ -75,7 +86,7 @@ class Runner:
     def __init__(
         self, services: Services, make: MakeAgent, settings: Settings, endings: Endings
     ) -> None:
-        self.agents = AgentSlot(make({}), make)
+        self.agents = AgentSlot(make({}), make, services.parts)
         self.titles = Titles(services)
         self.outcomes = dict.fromkeys(Outcome, 0)  # how many runs have ended so
         self.abandoned = 0  # agents that did not return within the cancel grace
@@ -95,14 +106,16 @@ class Runner:
         """
         request, when_busy = read_prompt(prompt)
         if not request.models:
-            self.agents.require()
+            self.agents.require(request.session_id)
         known = self._known.get(request.run_id)
         if known is not None:
             if known.digest != digest_of(request):
                 raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
             return known
         self._endings.require_none()
-        agent = self.agents.with_models(request.models) if request.models else None
+        agent = (
+            self.agents.with_models(request.models, request.session_id) if request.models else None
+        )
         alone = request.auto_approve or agent is not None
         run = self._runs.accept(request.session_id, request.run_id, when_busy, alone=alone)
         now = self._services.clock.now()
@@ -173,7 +186,8 @@ class Runner:
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
-        agent = self.agents.require()
+        refuse_child(session_id)
+        agent = self.agents.require(session_id)
         session = await self._services.store.read(session_rows.get_session, session_id)
         if not session.message_count and not self.busy(session_id):
             return
@@ -259,10 +273,24 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - logged there; the run must end
             self._broke(live, error)
             resolve_once(live.agent_gone)
+        if live.request.max_seconds is not None:
+            live.deadline = self._services.clock.call_later(
+                live.request.max_seconds, lambda: self._out_of_time(live)
+            )
         self._tasks.spawn(self._take_turn(live))
+
+    def _out_of_time(self, live: LiveRun) -> None:
+        """Stop a run that has reached its max_seconds: as a cancel does, but it ends as failed,
+        with the limit as the reason."""
+        if live.turn is not None and not live.agent_gone.done():
+            live.overdue = True
+            live.turn.limits.stop("time", "max_seconds")
+            self._stop(live)
 
     def _stop(self, live: LiveRun) -> None:
         """Cancel the agent; if it does not return within the grace it is given up."""
+        if live.grace is not None:
+            return  # it was cancelled before, for another reason
         if live.agent_task is not None:
             live.agent_task.cancel()
         live.grace = self._services.clock.call_later(
@@ -283,21 +311,25 @@ class Runner:
 
     def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
         """Publish the user message of a prompt, and return what the agent task is to run."""
-        agent = live.agent or self.agents.serving()
+        agent = live.agent = live.agent or self.agents.serving(live.run.session_id)
         if live.kind == SUMMARIZE:
             return self._summarize(agent, live.request)
-        return self._call_agent(agent, self._begin_turn(live, agent))
+        return self._call_agent(agent, self._begin_turn(live))
 
-    def _begin_turn(self, live: LiveRun, agent: Agent) -> LiveTurn:
+    def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
-        request = live.request
+        request, agent = live.request, live.agent or self.agents.serving(live.run.session_id)
 
         async def summarize() -> None:
             if agent.summarizes:
-                await write_summary(self._services, request, agent)
+                used = await write_summary(self._services, request, agent)
+                if live.turn is not None:
+                    live.turn.limits.count_all(used)
 
         live.turn = LiveTurn(
-            self._services, request, agent.info().selected, lambda: self._fold(live), summarize
+            *(self._services, request, agent.info().selected, lambda: self._fold(live), summarize),
+            notes_owner=agent.notes_owner,
+            delegate=functools.partial(run_child, self._services, request),
         )
         live.turn.adopt(self._user_message(live))
         return live.turn
@@ -310,7 +342,7 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        agent = live.agent or self.agents.serving()
+        agent = live.agent or self.agents.serving(live.run.session_id)
         self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt)
         return live.user
 
@@ -318,10 +350,12 @@ class Runner:
         """An agent that tries to exit the process only fails its own turn."""
         try:
             await self.agents.ready(agent)
+            await turn.admit()
             if agent.is_async:
                 await agent.run(turn)
             else:
                 await run_blocking(agent.run, turn)
+            await turn.agent_done()
         except (SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
         finally:
@@ -333,9 +367,21 @@ class Runner:
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""
+        for timer in (live.grace, live.deadline):
+            if timer is not None:
+                timer.cancel()
+        outcome = self._left(live)
+        if live.overdue and outcome is not Outcome.COMPLETED:
+            words = f"stopped at max_seconds = {live.request.max_seconds:g}"
+            live.failure = explain(LimitReached(words, "time"), live.run.run_id)
+            return Outcome.FAILED
+        if isinstance(live.cause, LimitReached) and live.turn is not None:
+            live.turn.limits.stop(live.cause.limit, "")  # one of the agent's own, as its budget
+        return outcome
+
+    def _left(self, live: LiveRun) -> Outcome:
+        """How the agent left its turn, whatever stopped it."""
         task = live.agent_task
-        if live.grace is not None:
-            live.grace.cancel()
         if task is None:
             return Outcome.FAILED
         if not task.done():
@@ -359,6 +405,7 @@ class Runner:
         self._services.permissions.close_run(live.run.run_id)
         self._services.questions.close_run(live.run.run_id)
         if live.turn is not None:
+            await live.turn.end_children()
             await live.turn.end_commands()
 
     def _broke(self, live: LiveRun, error: Exception) -> None:
@@ -409,8 +456,7 @@ class Runner:
         if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
             try:
                 # Canceled before it could start, it begins now: what a person typed is never lost.
-                agent = first.agent or self.agents.serving()
-                turn = first.turn or self._begin_turn(first, agent)
+                turn = first.turn or self._begin_turn(first)
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
                 messages += turn.messages

@@ -18,16 +18,29 @@ if TYPE_CHECKING:
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
     from ..store import Connection
+    from .limits import RunLimits
     from .prompts import TurnRequest
     from .services import Services
 
 log = logging.getLogger(__name__)
 
 
-async def write_summary(services: Services, request: TurnRequest, agent: Agent) -> None:
-    """Let the agent summarize a session. A summary that was canceled is removed again; one that
-    failed stays, with its error, but counts for nothing."""
-    turn = LiveTurn(services, request, agent.info().selected, _no_riders, is_summary=True)
+async def write_summary(
+    services: Services, request: TurnRequest, agent: Agent, parent: LiveTurn | None = None
+) -> RunLimits:
+    """Let the agent summarize a session; returns what that has used. A summary that was canceled is
+    removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
+    LiveTurn."""
+    selected = agent.info().selected
+    turn = LiveTurn(
+        services,
+        request,
+        selected,
+        no_riders,
+        is_summary=True,
+        parent=parent,
+        notes_owner=agent.notes_owner,
+    )
     writing = asyncio.ensure_future(agent.summarize(turn))
     try:
         await asyncio.shield(writing)
@@ -57,9 +70,10 @@ async def write_summary(services: Services, request: TurnRequest, agent: Agent) 
     except CrushliteError:
         turn.discard()  # a summary that counts for nothing would only be in the way
         raise
+    return turn.limits
 
 
-async def _no_riders() -> list[Message]:
+async def no_riders() -> list[Message]:
     return []
 
 

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class OwnedTasks:
                 log.error("left behind: %r", task)
 
 
-async def run_to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def run_to_the_end(work: Awaitable[None]) -> None:
     """Await something that goes on when the caller is cancelled; then the cancellation is raised
     after it is done, instead of any error of its own."""
     task = asyncio.ensure_future(work)

@@ -1,4 +1,5 @@
-"""Titles: a session gets one after its first prompt, whatever becomes of that prompt.
+"""Titles: a session gets one after its first prompt, whatever becomes of that prompt, unless a
+client gave it one of its own.
 
 The title is made beside the turn, by the agent if it can make titles. Only the teardown of the
 workspace cancels it; then, or if the agent fails, the first words of the prompt are the title.
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TITLE_CHARS = 200
+# Titles that clients give to a session before there is anything to name it after.
+PLACEHOLDERS = ("", "new session", "untitled session", "untitled", "non-interactive")
 PLAIN_TITLE_CHARS = 50  # of a prompt that is its own title
 
 
@@ -43,6 +46,8 @@ class Titles:
         store = self._services.store
         try:
             if not await store.read(run_rows.is_first_prompt, session_id, run_id):
+                return
+            if _was_chosen((await store.read(session_rows.get_session, session_id)).title, text):
                 return
             try:
                 title = await agent.title(text)
@@ -72,3 +77,11 @@ class Titles:
         else:
             if session is not None:
                 services.hub.publish("updated", session)
+
+
+def _was_chosen(title: str, prompt: str) -> bool:
+    """Whether the title of a new session says more than that there is none yet. One that is the
+    beginning of the first prompt, or a command that was run before it, was made by a client that
+    had nothing better."""
+    title, prompt = (" ".join(text.split()).casefold() for text in (title, prompt))
+    return title not in PLACEHOLDERS and not title.startswith("!") and not prompt.startswith(title)

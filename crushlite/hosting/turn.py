@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Scope, Usage, Verdict
-from ..commands.background import UNKNOWN_JOB, JobInfo
-from ..errors import BadRequest, LimitReached, TurnOver
-from ..protocol.codec import decode, dumps
-from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
-from ..protocol.permissions import PermissionRequest
-from ..protocol.questions import Question, QuestionBatch
+from ..agent.base import Agent, ToolCheck, Usage
+from ..errors import BadRequest
+from ..protocol.messages import (
+    FinishPart,
+    Message,
+    Part,
+    TextPart,
+    ToolCallPart,
+    ToolOutput,
+    ToolResultPart,
+)
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
@@ -32,22 +34,24 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from ..wing import Author
 from . import offering
-from .dialogs import Allowed
 from .files import mode_of
+from .given import fresh_call_id, json_text, typed
+from .guards import TurnGuards
+from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
-from .watching import start_command
+from .turn_commands import COMMAND_SECONDS, TurnCommands
+from .turn_requests import TurnRequests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..agent.base import OfferedTool
-    from ..commands.background import JobOutput
-    from ..commands.process import Command, Exit
+    from ..agent.base import Delegated, OfferedTool
+    from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
-    from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
+    from ..wing import CommandWatch
     from .prompts import TurnRequest
     from .services import Services
     from .transcript import LiveMessage
@@ -58,11 +62,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
-COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
+NOT_RUN = "not run: the run ended before it was allowed"
+TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
-class LiveTurn:
+class Child(Protocol):
+    """The turn of a sub-agent, as the turn above it sees it."""
+
+    def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
+
+
+class LiveTurn(TurnCommands, TurnRequests):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -74,7 +85,12 @@ class LiveTurn:
         summarize: Callable[[], Awaitable[None]] | None = None,
         *,
         is_summary: bool = False,
+        notes_owner: str = "",
+        delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
+        parent: LiveTurn | None = None,
     ) -> None:
+        """`parent` is the turn of the agent that this one works for: see children.py. Its limits
+        hold for both together, and commands, files, jobs and requests are its session's."""
         self.run_id = request.run_id
         self.session_id = request.session_id
         self.prompt = request.prompt
@@ -86,22 +102,28 @@ class LiveTurn:
         self.reasoning = request.think
         self.denied = 0
         self.spent = Usage()  # what the last model call used
-        self._services = services
-        self._request = request
+        self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
+        author = Author((parent or self).session_id, self.run_id)
+        self._guards = TurnGuards(services.parts, author)
+        self._services, self._request = services, request
         self._selected = selected
-        self._fold = fold
-        self._summarize = summarize
+        self._fold, self._summarize = fold, summarize
         self._is_summary = is_summary
+        self._notes_owner = notes_owner
+        self._delegate = delegate
+        self._top: LiveTurn = parent or self
+        self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
+        self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
+        self._watches: list[CommandWatch] = []  # of the turn as a whole
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
-        self._steps = 0
-        self._cost = 0.0
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
+        self._unallowed: set[str] = set()  # tool calls that wait for a permission
         self._calls: dict[str, ToolCallPart] = {}  # of this step
         self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
         self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
@@ -131,21 +153,31 @@ class LiveTurn:
         """A message the runner wrote for this turn."""
         self._messages.append(live)
 
+    def add_child(self, child: Child) -> None:
+        self._check()
+        self.children.add(child)
+
+    async def admit(self) -> None:
+        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
+        await self._guards.prompt(self.prompt)
+
+    async def agent_done(self) -> None:
+        """The agent has returned. If it did not ask whether the turn may end, tell the wings that
+        it does: it cannot go on any more."""
+        text = self.last.joined().text if self._step else ""
+        if not self._guards.may_stop:
+            await self._guards.stop(text)
+        self._guards.notify("agent_completed", text)
+
     def fence(self) -> None:
         self._over = True
 
-    async def end_commands(self) -> None:
-        """Kill what the agent's commands left running: when a run is reported ended, the processes
-        of its foreground commands are dead."""
-        for command in self._commands:
-            command.kill()
-        if self._commands:
-            await asyncio.wait(
-                [command.done for command in self._commands], timeout=COMMAND_SECONDS
-            )
-        if self._watched:
-            reported = [watched.reported for watched in self._watched.values()]
-            await asyncio.wait(reported, timeout=COMMAND_SECONDS)
+    async def end_children(self) -> None:
+        """End the sub-agents that the agent has left behind: their records are complete before
+        those of this turn."""
+        if self.children:
+            endings = [child.end(Outcome.CANCELED) for child in self.children]
+            await asyncio.wait(endings, timeout=3 * COMMAND_SECONDS)
 
     def discard(self) -> None:
         """Remove a summary that was not finished: half a summary is worse than none."""
@@ -172,14 +204,15 @@ class LiveTurn:
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "user cancelled assistant tool calling"
+            reason = "canceled before it had a result"
         elif outcome is Outcome.FAILED:
             reason = "the turn failed before this tool call had a result"
         if self._step is not None:
             self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
             if call.id not in self._results:
-                self._result(ToolResultPart(call.id, call.name, reason, is_error=True))
+                why = NOT_RUN if call.id in self._unallowed else reason
+                self._result(ToolResultPart(call.id, call.name, why, is_error=True))
 
     # For the agent: reading ----------------------------------------------------------------------
 
@@ -201,15 +234,15 @@ class LiveTurn:
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
-        read = await self._services.transcript.conversation(self.session_id)
+        read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
         session, messages, self._notes = read
         return session, messages
 
     async def recall(self) -> str:
         self._check()
         if self._notes is None:
-            store = self._services.store
-            self._notes = await store.read(note_rows.get_notes, self.session_id)
+            store, owner = self._services.store, self._notes_owner
+            self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
@@ -234,17 +267,17 @@ class LiveTurn:
         finished: bool = True,
     ) -> str:
         self._check()
-        call_id = self._stored_id(clean(id)) if id else _fresh_id()
+        call_id = self._stored_id(clean(id)) if id else fresh_call_id()
         known = self._calls.get(call_id)
         if id and call_id in self._results:
             if known is not None and not self._results.issuperset(self._calls):
                 raise BadRequest(f"tool call {id!r} has its result, others of its step have none")
             # Some servers count their calls from zero in every answer; in a history an id means
             # one call.
-            call_id, known = _fresh_id(), None
+            call_id, known = fresh_call_id(), None
             self._fresh_ids[clean(id)] = call_id
         live = self._current() if known is None else self.last
-        call = ToolCallPart(call_id, clean(name), _text(input), finished=bool(finished))
+        call = ToolCallPart(call_id, clean(name), json_text(input), finished=bool(finished))
         self._services.transcript.tool_call(live, call)
         self._calls[call_id] = known or call
         await self._yield()
@@ -262,14 +295,52 @@ class LiveTurn:
         self._check()
         await self._watches_ended()
         self._show_calls()
-        call = self._calls.get(self._stored_id(clean(id)))
-        if call is None or call.id in self._results:
-            raise BadRequest(f"there is no open tool call {id!r} in this step")
-        texts = clean(content), _text(metadata)
+        call = self._open_call(id)
+        texts = await self._guards.result(
+            call, clean(content), json_text(metadata), is_error=bool(is_error)
+        )
+        self._check()
+        self._open_call(id)  # it may have got its result meanwhile
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._yield()
+
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        self._check()
+        call_id = self._stored_id(clean(id))
+        check = await self._guards.tool(call_id, name, input)
+        self._check()
+        if check.input != input and call_id in self._calls:
+            # What is on record, and shown when permission is asked, is what is run.
+            await self.tool_call(name, check.input, call_id)
+        return check
+
+    @property
+    def context(self) -> str:
+        return self._guards.context
+
+    @property
+    def halted(self) -> bool:
+        return bool(self._guards.halted)
+
+    async def before_stop(self) -> bool:
+        self._check()
+        if self._top is not self:
+            return True  # the agent that it works for goes on
+        wanted = await self._guards.stop(self.last.joined().text if self._step else "")
+        self._check()
+        if not wanted or self._counting.out_of_steps:
+            return True
+        now = self._now()
+        parts: list[Part] = [TextPart(wanted), FinishPart("stop")]
+        message = Message(
+            str(uuid.uuid4()), "user", self.session_id, parts, created_at=now, updated_at=now
+        )
+        self._end_step()
+        self._messages.append(self._services.transcript.create(message))
+        self._new_step, self._guards.may_stop = True, False
+        return False
 
     def progress(self, id: str, output: str) -> None:
         self._check()
@@ -283,7 +354,9 @@ class LiveTurn:
 
     async def step(self) -> None:
         self._check()
-        self._check_steps()
+        self._counting.check_steps()
+        if self._counting.steps:  # what sub-agents have cost counts as well
+            await self._check_cost()
         self._end_step()
         self._new_step = True
         await self._yield()
@@ -302,62 +375,13 @@ class LiveTurn:
             raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(OWN_REASONS)}")
         self._finish = FinishPart(reason, message=clean(message), details=clean(details))
 
-    # For the agent: people -----------------------------------------------------------------------
-
-    async def permission(
-        self,
-        tool_name: str,
-        action: str,
-        *,
-        description: str = "",
-        params: Mapping[str, Any] | None = None,
-        path: str = "",
-        tool_call_id: str = "",
-        scope: Scope | None = None,
-    ) -> Verdict:
-        self._check()
-        if self._request.auto_approve:
-            return Verdict(True)
-        self._show_calls()
-        request = PermissionRequest(
-            session_id=self.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            tool_name=tool_name,
-            description=clean(description),
-            action=action,
-            params=dict(params or {}),
-            path=self._directory(path),
-            scope=clean(scope.words) if scope is not None else "",
-            rule=clean(scope.rule_words) if scope is not None else "",
-        )
-        answer = await self._services.permissions.ask(request, self.run_id, scope)
-        if isinstance(answer, Allowed):
-            return Verdict(True)
-        self.denied += 1
-        return Verdict(False, answer.reason)
-
-    async def ask(
-        self,
-        questions: Sequence[Question | Mapping[str, Any]],
-        *,
-        tool_call_id: str = "",
-        confirm_title: str = "",
-    ) -> list[QuestionResponse] | None:
-        self._check()
-        self._show_calls()
-        batch = QuestionBatch(
-            session_id=self.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            questions=[_typed(Question, question) for question in questions],
-            confirm_title=confirm_title,
-        )
-        return await self._services.questions.ask(batch, self.run_id)
-
     async def followups(self) -> list[Message]:
         self._check()
+        if self._guards.hold_prompts:
+            return []  # they must be asked about first, at the beginning of a turn
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
-        if self._out_of_steps:
+        if self._counting.out_of_steps:
             return []  # nothing could be said to them any more: they get a turn of their own
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
@@ -378,60 +402,7 @@ class LiveTurn:
         self._check()
         return offering.instructions(self._services.parts)
 
-    # For the agent: commands ---------------------------------------------------------------------
-
-    async def command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        on_output: Callable[[bytes], None] | None = None,
-        read_only: bool = False,
-    ) -> Command:
-        self._check()
-        await self._watches_ended()
-        watched = await start_command(
-            self._services,
-            command,
-            Author(self.session_id, self.run_id),
-            cwd=cwd,
-            env=env,
-            on_output=on_output,
-            read_only=read_only,
-        )
-        started = watched.command
-        self._commands.add(started)
-        self._watched[started] = watched
-        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
-        if self._over:
-            started.kill()
-            self._check()
-        return started
-
-    def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
-        self._check()
-        job_id = self._services.background.adopt(self.session_id, command, info)
-        self._commands.discard(command)
-        if command in self._watched:
-            self._watched[command].keep()
-        return job_id
-
-    def job_output(self, job_id: str) -> JobOutput:
-        self._check()
-        return self._services.background.output(job_id, self.session_id)
-
-    def job_info(self, job_id: str) -> JobInfo:
-        self._check()
-        return self._services.background.info(job_id, self.session_id)
-
-    async def wait_for_job(self, job_id: str, seconds: float) -> None:
-        self._check()
-        await self._services.background.wait(job_id, self.session_id, seconds)
-
-    async def kill_job(self, job_id: str) -> Exit | None:
-        self._check()
-        return await self._services.background.kill(job_id, self.session_id)
+    # For the agent: other work -------------------------------------------------------------------
 
     async def summarize(self) -> None:
         self._check()
@@ -440,14 +411,25 @@ class LiveTurn:
             self._new_step = True
             await self._summarize()
 
+    async def delegate(
+        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+    ) -> Delegated:
+        self._check()
+        if self._delegate is None:
+            raise BadRequest("a sub-agent cannot start another one: do this yourself")
+        call = self._open_call(id)
+        self._show_calls()
+        other = agent if isinstance(agent, Agent) else Agent(agent)
+        return await self._delegate(self, call.id, clean(prompt), other, clean(title))
+
     # For the agent: bookkeeping ------------------------------------------------------------------
 
     async def usage(self, usage: Usage) -> None:
         self._check()
         session_rows.check_usage(usage.prompt_tokens, usage.completion_tokens, usage.cost)
         self.spent = usage
+        self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
-        self._cost += cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
         now = self._services.clock.now()
 
@@ -461,21 +443,48 @@ class LiveTurn:
             )
 
         self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
-        if self._request.max_cost is not None and self._cost >= self._request.max_cost:
-            raise LimitReached(f"stopped at max_cost = {self._request.max_cost}")
+        if self._top is not self and cost:
+            await self._top._charge(cost)
+        await self._check_cost()
+
+    async def _check_cost(self) -> None:
+        """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
+        if self.limits.too_expensive:
+            if not await may_cost_more(
+                self.limits, self._services, self._top.session_id, self.run_id
+            ):
+                raise self.limits.stop_at_cost()
+            self._check()
+
+    async def _charge(self, cost: float) -> None:
+        """Add what a sub-agent has cost to this session as well."""
+        owed = min(self._owed + cost, session_rows.MOST_COST)
+        self._owed = 0.0
+        now, store = self._services.clock.now(), self._services.store
+        saved = store.write(session_rows.add_cost, self.session_id, owed, now)
+        if not await self._save("usage", saved):
+            self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
-        listed = [_typed(Todo, todo) for todo in todos]
+        listed = [typed(Todo, todo) for todo in todos]
         now, store = self._services.clock.now(), self._services.store
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
 
+    async def title(self, text: str) -> None:
+        self._check()
+        title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self._services.clock.now()
+        row = self.session_id, title, now, 0, 0, 0.0
+        saved = self._services.store.write(session_rows.set_title, *row)
+        await self._save("title", saved)
+
     async def remember(self, notes: str) -> None:
         self._check()
         self._notes = None
+        kept, owner, store = clean(notes), self._notes_owner, self._services.store
         try:
-            await self._services.store.write(note_rows.set_notes, self.session_id, clean(notes))
+            await store.write(note_rows.set_notes, self.session_id, kept, owner)
         except STORE_ERRORS as error:
             log.warning("run %s: its notes could not be written: %s", self.run_id, error)
 
@@ -491,35 +500,28 @@ class LiveTurn:
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
-        await self._services.files.record(self.session_id, [change])
+        await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        if self._over:
-            raise TurnOver(f"the turn of run {self.run_id} has ended")
-
     @property
-    def _out_of_steps(self) -> bool:
-        limit = self._request.max_steps  # not what the agent may have made of its own copy
-        return limit is not None and self._steps >= limit
+    def _for_session(self) -> str:
+        return self._top.session_id
 
-    def _check_steps(self) -> None:
-        if self._out_of_steps:
-            raise LimitReached(f"stopped at max_steps = {self._request.max_steps}")
-
-    async def _watches_ended(self) -> None:
-        """Wait until the watches of commands that have ended are done: what comes next must not be
-        taken for the doing of those commands."""
-        due = [watched.reported for watched in self._watched.values() if watched.due]
-        if due:
-            await asyncio.wait(due)
-            self._check()
+    def _count_denial(self) -> None:
+        for turn in {self, self._top}:
+            turn.denied += 1
 
     def _show_calls(self) -> None:
         """Publish the calls of this step: clients must know a call before they hear of it."""
         if self._step is not None:
             self._services.transcript.flush(self._step)
+
+    def _open_call(self, call_id: str) -> ToolCallPart:
+        call = self._calls.get(self._stored_id(clean(call_id)))
+        if call is None or call.id in self._results:
+            raise BadRequest(f"there is no open tool call {call_id!r} in this step")
+        return call
 
     def _stored_id(self, call_id: str) -> str:
         """The id on record of what the agent calls by this one."""
@@ -534,13 +536,13 @@ class LiveTurn:
 
     def _current(self) -> LiveMessage:
         if self._new_step:
-            self._check_steps()
+            self._counting.check_steps()
             self._end_step()
             self._create_step()
         return self.last
 
     def _create_step(self) -> None:
-        self._steps += 1
+        self._counting.steps += 1
         self._new_step = False
         self._calls = {}
         now = self._now()
@@ -577,15 +579,7 @@ class LiveTurn:
         )
         self._messages.append(self._services.transcript.create(message))
 
-    def _directory(self, path: str) -> str:
-        """Approving one file covers its folder: the key of a permission is a directory."""
-        if path in ("", "."):
-            return str(self.path)
-        target = Path(self.path, path)
-        # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
-        return str(target.parent) if os.path.isfile(target) else path
-
-    async def _save(self, what: str, saved: Awaitable[Session]) -> bool:
+    async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
         """Wait for a write about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
         try:
@@ -593,7 +587,8 @@ class LiveTurn:
         except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
-        self._services.hub.publish("updated", session)
+        if session is not None:
+            self._services.hub.publish("updated", session)
         return True
 
     async def _yield(self) -> None:
@@ -609,22 +604,3 @@ class LiveTurn:
             await asyncio.sleep(0)
             self._yielded = self._services.clock.time()
             self._check()
-
-
-def _fresh_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
-
-
-def _text(value: str | Mapping[str, Any]) -> str:
-    """What travels as a string of JSON may be given as the object it stands for."""
-    if isinstance(value, str):
-        return clean(value)
-    try:
-        return dumps(dict(value)).decode("ascii")
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"this cannot be written as JSON: {error}") from None
-
-
-def _typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
-    """Our own dataclasses may be given in the shape they have on the wire."""
-    return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())

@@ -29,7 +29,7 @@ from .shell import END_SECONDS, Shells
 from .transcript import Transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Collection, Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from ..agent.base import Agent
@@ -202,9 +202,12 @@ class Workspace:
     async def session(self, session_id: str) -> Session:
         return self._with_busy(await self.store.read(session_rows.get_session, session_id))
 
-    async def sessions(self) -> list[Session]:
-        """Top-level sessions, the one changed last first."""
-        return [self._with_busy(one) for one in await self.store.read(session_rows.list_sessions)]
+    async def sessions(self, apart: Collection[str] = ()) -> list[bytes | Session]:
+        """Top-level sessions, the one changed last first: those that are busy, have todos or are in
+        `apart` as objects, the others as JSON."""
+        apart = {*apart, *(session_id for session_id, _ in self.runs.states())}
+        listed = await self.store.read(session_rows.session_texts, apart)
+        return [one if isinstance(one, bytes) else self._with_busy(one) for one in listed]
 
     async def rename_session(self, session_id: str, title: str) -> Session:
         now = self.clock.now()
@@ -234,6 +237,8 @@ class Workspace:
         self.transcript.forget(gone)
         for member in gone:
             self.permissions.grants.forget_session(member)
+        for part in self.parts:
+            part.session_deleted(session_id)
         self.hub.publish("deleted", session)
 
     def _with_busy(self, session: Session) -> Session:

@@ -49,12 +49,14 @@ class SelectedModel:
 
 @dataclass(slots=True)
 class AgentInfo:
-    """Answer of `GET W/agent`. `is_busy` is true while any session of the workspace is busy."""
+    """Answer of `GET W/agent`. `is_busy` is true while any session of the workspace is busy.
+    `no_model` says why no model answers although one was looked for."""
 
     is_busy: bool = False
     is_ready: bool = False
     model: Model = field(default_factory=Model)
     model_cfg: SelectedModel = field(default_factory=SelectedModel)
+    no_model: str = omitted()
 
 
 @dataclass(slots=True)

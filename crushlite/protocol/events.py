@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import BadRequest
 from ..records import dataclass
 from .codec import JSON, decode, encode
-from .features import McpEvent
+from .features import McpEvent, SkillsEvent
 from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
 from .questions import QuestionBatch, QuestionNotification
@@ -43,6 +43,7 @@ KINDS: dict[str, type] = {
     "agent_event": AgentEvent,
     "config_changed": ConfigChanged,
     "mcp_event": McpEvent,
+    "skills_event": SkillsEvent,
 }
 _KIND_OF: dict[type, str] = {cls: kind for kind, cls in KINDS.items()}
 

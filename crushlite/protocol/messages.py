@@ -249,3 +249,4 @@ class Prompt:
     reasoning_effort: str = omitted()
     think: bool | None = omitted(None)
     models: dict[str, SelectedModel] = omitted(dict)  # by role: `large`, `small`
+    max_seconds: float | None = omitted(None)  # from the start of its turn

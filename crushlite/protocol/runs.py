@@ -9,6 +9,7 @@ from .codec import omitted
 
 LIVE_STATES = ("accepted", "queued", "active", "folded")
 RUN_STATES = (*LIVE_STATES, "ended")
+LIMITS = ("cost", "steps", "time", "tokens")  # what may end a run before its agent does
 
 
 @dataclass(slots=True)
@@ -23,7 +24,9 @@ class Accepted:
 @dataclass(slots=True)
 class RunInfo:
     """A run. `state` is accepted, queued, active, folded or ended; `outcome` is empty until it has
-    ended."""
+    ended. `denied` counts the permissions that it asked for and did not get; `limit` names the
+    limit that ended it, one of LIMITS or empty. Cost and tokens are those of its model calls
+    together. `prompt` is the beginning of what was asked."""
 
     run_id: str = ""
     session_id: str = ""
@@ -38,6 +41,11 @@ class RunInfo:
     started_at: float = 0.0
     ended_at: float = 0.0
     denied: int = 0
+    limit: str = ""
+    cost: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt: str = ""
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ class QueuedPrompt:
 @dataclass(slots=True)
 class RunComplete:
     """The end of a run: there is exactly one for every accepted prompt. `text` is that of the last
-    assistant message."""
+    assistant message. The fields from `denied` on are not in the base protocol: see RunInfo."""
 
     session_id: str
     message_id: str = ""
@@ -73,6 +81,11 @@ class RunComplete:
     error: str = omitted()
     cancelled: bool = omitted(False)
     folded_into: str = omitted()
+    denied: int = omitted(0)
+    limit: str = omitted()
+    cost: float = omitted(0.0)
+    prompt_tokens: int = omitted(0)
+    completion_tokens: int = omitted(0)
 
 
 @dataclass(slots=True)

@@ -63,8 +63,12 @@ class Control:
 
 @dataclass(slots=True)
 class VersionInfo:
+    """Answer of `GET /v1/version`. `agent` is the name that the daemon was started with (`serve
+    --agent`), empty if it was given an agent without a name; not in the base protocol."""
+
     version: str
     commit: str
     build_id: str
     go_version: str
     platform: str
+    agent: str = omitted()

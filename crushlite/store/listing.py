@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptDatabase
 from .connection import check_row
-from .messages import MESSAGE_COLUMNS, message_from_row
+from .messages import MESSAGE_COLUMNS, PARTS_CHARS, message_from_row
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -29,8 +29,8 @@ _OBJECT = """json_object('id', id, 'role', role, 'session_id', session_id, 'part
     'model', model, 'provider', provider, 'created_at', created_at, 'updated_at', updated_at{more})
 """
 # NULL if a number is no integer: SQLite would write `Inf`, or a text where clients read an integer.
-# A blob in place of a text it refuses by itself.
-_SOUND = " AND ".join(
+# A blob in place of a text it refuses by itself. NULL also for a message that is far too long.
+_SOUND = f"length(parts) <= {PARTS_CHARS} AND " + " AND ".join(
     f"typeof({column}) = 'integer'" for column in ("created_at", "updated_at", "is_summary_message")
 )
 _TEXT = (

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MESSAGE_COLUMNS = (
     "id, role, session_id, parts, model, provider, created_at, updated_at, is_summary_message"
 )
+# Twice the longest request. A file from elsewhere may hold any text, and whoever reads it holds the
+# interpreter.
+PARTS_CHARS = 64 << 20
 _KINDS = (str, str, str, str, str, str, int, int, int)
 _NEXT_POSITION = (
     "(SELECT coalesce(max(position), 0) + 1 FROM messages "
@@ -107,6 +110,8 @@ def message_from_row(row: tuple[Any, ...]) -> Message:
     """Build a message from the values of MESSAGE_COLUMNS. Raises CorruptDatabase."""
     check_row("message", row, _KINDS)
     mid, role, sid, parts, model, provider, created_at, updated_at, is_summary = row
+    if len(parts) > PARTS_CHARS:
+        raise CorruptDatabase(f"message {mid[:80]!r} is longer than any that was made here")
     try:
         message = decode(
             Message, {"id": mid, "role": role, "session_id": sid, "parts": json.loads(parts)}

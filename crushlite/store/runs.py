@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class RunRow:
     """A run as it is stored. `attachments` is a JSON array; `outcome` is None until the run has
-    ended; `carrier` is the run that this one was folded into, if any."""
+    ended; `carrier` is the run that this one was folded into, if any; `limit_reached` is the limit
+    that ended it, else empty."""
 
     run_id: str
     session_id: str
@@ -47,6 +48,11 @@ class RunRow:
     accepted_at: float = 0.0
     started_at: float = 0.0
     ended_at: float = 0.0
+    max_seconds: float | None = None
+    limit_reached: str = ""
+    cost: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,10 @@ class RunEnding:
     denied: int = 0
     carrier: str = ""
     ended_at: float = 0.0
+    limit_reached: str = ""
+    cost: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(RunRow))
@@ -118,6 +128,8 @@ def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
         """
         UPDATE runs SET outcome = :outcome, message_id = :message_id, error = :error,
             denied = :denied, ended_at = :ended_at, attachments = NULL,
+            limit_reached = :limit_reached, cost = :cost, prompt_tokens = :prompt_tokens,
+            completion_tokens = :completion_tokens,
             carrier = CASE WHEN :carrier = '' THEN carrier ELSE :carrier END
         WHERE scope = :scope AND run_id = :run_id AND outcome IS NULL
         """,

@@ -18,6 +18,7 @@ from .connection import check_row
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Collection
 
 _COLUMNS = (
     "id, coalesce(parent_session_id, ''), title, message_count, prompt_tokens, completion_tokens, "
@@ -30,6 +31,23 @@ _MAX = 2**63 - 1  # SQLite turns a sum past it into a fraction, which is no toke
 # Characters of the texts of one session, and of a list: no request is as long, but a file from
 # elsewhere may hold any text, and the JSON of sessions is written in the event loop.
 _SESSION_CHARS, _LIST_CHARS = 16 << 20, 32 << 20
+# A session that SQLite may write as JSON. What else there is, damage above all, `_session` reads.
+_PLAIN = " AND ".join(
+    (
+        *(f"typeof({name}) = 'text'" for name in ("id", "title", "summary_message_id")),
+        *(f"typeof({name}) = 'integer'" for name in ("message_count", "created_at", "updated_at")),
+        *(f"typeof({name}) = 'integer'" for name in ("prompt_tokens", "completion_tokens")),
+        "typeof(cost) = 'real' AND abs(cost) <= 1e300 AND todos = '[]'",
+        f"length(id) + length(title) + length(summary_message_id) <= {_SESSION_CHARS}",
+    )
+)
+_COST = "CASE cost WHEN 0 THEN '0.0' ELSE printf('%!.17g', cost) END"  # all of its digits
+_TEXT = f"""CASE WHEN {_PLAIN} THEN CAST(json_object(
+    'id', id, 'parent_session_id', '', 'title', title, 'message_count', message_count,
+    'prompt_tokens', prompt_tokens, 'completion_tokens', completion_tokens,
+    'summary_message_id', summary_message_id, 'cost', json({_COST}), 'created_at', created_at,
+    'updated_at', updated_at, 'is_busy', json('false'), 'attached_clients', 0) AS BLOB) END
+"""
 MOST_COST = 1e300  # past the largest number there is infinity, which no JSON can hold
 _ADD_COST = f"cost = min(cost + :cost, {MOST_COST})"
 _DESCENDANTS = """
@@ -92,20 +110,41 @@ def get_session(conn: sqlite3.Connection, scope: str, sid: str) -> Session:
     return _session(row)
 
 
-def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
-    """Top-level sessions, the one changed last first. Raises CorruptDatabase if too long."""
+def session_texts(
+    conn: sqlite3.Connection, scope: str, apart: Collection[str] = ()
+) -> list[bytes | Session]:
+    """Top-level sessions, the one changed last first, as JSON that SQLite writes: with a thousand
+    of them that takes a third of the time. Those whose ids are in `apart`, and those with todos,
+    are objects. Raises CorruptDatabase if one is damaged, or if all are too long together."""
     rows = conn.execute(
-        f"SELECT {_COLUMNS} FROM sessions WHERE scope = ? AND parent_session_id IS NULL "
+        f"SELECT id, {_TEXT} FROM sessions WHERE scope = ? AND parent_session_id IS NULL "
         "ORDER BY touched DESC",
         (scope,),
     )
-    sessions, chars = [], 0
-    for row in rows:
-        sessions.append(_session(row))
-        chars += _chars(row)
+    listed: list[bytes | Session] = []
+    chars = 0
+    for sid, text in rows:
+        if text is None or sid in apart:
+            found = get_session(conn, scope, sid)
+            chars += len(found.title) + sum(len(todo.content) for todo in found.todos)
+            listed.append(found)
+        else:
+            chars += len(text)
+            listed.append(text)
         if chars > _LIST_CHARS:
             raise CorruptDatabase("the sessions are longer together than any that were made here")
-    return sessions
+    _check_text(listed)
+    return listed
+
+
+def _check_text(listed: list[bytes | Session]) -> None:
+    """Raise CorruptDatabase if a text is no UTF-8: SQLite hands on any bytes."""
+    for text in listed:
+        if isinstance(text, bytes) and not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                raise CorruptDatabase("a session is damaged and cannot be read") from None
 
 
 def rename_session(
@@ -168,6 +207,12 @@ def save_usage(  # noqa: PLR0913 - the three counters of a step, saved together
         completion_tokens=completion_tokens,
         cost=cost_delta,
     )
+
+
+def add_cost(conn: sqlite3.Connection, scope: str, sid: str, cost: float, now: float) -> Session:
+    """Add what was spent elsewhere for a session, in one of its children."""
+    check_usage(0, 0, cost)
+    return _update(conn, scope, sid, _ADD_COST, now=now, cost=cost)
 
 
 def set_todos(

@@ -4,7 +4,8 @@ LocalDaemon     an in-process daemon on a real socket, with a scripted agent
 Participant     one client of it: requests and an event stream
 EventReader     an event stream with `wait_for` and `never`
 ScriptedAgent   an agent whose every move the test decides
-FakeModel       a model server that answers what the test decides, over HTTP
+FakeModel       a model server that answers what the test decides, over HTTP;
+                Say, Think, Use, Wait, Fail, End are the steps of its scripts
 FakeClock       time that moves when the test says so
 InlineExecutor  for `Stores(executor=...)`: a store that runs in the calling thread
 MemoryTransport, connect_pair   HTTP without sockets
@@ -22,11 +23,13 @@ from .harness import Answer, EventReader, LocalDaemon, Participant, Seen
 from .memory import MemoryTransport, connect_pair
 
 if TYPE_CHECKING:
-    from .model import FakeModel, ModelCall, obedient
+    from .model import End, Fail, FakeModel, ModelCall, Say, Think, Use, Wait, obedient
 
 __all__ = [
     "Answer",
+    "End",
     "EventReader",
+    "Fail",
     "FakeClock",
     "FakeModel",
     "InlineExecutor",
@@ -34,15 +37,19 @@ __all__ = [
     "MemoryTransport",
     "ModelCall",
     "Participant",
+    "Say",
     "ScriptedAgent",
     "ScriptedRun",
     "Seen",
     "Stores",
+    "Think",
+    "Use",
+    "Wait",
     "connect_pair",
     "obedient",
 ]
 
-_MODEL = ("FakeModel", "ModelCall", "obedient")
+_MODEL = ("End", "Fail", "FakeModel", "ModelCall", "Say", "Think", "Use", "Wait", "obedient")
 
 
 def __getattr__(name: str) -> Any:

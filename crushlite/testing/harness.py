@@ -344,7 +344,7 @@ class Participant:
         """A request below this workspace, for example `call("GET", "/agent")`."""
         return await self.daemon.call(method, self.base + path, body)
 
-    async def session(self, title: str = "a session") -> str:
+    async def session(self, title: str = "New Session") -> str:
         answer = await self.call("POST", "/sessions", {"title": title})
         assert answer.status == 200, answer
         return str(answer.json["id"])

@@ -163,10 +163,17 @@ class DetachTests(DetachCase):
         leave.set()
 
     async def test_what_only_makes_sense_for_somebody_who_stays_is_refused(self) -> None:
-        for option in ("--timeout", "--deny-after"):
-            child = await self.run_it("--detach", option, "1", "hello")
-            await self.ended(child, 2, "")
-            self.assertIn("not with --detach", child.errors)
+        child = await self.run_it("--detach", "--deny-after", "1", "hello")
+        await self.ended(child, 2, "")
+        self.assertIn("not with --detach", child.errors)
+
+    async def test_limits_hold_for_a_run_that_was_left_to_itself(self) -> None:
+        child = await self.run_it("--detach", "-q", "--timeout", "0.05", "hello")
+        code, run_id = await child.end()
+        self.assertEqual(code, 0, child.errors)
+        child = await self.attach(run_id.strip())
+        await self.ended(child, 8, "")
+        self.assertIn("stopped at max_seconds = 0.05", child.errors)
 
     async def test_a_run_that_is_not_there_is_an_error_that_says_where_to_look(self) -> None:
         await self.daemon.join()

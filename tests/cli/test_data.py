@@ -188,6 +188,22 @@ class UndoTests(DataCase):
         self.assertIn("no run nonsense", await self.refused("undo", "--yes", "nonsense"))
         self.assertIn("a.txt", await self.refused("undo", "--yes", first))
 
+    async def test_what_was_put_back_by_hand_is_not_shown_and_the_run_before_is_undone(
+        self,
+    ) -> None:
+        self.write("a.txt", "0\n")
+        first = await self.ran("echo 1 > a.txt")
+        last = await self.ran("echo 2 > a.txt")
+        self.write("a.txt", "1\n")
+        child = await self.crushlite("undo", "--dry-run")
+        self.assertIn(f"run {last[:8]}: its files are as they were before it", child.errors)
+        self.assertIn("-1\n+0\n", child.out.decode())
+        self.assertIn("nothing to put back", await self.refused("undo", "--yes", last))
+        answer = json.loads(await self.done("undo", "--yes", "--json"))
+        self.assertTrue(answer["run_id"].startswith("undo-"))
+        self.assertEqual((self.project / "a.txt").read_text(), "0\n")
+        self.assertIn("nothing to put back", await self.refused("undo", "--yes", first))
+
     async def test_what_a_model_wrote_does_not_command_the_terminal(self) -> None:
         await self.ran("printf 'a\\033]0;owned\\007\\033[2Jb\\n' > a.txt")
         told = await self.done("undo", "--dry-run")

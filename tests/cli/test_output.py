@@ -99,7 +99,7 @@ class TextTests(unittest.TestCase):
 
 class JSONTests(unittest.TestCase):
     def test_every_line_is_an_event_in_the_shape_of_the_wire(self) -> None:
-        output = JSONOutput()
+        output = JSONOutput(concludes=False)
         output.accepted(Accepted("R", "S", "active"))
         for payload in (said("a", "caf\u00e9"), Lost("away"), {"new": "kind"}):
             output.event(Envelope("", "created", payload))
@@ -138,7 +138,7 @@ class NotesTests(unittest.TestCase):
         failed = Message("t", "tool", "S", [ToolResultPart("c", "bash", content, is_error=True)])
         self.told(command, failed, failed)
         line = "✗ bash make → Exit code 2 (+1 line)"
-        self.assertEqual(self.progress.failed.call_args_list, [mock.call(line)])
+        self.assertEqual(self.progress.tool.call_args_list, [mock.call(line, failed=True)])
         done = Message("u", "tool", "S", [ToolResultPart("d", "bash", "fine")])
         self.told(done)
         self.assertEqual(self.progress.failed.call_count, 1)

@@ -106,7 +106,8 @@ class RunTests(ScriptedCase):
         await child.prints("one \ndone")
         scripted.release()
         await self.ended(child, 0, "one \ndone\n")
-        self.assertNotIn("bash", child.errors, "progress is for terminals")
+        self.assertIn("✓ bash ls → a file\n", child.errors)
+        self.assertNotIn("bash ls (", child.errors, "progress is for terminals")
 
     async def test_other_sessions_are_not_printed(self) -> None:
         anna = await self.daemon.join()
@@ -361,7 +362,7 @@ class RefusalTests(ScriptedCase):
         self.assertFalse(allowed)
         await child.notes("permission denied: bash")
         scripted.release()
-        await self.ended(child, 0, "one \n")
+        await self.ended(child, 7, "one \n")
 
     async def test_a_request_behind_another_ones_is_found_too(self) -> None:
         anna = await self.daemon.join()
@@ -379,7 +380,7 @@ class RefusalTests(ScriptedCase):
         self.assertFalse(await scripted.do(step))
         self.assertFalse(held.done(), "only ours is refused")
         scripted.release()
-        await self.ended(child, 0, "")
+        await self.ended(child, 7, "")
         await anna.cancel(other.turn.session_id, wait=PATIENCE)
 
     async def test_questions_are_closed_without_an_answer(self) -> None:
@@ -452,12 +453,22 @@ class StopTests(ScriptedCase):
         self.assertFalse(scripted.canceled)
         leave.set()
 
-    async def test_a_time_limit_cancels_and_is_exit_code_1(self) -> None:
+    async def test_a_time_limit_ends_the_run_and_is_exit_code_8(self) -> None:
         child = await self.run_it("-q", "--timeout", "0.1", "hello")
-        await self.ended(child, 1, "")
-        # On a slow machine the time may be up before there is a run.
-        self.assertTrue(all(scripted.canceled for scripted in self.daemon.agent.runs))
+        await self.ended(child, 8, "")
+        self.assertTrue(self.daemon.agent.runs[0].canceled)
+        self.assertEqual(child.errors, "crushlite: stopped at max_seconds = 0.1\n")
+
+    async def test_a_command_whose_run_waits_in_line_ends_soon_after_its_time_limit(self) -> None:
+        anna = await self.daemon.join()
+        session = await anna.session()
+        await anna.prompt(session, "first")
+        await self.daemon.entered(1)
+        with mock.patch("crushlite.cli.run.LATE_SECONDS", 0.1):
+            child = await self.run_it("-q", "--timeout", "0.1", "--session", session, "second")
+            await self.ended(child, 8, "")
         self.assertEqual(child.errors, "crushlite: canceled: not done in 0.1 s\n")
+        self.assertFalse(self.daemon.agent.runs[0].canceled)
 
     async def test_when_nobody_reads_the_answer_the_run_is_canceled(self) -> None:
         reader, writer = os.pipe()

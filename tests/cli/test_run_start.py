@@ -92,10 +92,10 @@ class StartTests(CommandCase):
         self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
 
     async def test_a_daemon_that_cannot_start_is_explained_with_its_own_words(self) -> None:
-        child = await self.start("run", "--agent=nonsense", "hello")
+        child = await self.start("run", "--agent=no_such_module:x", "hello")
         self.assertEqual(await child.end(), (2, ""))
         self.assertIn("ended with exit code 2", child.errors)
-        self.assertIn("agent 'nonsense': use auto", child.errors)
+        self.assertIn("agent 'no_such_module:x': No module named", child.errors)
 
     async def test_a_daemon_that_leaves_is_replaced(self) -> None:
         async with LocalDaemon() as leaving:
@@ -129,7 +129,8 @@ class StartTests(CommandCase):
     async def test_other_wrong_usage(self) -> None:
         wrong = (
             (("--session", "a", "--continue", "x"), "not allowed with"),
-            (("--timeout", "-1", "x"), "not a number of seconds"),
+            (("--timeout", "-1", "x"), "not a number above 0"),
+            (("--deny-after", "-1", "x"), "not a number of seconds"),
             (("--host", "http://x", "x"), "use unix:///path"),
             (("--host", "unix://relative", "x"), "absolute path"),
             (("--host", "tcp://127.0.0.1:9", "--token-file", "none", "x"), "cannot read the token"),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.agent.base import Scope
+from crushlite.agent.base import Scope, Usage
 from crushlite.cli.person import TerminalAnswers
 from crushlite.protocol.permissions import (
     PermissionNotification,
@@ -50,7 +50,7 @@ class TerminalCase(ScriptedCase):
 
 
 class ProgressTests(TerminalCase):
-    async def test_what_goes_on_is_shown_and_nothing_of_it_stays(self) -> None:
+    async def test_of_what_goes_on_a_line_for_each_tool_call_stays(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello")
         await terminal.hears("thinking (1 s)")
         call = await scripted.do(lambda turn: turn.tool_call("bash", '{"command": "ls"}'))
@@ -63,7 +63,7 @@ class ProgressTests(TerminalCase):
         self.assertEqual(await terminal.ends(), 0)
         await terminal.hears("the answer\r\n")
         screen = left_over(terminal.heard)
-        self.assertEqual(screen[1:], ["the answer", ""])
+        self.assertEqual(screen[1:], ["✓ bash ls → a file", "the answer", ""])
         self.assertRegex(screen[0], "^crushlite: session ")
 
     async def test_half_a_line_of_the_answer_is_not_drawn_over(self) -> None:
@@ -161,6 +161,17 @@ class AskingTests(TerminalCase):
         await terminal.hears("answer here with y")
         return terminal, scripted, verdict
 
+    async def test_a_limit_of_cost_asks_the_person_at_the_terminal_first(self) -> None:
+        terminal, scripted = await self.run_in_terminal("hello", "--max-cost", "0.5")
+        spending = scripted.begin(lambda turn: turn.usage(Usage(1, 1, 0.5)))
+        await terminal.hears("Go on with how much more?")
+        terminal.press("2\n")  # as much again
+        async with asyncio.timeout(PATIENCE):
+            await spending
+        await scripted.say("so it goes on")
+        scripted.release()
+        self.assertEqual(await terminal.ends(), 0)
+
     async def test_the_person_at_the_terminal_answers(self) -> None:
         terminal, scripted, verdict = await self.asked()
         place = len(terminal.heard)
@@ -195,7 +206,7 @@ class AskingTests(TerminalCase):
             granted = scripted.do(lambda turn: turn.permission("bash", "execute", scope=later))
             self.assertTrue(await granted)
         scripted.release()
-        self.assertEqual(await terminal.ends(), 0)
+        self.assertEqual(await terminal.ends(), 7)
 
     async def test_all_that_will_be_done_is_shown_before_it_is_asked(self) -> None:
         """A command whose end was cut off, and the content of a file that was never shown, were
@@ -216,7 +227,7 @@ class AskingTests(TerminalCase):
         self.assertIn("  +line 299\n  +the end\n", heard)
         self.assertIn("  a: for this session, every tool (do) in /p\n", heard)
         scripted.release()
-        self.assertEqual(await terminal.ends(), 0)
+        self.assertEqual(await terminal.ends(), 7)
 
     async def test_a_no_is_a_no(self) -> None:
         terminal, scripted, verdict = await self.asked()
@@ -224,7 +235,7 @@ class AskingTests(TerminalCase):
         async with asyncio.timeout(PATIENCE):
             self.assertFalse(await verdict)
         scripted.release()
-        self.assertEqual(await terminal.ends(), 0)
+        self.assertEqual(await terminal.ends(), 7)
 
     async def test_what_is_answered_elsewhere_is_closed_and_a_late_line_answers_nothing(
         self,
@@ -239,7 +250,7 @@ class AskingTests(TerminalCase):
         terminal.press("y\n")
         await terminal.hears("not sent", place)
         scripted.release()
-        self.assertEqual(await terminal.ends(), 0)
+        self.assertEqual(await terminal.ends(), 7)
 
 
 class LateLineTests(unittest.IsolatedAsyncioTestCase):

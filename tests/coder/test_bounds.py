@@ -328,7 +328,6 @@ class StepTests(BoundedTestCase):
     """Others run while an answer is read: the steps between two turns of the loop are counted."""
 
     async def asyncSetUp(self) -> None:
-        asyncio.get_running_loop().set_debug(False)
         self.clock = FakeClock()
         self.ticks = 0
         ticker = asyncio.create_task(self.tick())

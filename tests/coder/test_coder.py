@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
-from crushlite.coder.history import chat_messages, estimated_tokens, valid_input
+from crushlite.coder.history import Images, chat_messages, estimated_tokens, valid_input
 from crushlite.coder.loop import CoderOptions
 from crushlite.coder.prompts import SUMMARY, TITLE
 from crushlite.coder.providers.base import (
@@ -311,6 +311,7 @@ class LimitTests(CoderBench):
             await self.steps([f"{n}" for n in range(102)], max_steps=101)
 
     async def test_max_cost_ends_the_turn_before_the_tools_run(self) -> None:
+        self.leave()
         tool = EchoTool()
         model = Model(id="m", cost_per_1m_in=1.0)
         answers = [echo(n, f"{n}", Tokens(400_000)) for n in range(5)]
@@ -833,13 +834,13 @@ class HistoryTests(unittest.TestCase):
     def test_an_image_of_a_tool_is_sent_to_a_model_that_takes_images(self) -> None:
         shown = result("c1")
         shown.tool_results[0].data, shown.tool_results[0].mime_type = "aGk=", "image/png"
-        sent = chat_messages([user("a"), calling("c1"), shown], images=True)[-1]
+        sent = chat_messages([user("a"), calling("c1"), shown], images=Images.ALL)[-1]
         self.assertEqual((sent.text, sent.images), ("a.txt", [Image("image/png", "aGk=")]))
         sent = chat_messages([user("a"), calling("c1"), shown])[-1]
         self.assertEqual(sent.images, [])
         self.assertIn("image/png: not shown", sent.text)
         shown.tool_results[0].data = "no base64"
-        sent = chat_messages([user("a"), calling("c1"), shown], images=True)[-1]
+        sent = chat_messages([user("a"), calling("c1"), shown], images=Images.ALL)[-1]
         self.assertEqual(sent.images, [], "providers would refuse every later request")
 
     def test_results_stand_right_behind_their_call_in_the_order_of_the_calls(self) -> None:
@@ -918,7 +919,7 @@ class HistoryTests(unittest.TestCase):
 
     def test_images_go_to_models_that_take_them_and_are_named_to_others(self) -> None:
         asked = user("look", binary("image/png", b"png", "a.png"), binary("image/tiff", b"t", "b"))
-        (seeing,) = chat_messages([asked], images=True)
+        (seeing,) = chat_messages([asked], images=Images.ALL)
         self.assertEqual(seeing.images, [Image("image/png", base64.b64encode(b"png").decode())])
         self.assertIn("b of type image/tiff is not shown", seeing.text)
         self.assertNotIn("a.png", seeing.text)

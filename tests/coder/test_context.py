@@ -264,15 +264,13 @@ class NoteTests(CoderBench):
         self.assertEqual(sum(f"Today is {today}" in text for text in texts(request)), 1)
 
     async def test_a_session_that_begins_unwatched_says_so_in_the_system_prompt(self) -> None:
-        unwatched = self.lifetime(interactive=False)
-        self.services = dataclasses.replace(self.services, lifetime=unwatched)
+        self.leave()
         self.assertIn("Nobody is watching", (await self.ask("one")).system)
 
     async def test_a_question_that_was_not_offered_is_an_error_and_waits_for_no_answer(
         self,
     ) -> None:
-        unwatched = self.lifetime(interactive=False)
-        self.services = dataclasses.replace(self.services, lifetime=unwatched)
+        self.leave()
         question = {"type": "yes_no", "question": "Really?", "description": "Think."}
         arguments = json.dumps({"questions": [question]})
         asking = [CallPiece(0, "c1", "question", arguments), ModelStop("tool_use")]
@@ -364,7 +362,7 @@ class NoteTests(CoderBench):
         gist = Message("s", "assistant", SESSION, [TextPart("gist")], is_summary_message=True)
         empty = Message("e", "assistant", SESSION)
         good.asked = [("e", 0), ("none", 0), ("s", 5)]
-        (told,) = good.conversation([empty, gist], summary_id="s", images=False)
+        (told,) = good.conversation([empty, gist], summary_id="s", takes_images=False)
         self.assertTrue(told.text.endswith("gist"))
 
 

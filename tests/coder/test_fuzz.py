@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tests.support.basics import BoundedTestCase
 from tools.fuzz_model import APIS, Draw, Fuzz
 
@@ -12,7 +10,6 @@ STREAMS = 120
 
 class FuzzTests(BoundedTestCase):
     async def test_every_answer_however_spoiled_ends_its_turn_with_an_outcome(self) -> None:
-        asyncio.get_running_loop().set_debug(False)
         fuzz = Fuzz(20_26, stall=None, scale=0.05)
         await fuzz.run(range(STREAMS))
         self.assertEqual(fuzz.failures, [])

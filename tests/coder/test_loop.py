@@ -3,6 +3,7 @@ and what summaries and titles cost."""
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from crushlite.runs import Outcome
 from crushlite.testing.model import End, Fail, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, chat
+from tests.support.images import png
 from tests.support.model import QUICK, CoderBench, EchoTool, PlannedProvider, said
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     Answer = list[Piece | BaseException]
 
+UNREADABLE = ProviderError("cannot read this image", status=400)
 TOO_LONG = refusal("prompt is too long: 9 > 8", status=400)
 
 # As the documentation of providers, and users who report them, quote them.
@@ -95,6 +98,39 @@ class WordsTests(BoundedTestCase):
         self.assertEqual(cut([seeing], length([seeing]) // 2)[0].images, [])
         self.assertEqual(shorter("abcdef", 6), "abcdef")
         self.assertEqual(shorter("abcdefg", 4), "ab\n(... 3 characters left out ...)\nfg")
+
+
+class DamagedImageTests(CoderBench):
+    """A provider that refuses an image refuses every later request with it."""
+
+    async def run_turns(self, content: bytes, *answers: Answer) -> list[list[ChatMessage]]:
+        self.provider = PlannedProvider(*answers)
+        model = Model(id="m", supports_attachments=True)
+        data = base64.b64encode(content).decode()
+        file = BinaryPart("shot.png", "image/png", data)
+        agent = self.coder(self.provider, model=model)
+        (await self.converse(agent, "look", [file])).close(Outcome.COMPLETED, None)
+        (await self.converse(agent, "and now?")).close(Outcome.COMPLETED, None)
+        return [request.messages for request in self.provider.requests]
+
+    async def test_a_refused_image_that_is_damaged_is_left_out_from_then_on(self) -> None:
+        half = png()[:-20]
+        refused, again, later = await self.run_turns(half, [UNREADABLE], said("what?"), said("ok"))
+        self.assertEqual([len(each[0].images) for each in (refused, again, later)], [1, 0, 0])
+        self.assertRegex(again[0].text, "shot.png .* is not shown: it is damaged")
+        self.assertEqual(later[0], again[0])
+
+    async def test_an_image_that_is_no_png_is_left_out_as_well(self) -> None:
+        *_, later = await self.run_turns(b"GIF89a\0\0;", [UNREADABLE], said("what?"), said("ok"))
+        self.assertEqual(later[0].images, [])
+
+    async def test_an_error_that_is_not_about_a_damaged_image_is_told(self) -> None:
+        with self.assertRaisesRegex(ProviderError, "cannot read"):
+            await self.run_turns(png(), [UNREADABLE])
+
+    async def test_what_the_provider_takes_is_sent_as_it_is(self) -> None:
+        _, later = await self.run_turns(png()[:-20], said("nice"), said("ok"))
+        self.assertEqual(len(later[0].images), 1)
 
 
 class OverflowTests(CoderBench):

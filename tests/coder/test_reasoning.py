@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from crushlite.coder.history import chat_messages
+from crushlite.coder.history import Images, chat_messages
 from crushlite.coder.providers.anthropic import AnthropicProvider, mode_of
 from crushlite.coder.providers.base import (
     ChatMessage,
@@ -336,7 +336,7 @@ class HistoryTests(Case):
     def test_a_document_reaches_models_that_take_files(self) -> None:
         parts = [TextPart("see"), BinaryPart("d.pdf", "application/pdf", "QUJD")]
         message = Message("m1", "user", "s1", parts)
-        (found,) = chat_messages([message], images=True)
+        (found,) = chat_messages([message], images=Images.ALL)
         self.assertEqual(found.images, [PDF])
         (found,) = chat_messages([message])
         self.assertEqual((found.images, "d.pdf" in found.text), ([], True))

@@ -402,7 +402,6 @@ class InterleavingTest(PermissionDesk):
         await self.play_all(breathe=False)
 
     async def play_all(self, *, breathe: bool) -> None:
-        asyncio.get_running_loop().set_debug(False)  # 720 orders: its book-keeping takes longest
         for order in itertools.permutations(self.OPERATIONS):
             try:
                 await self.play(order, breathe=breathe)

@@ -16,6 +16,7 @@ from crushlite.store import sessions as session_rows
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.disk import Disk
 from tests.support.prompts import until
+from tests.support.store import list_sessions
 
 if TYPE_CHECKING:
     from crushlite.store import Connection
@@ -46,7 +47,7 @@ class EndingsTestCase(BoundedTestCase):
         await self.stores.release(self.store)
 
     async def titles(self) -> dict[str, str]:
-        listed = await self.store.read(lambda conn: session_rows.list_sessions(conn, ""))
+        listed = await self.store.read(lambda conn: list_sessions(conn, ""))
         return {session.id: session.title for session in listed}
 
     def ending(self, session_id: str, word: str) -> Ending:

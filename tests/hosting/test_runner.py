@@ -4,6 +4,7 @@ is refused, and what deleting a session leaves behind."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -12,11 +13,12 @@ from urllib.parse import quote
 from crushlite.agent.base import Usage
 from crushlite.hosting.live_run import _info
 from crushlite.protocol.sessions import Todo
+from crushlite.settings import Settings
 from crushlite.testing import Answer, LocalDaemon, Participant, ScriptedRun, Seen
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from crushlite.agent.base import Turn
     from crushlite.store import Connection
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 RUN_KEYS = {
     *("run_id", "session_id", "kind", "state", "outcome", "message_id", "text", "error"),
     *("folded_into", "accepted_at", "started_at", "ended_at", "denied"),
+    *("limit", "cost", "prompt_tokens", "completion_tokens", "prompt"),
 }
 
 
@@ -760,7 +763,7 @@ class LimitTests(BoundedTestCase):
                 await turn.tool_result(call, "again")
 
         async with LocalDaemon(agent) as daemon:
-            anna = await daemon.join()
+            anna = await daemon.join()  # has not said that a person is there
             for limit, steps in (({"max_steps": 3}, 3), ({"max_cost": 0.75}, 2)):
                 session = await anna.session()
                 await anna.prompt(session, "go", **limit)
@@ -770,6 +773,84 @@ class LimitTests(BoundedTestCase):
                 messages = await anna.messages(session)
                 answers = [m.finish for m in messages if m["role"] == "assistant"]
                 self.assertEqual(answers, [*["tool_use"] * (steps - 1), "error"])
+                self.assertEqual(f"max_{done['limit']}", name)
+                (info,) = (await anna.call("GET", f"/runs?session_id={session}")).json
+                self.assertEqual((info["limit"], info["prompt"]), (done["limit"], "go"))
+                self.assertGreaterEqual(info["cost"], 0.75)
+                self.assertEqual(info["cost"], info["prompt_tokens"] / 4)
+
+    async def out_of_time(self, agent: Callable[[Turn], Any]) -> None:
+        """A run that would last for ever ends at its limit of time, and the next one runs."""
+        settings = Settings(cancel_grace=0.01)
+        async with LocalDaemon(agent, settings=settings) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hang", run_id="first", max_seconds=0.05)
+            await anna.prompt(session, "next", run_id="second")
+            done = await anna.events.wait_for("run_complete", run_id="first")
+            self.assertEqual((done["limit"], done["cancelled"]), ("time", None))
+            self.assertEqual(done["error"], "stopped at max_seconds = 0.05")
+            info = (await anna.call("GET", "/runs/first")).json
+            self.assertEqual((info["outcome"], info["limit"]), ("failed", "time"))
+            await anna.events.wait_for("run_complete", run_id="second", error=None)
+            answer = (await anna.messages(session))[1]
+            self.assertEqual((answer.text, answer.finish), ("so far", "error"))
+            self.assertEqual(answer["parts"][-1]["data"]["message"], "Limit reached")
+
+    async def test_a_run_out_of_time_ends_as_a_limit_and_the_line_goes_on(self) -> None:
+        async def agent(turn: Turn) -> None:
+            if turn.prompt == "hang":
+                await turn.say("so far")
+                await asyncio.Event().wait()
+
+        await self.out_of_time(agent)
+
+    async def test_a_run_out_of_time_ends_also_if_its_agent_does_not_let_go(self) -> None:
+        async def agent(turn: Turn) -> None:
+            if turn.prompt == "hang":
+                await turn.say("so far")
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                await asyncio.Event().wait()
+
+        with self.assertLogs("crushlite.hosting.runner", "ERROR"):
+            await self.out_of_time(agent)
+
+    async def test_a_cancel_while_a_run_out_of_time_unwinds_is_a_cancel(self) -> None:
+        unwinding, leave = asyncio.Event(), asyncio.Event()
+
+        async def agent(turn: Turn) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                unwinding.set()
+                await leave.wait()
+
+        async with LocalDaemon(agent) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hang", run_id="r", max_seconds=0.01)
+            await unwinding.wait()
+            await anna.cancel(session)
+            leave.set()
+            done = await anna.events.wait_for("run_complete", run_id="r")
+            self.assertTrue(done["cancelled"])
+
+    async def test_what_was_denied_is_counted_in_the_ending_and_on_record(self) -> None:
+        async def agent(turn: Turn) -> None:
+            for _ in range(2):
+                await turn.permission("bash", "execute")
+            await turn.say("I went on without it")
+
+        settings = Settings(unattended=0.0)
+        async with LocalDaemon(agent, settings=settings) as daemon:
+            anna = await daemon.join()
+            await anna.call("POST", f"/agent/init?client_id={anna.id}", {"interactive": False})
+            session = await anna.session()
+            await anna.prompt(session, "go", run_id="r")
+            done = await anna.events.wait_for("run_complete", run_id="r", error=None)
+            self.assertEqual(done["denied"], 2)
+            self.assertEqual((await anna.call("GET", "/runs/r")).json["denied"], 2)
 
 
 class OrderTests(RunnerTestCase):

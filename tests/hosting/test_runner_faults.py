@@ -367,7 +367,7 @@ class RefusalTests(FaultTestCase):
             await self.refused(await self.anna.call("POST", "/sessions", {}), status, code)
             await self.refused(await self.anna.call("PUT", path, body), status, code)
             await self.refused(await self.anna.call("DELETE", path), status, code)
-            self.assertEqual((await self.anna.call("GET", path)).json["title"], "a session")
+            self.assertEqual((await self.anna.call("GET", path)).json["title"], "New Session")
             self.assertEqual(len((await self.anna.call("GET", "/sessions")).json), 1)
             self.disk.free()
         await self.end(await self.begin())

@@ -522,12 +522,50 @@ class BookkeepingTests(TurnBench):
         self.assertEqual(counters, (100, 20, 0.5))
 
     async def test_max_cost_stops_the_turn_after_the_cost_is_saved(self) -> None:
+        self.leave()
         turn = self.turn(max_cost=0.5)
         await turn.usage(Usage(1, 1, 0.25))
         with self.assertRaises(LimitReached) as raised:
             await turn.usage(Usage(1, 1, 0.25))
         self.assertIn("max_cost = 0.5", str(raised.exception))
         self.assertEqual((await turn.session()).cost, 0.5)
+        self.assertEqual(turn.limits.reached, "cost")
+
+    async def test_an_agent_that_ignores_its_limit_of_cost_gets_no_further_step(self) -> None:
+        self.leave()
+        turn = self.turn(max_cost=0.5)
+        call = await turn.tool_call("ls", "{}")
+        with self.assertRaises(LimitReached):
+            await turn.usage(Usage(1, 1, 0.75))
+        await turn.tool_result(call, "a.txt")
+        for further in (turn.say("and"), turn.step()):
+            with self.assertRaises(LimitReached):
+                await further
+        self.assertEqual(turn.limits.reached, "cost")
+
+    async def answered(self, turn: LiveTurn, **response: Any) -> Question:
+        """Report a cost of 0.5, answer what is asked then, and return the question."""
+        spending = asyncio.ensure_future(turn.usage(Usage(1, 1, 0.5)))
+        for _ in range(3):  # the write of the usage, and the question
+            await asyncio.sleep(0)
+        asked = self.services.questions.listed()
+        (question,) = asked[0].questions
+        reply = QuestionResponse(question.id, **response)
+        self.services.questions.answer(asked[0].id, [reply])
+        await spending
+        return question
+
+    async def test_a_person_who_attends_is_asked_before_a_limit_of_cost_ends_the_run(self) -> None:
+        turn = self.turn(max_cost=0.5)
+        question = await self.answered(turn, selected_ids=["more"])
+        self.assertIn("has cost $0.50, its limit is $0.50", question.question)
+        self.assertEqual([c.label for c in question.choices][1:], ["$0.50 more", "$2.50 more"])
+        await turn.say("so it goes on")
+        await self.answered(turn, fill_in_text="$2")  # of 1.00 spent, with 3.00 to spend
+        await turn.usage(Usage(1, 1, 1.75))
+        with self.assertRaisesRegex(LimitReached, r"max_cost = 3\.0"):
+            await self.answered(turn, selected_ids=["stop"])
+        self.assertEqual((turn.limits.reached, turn.limits.cost), ("cost", 3.25))
 
     async def test_what_a_damaged_row_cannot_take_fails_no_turn_and_is_owed(self) -> None:
         turn = self.turn()
@@ -542,6 +580,7 @@ class BookkeepingTests(TurnBench):
         self.assertEqual((await turn.session()).cost, 0.75)
 
     async def test_impossible_usage_is_refused_and_lifts_no_limit(self) -> None:
+        self.leave()
         turn = self.turn(max_cost=0.5)
         costs: tuple[Any, ...] = (float("nan"), float("inf"), -0.25, "1.5")
         counts = (Usage(-1), Usage(0, -1), Usage(2**63))
@@ -582,14 +621,14 @@ class BookkeepingTests(TurnBench):
             await self.turn().remember("x" * (1 << 20) + "x")
         self.assertEqual(await self.turn().recall(), "two \0 three")
         await self.store.submit(lambda conn: sessions.delete_session(conn, SCOPE, SESSION))
-        rows = await self.store.read(lambda c: c.execute("SELECT * FROM agent_notes").fetchall())
+        rows = await self.store.read(lambda c: c.execute("SELECT * FROM session_notes").fetchall())
         self.assertEqual(rows, [])
 
     async def test_notes_that_no_agent_can_have_kept_count_as_none(self) -> None:
         """A database may come with a project."""
         await self.turn().remember("mine")
         for made_up in ("x'6d696e65'", "7", f"hex(zeroblob({1 << 19})) || 'x'"):
-            await self.execute(f"UPDATE agent_notes SET content = {made_up}")
+            await self.execute(f"UPDATE session_notes SET content = {made_up}")
             expected = "7" if made_up == "7" else ""  # a column of texts makes one of a number
             self.assertEqual(await self.turn().recall(), expected)
 

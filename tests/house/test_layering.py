@@ -9,6 +9,7 @@ cycle that is hidden in a function is still a cycle.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import unittest
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.support.places import PACKAGE, ROOT
+from tests.support.sources import children, parsed, read
 from tools.house_map import CORE, LIBRARIES, NEEDS, ONLY, ROWS, WINGS, row_of
 
 if TYPE_CHECKING:
@@ -63,12 +65,13 @@ def imports(tree: ast.Module, name: str, *, is_package: bool) -> Iterator[Import
                 yield Import(node.lineno, name_of, at_start, absolute=node.level == 0)
 
 
-def _walk(node: ast.AST, *, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
-    lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+def _walk(node: ast.AST, *, at_start: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         lazy = True
-    for child in ast.iter_child_nodes(node):
-        yield child, at_start and not lazy
+    for child in children(node):
+        if isinstance(child, ast.stmt):
+            yield child, at_start and not lazy
         yield from _walk(child, at_start=at_start and not lazy)
 
 
@@ -122,7 +125,7 @@ def problems(name: str, source: str, place: str, *, is_package: bool = False) ->
         answer.append(f"{place}:1: {name} has no row: give it one in ROWS and in the map")
     answer += [
         f"{place}:{found.line}: {found.module} {reason}"
-        for found in imports(ast.parse(source), name, is_package=is_package)
+        for found in imports(parsed(source), name, is_package=is_package)
         if (reason := complaint(name, found))
     ]
     return answer
@@ -136,12 +139,13 @@ def defining(target: str, known: Collection[str]) -> str:
     return target
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     """The modules that each module of the package imports."""
     found = modules()
     answer: dict[str, set[str]] = {}
     for name, path in found.items():
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = parsed(read(path))
         targets = imports(tree, name, is_package=path.name == "__init__.py")
         inside = (one.module for one in targets if one.module.partition(".")[0] == "crushlite")
         answer[name] = {defining(module.partition(".")[2], found) for module in inside} - {name}
@@ -180,14 +184,14 @@ class LayeringTests(unittest.TestCase):
         for name, path in modules().items():
             place = str(path.relative_to(ROOT))
             is_package = path.name == "__init__.py"
-            wrong += problems(name, path.read_text("utf-8"), place, is_package=is_package)
+            wrong += problems(name, read(path), place, is_package=is_package)
         self.assertEqual(wrong, [], "\n" + "\n".join(wrong))
 
     def test_packages_of_which_a_part_stands_higher_import_nothing_themselves(self) -> None:
         # Importing `agent.base` runs agent/__init__.py first.
         for row in (row for row in ROWS if "." in row):
             package = PACKAGE / row.partition(".")[0] / "__init__.py"
-            tree = ast.parse(package.read_text("utf-8"))
+            tree = parsed(read(package))
             self.assertEqual(list(imports(tree, "x", is_package=True)), [], package)
 
     def test_light_modules_stay_light_when_they_are_really_imported(self) -> None:

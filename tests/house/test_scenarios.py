@@ -14,6 +14,7 @@ import unittest
 
 from tests.support.places import TESTS
 from tests.support.scenarios import scenario
+from tests.support.sources import parsed, sources
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -261,7 +262,7 @@ def marked(node: Function) -> list[int]:
 @functools.cache
 def classes() -> list[ast.ClassDef]:
     """All classes at the top of the modules in tests/."""
-    bodies = [ast.parse(path.read_text()).body for path in sorted(TESTS.rglob("*.py"))]
+    bodies = [parsed(source).body for _, source in sources(TESTS)]
     return [node for body in bodies for node in body if isinstance(node, ast.ClassDef)]
 
 

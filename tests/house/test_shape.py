@@ -7,22 +7,15 @@ part of the machine.
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import io
 import subprocess
 import tokenize
 import unittest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.support.places import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-PACKAGE = ROOT / "crushlite"
-TESTS = ROOT / "tests"
+from tests.support.places import PACKAGE, ROOT, TESTS
+from tests.support.sources import parsed, sources, statements
 
 FILE_CAP = 500
 # The two state machines must be readable in one sitting.
@@ -41,19 +34,6 @@ SKIPS = {
     *("xfail", "expectedFailure", "importorskip"),
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@functools.cache
-def parsed(source: str) -> ast.Module:
-    """Every test here looks at every file: parsing is most of their time."""
-    return ast.parse(source)
-
-
-def sources(*folders: Path) -> Iterator[tuple[str, str]]:
-    """The Python files below some folders: their place in the repository, and their text."""
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
 
 
 # Sizes ------------------------------------------------------------------------------------------
@@ -83,7 +63,7 @@ def long_functions(source: str, place: str) -> list[str]:
     """Whole functions count, docstring included: what matters is that one fits on a screen."""
     return [
         f"{place}:{node.lineno}: {node.name} has {length} lines, {FUNCTION_CAP} are allowed"
-        for node in ast.walk(parsed(source))
+        for node in statements(parsed(source))
         if isinstance(node, Function)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_CAP
     ]
@@ -94,7 +74,8 @@ class SizeTests(unittest.TestCase):
         for place, source in sources(PACKAGE):
             with self.subTest(place):
                 cap = FILE_CAPS.get(place.removeprefix("crushlite/"), FILE_CAP)
-                self.assertLessEqual(code_lines(source), cap)
+                if source.count("\n") > cap:  # else it cannot have more lines of code
+                    self.assertLessEqual(code_lines(source), cap)
 
     def test_no_function_is_longer_than_a_screen(self) -> None:
         wrong = [
@@ -162,7 +143,7 @@ class NameTests(unittest.TestCase):
         managers = [
             f"{place}:{node.lineno}: {node.name}"
             for place, source in sources(PACKAGE, TESTS)
-            for node in ast.walk(parsed(source))
+            for node in statements(parsed(source))
             if isinstance(node, ast.ClassDef) and node.name.endswith("Manager")
         ]
         self.assertEqual(managers, [])
@@ -178,7 +159,7 @@ class NameTests(unittest.TestCase):
     def test_a_class_name_is_used_once_in_the_package(self) -> None:
         places: dict[str, list[str]] = {}
         for place, source in sources(PACKAGE):
-            for node in ast.walk(parsed(source)):
+            for node in statements(parsed(source)):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(place)
         twice = {name: found for name, found in places.items() if len(found) > 1}
@@ -211,6 +192,8 @@ def dotted(node: ast.AST, names: dict[str, str]) -> str:
 
 def sleeps(source: str, place: str) -> list[str]:
     """Calls that wait for real time to pass. `asyncio.sleep(0)` only gives way to others."""
+    if "sleep" not in source:
+        return []
     tree = parsed(source)
     names = real_names(tree)
     wrong = []
@@ -225,6 +208,8 @@ def sleeps(source: str, place: str) -> list[str]:
 
 
 def skips(source: str, place: str) -> list[str]:
+    if not any(word in source for word in SKIPS):
+        return []
     tree = parsed(source)
     names = real_names(tree)
     wrong = []

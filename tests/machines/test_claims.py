@@ -816,7 +816,11 @@ class ShutdownTest(ClaimsCase):
 class PresenceTest(ClaimsCase):
     def viewers(self) -> tuple[int, int]:
         claims = self.world.claims
-        return claims.viewers("W", "S1"), claims.viewers("W", "S2")
+        found = claims.viewers("W", "S1"), claims.viewers("W", "S2")
+        self.assertEqual(
+            [("S1" in claims.viewed("W")), ("S2" in claims.viewed("W"))], [*map(bool, found)]
+        )
+        return found
 
     def test_set_switch_clear(self) -> None:
         self.open("W", "A")
@@ -878,8 +882,18 @@ class InteractiveTest(ClaimsCase):
         self.assertFalse(self.interactive())
         self.do("attach", "W", "A")
         self.assertTrue(self.interactive())
+        self.assertFalse(self.world.claims.attended("W"))
         self.do("detach", "W", "A")
         self.assertFalse(self.interactive())
+
+    def test_who_attends_has_said_so_and_is_attached(self) -> None:
+        self.join("W", "A")
+        self.do("say_interactive", "W", "A", True)
+        self.assertFalse(self.world.claims.attended("W"))
+        self.do("attach", "W", "A")
+        self.assertTrue(self.world.claims.attended("W"))
+        self.do("say_interactive", "W", "A", False)
+        self.assertFalse(self.world.claims.attended("W"))
 
     def test_one_person_is_enough(self) -> None:
         self.open("W", "A")

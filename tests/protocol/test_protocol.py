@@ -19,6 +19,7 @@ from typing import Any
 import crushlite.protocol
 from crushlite.errors import BadRequest
 from crushlite.protocol import codec, events, permissions
+from crushlite.protocol.agents import OfferedAgent, SessionAgent
 from crushlite.protocol.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
 from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
 from crushlite.protocol.config import (
@@ -34,7 +35,20 @@ from crushlite.protocol.config import (
     SetValue,
 )
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.features import (
+    CommandArgument,
+    CommandInfo,
+    ExpandCommand,
+    ExpandedCommand,
+    GetPrompt,
+    NamedServer,
+    ReadSkill,
+    SkillContent,
+    SkillInfo,
+    SkillsEvent,
+    SkillState,
+    SkillSummary,
+)
 from crushlite.protocol.health import Check, Health
 from crushlite.protocol.messages import (
     PARTS,
@@ -56,6 +70,7 @@ from crushlite.protocol.permissions import (
     Grant,
     PermissionAnswer,
     PermissionNotification,
+    PermissionOption,
     PermissionRequest,
     PermissionRule,
     PermissionSkip,
@@ -90,7 +105,16 @@ from crushlite.protocol.sessions import (
     ShellCommand,
     Todo,
 )
-from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from crushlite.protocol.web import (
+    WebAddress,
+    WebChallenge,
+    WebCode,
+    WebHello,
+    WebProof,
+    WebRequest,
+    WebTab,
+    WebToken,
+)
 from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 
 # A class, the keys that are always there, and the keys that are left out when empty.
@@ -102,10 +126,14 @@ SHAPES: list[tuple[type, str, str]] = [
     ),
     (Workspace, "id path config", "yolo debug data_dir version env channels warning"),
     (Control, "command", "client"),
-    (WebRequest, "", "port path"),
+    (WebRequest, "", "port path allow_host"),
     (WebAddress, "url code page expires_in", ""),
     (WebCode, "code", ""),
     (WebToken, "token", "path"),
+    (WebTab, "id key", ""),
+    (WebHello, "id nonce", ""),
+    (WebChallenge, "nonce proof", ""),
+    (WebProof, "id proof", ""),
     (SetValue, "key value scope", ""),
     (RemoveValue, "key scope", ""),
     (ModelChoice, "model_type model scope", ""),
@@ -113,9 +141,18 @@ SHAPES: list[tuple[type, str, str]] = [
     (ProviderKey, "provider_id kind api_key scope", ""),
     (OAuthRefresh, "provider_id scope", ""),
     (ReadSkill, "skill_id", ""),
+    (SkillInfo, "id name description label source user_invocable", ""),
+    (SkillSummary, "name description source builtin", ""),
+    (SkillContent, "content result", ""),
+    (SkillState, "name path state", "error warning"),
+    (SkillsEvent, "states", ""),
+    (CommandArgument, "name", "description required"),
+    (CommandInfo, "id name description source arguments", ""),
+    (ExpandCommand, "command", "arguments text"),
+    (ExpandedCommand, "prompt", ""),
     (NamedServer, "name", "uri"),
     (GetPrompt, "client_id prompt_id", "args"),
-    (VersionInfo, "version commit build_id go_version platform", ""),
+    (VersionInfo, "version commit build_id go_version platform", "agent"),
     (
         Health,
         "status version pid uptime_seconds loop_lag_seconds workspaces clients streams"
@@ -161,7 +198,7 @@ SHAPES: list[tuple[type, str, str]] = [
         Prompt,
         "session_id prompt",
         "run_id attachments when_busy detach max_cost max_steps auto_approve reasoning_effort "
-        "think models",
+        "think models max_seconds",
     ),
     (
         Model,
@@ -175,16 +212,19 @@ SHAPES: list[tuple[type, str, str]] = [
         "reasoning_effort think max_tokens temperature top_p top_k frequency_penalty"
         " presence_penalty provider_options",
     ),
-    (AgentInfo, "is_busy is_ready model model_cfg", ""),
+    (AgentInfo, "is_busy is_ready model model_cfg", "no_model"),
     (AgentInit, "interactive", ""),
     (
         PermissionRequest,
         "id session_id tool_call_id tool_name description action params path",
-        "scope rule",
+        "scope rule options",
     ),
     (PermissionNotification, "tool_call_id granted denied", ""),
     (Grant, "permission action", ""),
-    (PermissionAnswer, "action", "reason"),
+    (PermissionAnswer, "action", "reason option"),
+    (PermissionOption, "id name kind", ""),
+    (OfferedAgent, "name command", ""),
+    (SessionAgent, "agent", ""),
     (PermissionRule, "id tool_name action path words parts", "session_id created_at"),
     (PermissionSkip, "skip", ""),
     (Resolution, "resolved by", ""),
@@ -205,7 +245,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         RunInfo,
         "run_id session_id kind state outcome message_id text error folded_into accepted_at"
-        " started_at ended_at denied",
+        " started_at ended_at denied limit cost prompt_tokens completion_tokens prompt",
         "",
     ),
     (ChangedRun, "run_id session_id undoes files changed_at undone", ""),
@@ -220,7 +260,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         RunComplete,
         "session_id message_id",
-        "run_id text error cancelled folded_into",
+        "run_id text error cancelled folded_into denied limit cost prompt_tokens completion_tokens",
     ),
     (AgentEvent, "type", "session_id session_title run_id error progress"),
     (ConfigChanged, "workspace_id", ""),

@@ -300,7 +300,6 @@ class StreamScenarios(Scenario):
 
     async def flow(self, run: ScriptedRun, rounds: int) -> None:
         """Facts, with a text that grows in between, for as long as that takes."""
-        asyncio.get_running_loop().set_debug(False)  # four times slower, and not what is tested
 
         async def both(turn: Turn) -> None:
             for _ in range(10):
@@ -464,7 +463,6 @@ class FramingTests(Scenario):
                 self.assertEqual([f.kind for f in tap.frames[1:]], ["session"])
 
     async def test_an_id_older_than_the_ring_is_answered_with_a_resync(self) -> None:
-        asyncio.get_running_loop().set_debug(False)
         await self.mark()
         old = self.anna.events.last_id
         _, run = await self.begin()
@@ -668,7 +666,6 @@ class OrderTests(Scenario):
         self.assertEqual(busy, [("AgentEvent", False), ("RunComplete", False)])
 
     async def test_two_clients_see_the_same_facts_in_the_same_order_under_load(self) -> None:
-        asyncio.get_running_loop().set_debug(False)
         taps = [await self.tap(resume=True), await self.tap(resume=True), await self.tap()]
         runs = [(await self.begin())[1] for _ in range(6)]
 
@@ -700,7 +697,6 @@ class OrderTests(Scenario):
 
 class ResumeTests(Scenario):
     async def test_a_client_that_drops_again_and_again_loses_and_repeats_nothing(self) -> None:
-        asyncio.get_running_loop().set_debug(False)
         control = await self.tap(resume=True)
         start = self.anna.events.last_id
         _, run = await self.begin()
@@ -843,7 +839,6 @@ class StoppedReaderTests(Scenario):
         self.assertLessEqual(most[0], BOUNDS.bytes + 256 * 1024)
 
     async def test_of_fifty_clients_a_stopped_one_hurts_only_itself(self) -> None:
-        asyncio.get_running_loop().set_debug(False)
         taps = [await self.tap() for _ in range(48)]
         reader = await self.stopped()
         await self.load(rounds=1250, pieces=3000)
@@ -868,7 +863,6 @@ class StoppedReaderTests(Scenario):
         self.assertEqual([frame.kind for frame in back.frames], ["resync", "session"])
 
     async def test_a_reader_stopped_for_a_while_catches_up_without_a_gap(self) -> None:
-        asyncio.get_running_loop().set_debug(False)
         control = await self.tap(resume=True)
         reader = await self.stopped()
         await self.load(rounds=300, pieces=1000)

@@ -13,7 +13,7 @@ from crushlite.agent.base import Usage
 from crushlite.claims import Graces
 from crushlite.client import Client
 from crushlite.clock import SystemClock
-from crushlite.coder.history import chat_messages
+from crushlite.coder.history import Images, chat_messages
 from crushlite.errors import BadRequest
 from crushlite.protocol.messages import BinaryPart, FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
@@ -36,7 +36,7 @@ class MediaScenarios(BoundedTestCase):
     def sent(self, *files: BinaryPart) -> tuple[str, list[str]]:
         """What a model that takes images is sent of a prompt with files: text, and images."""
         message = Message("m", "user", "s", [TextPart("look"), *files, FinishPart("stop")])
-        [chat] = chat_messages([message], images=True)
+        [chat] = chat_messages([message], images=Images.ALL)
         return chat.text, [image.data for image in chat.images]
 
     @scenario(255)

@@ -22,10 +22,11 @@ from crushlite.store import Stores, backup as module
 from crushlite.store.backup import backup
 from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.runs import list_runs
-from crushlite.store.sessions import delete_session, insert_session, list_sessions
+from crushlite.store.sessions import delete_session, insert_session
 from crushlite.store.sizes import bytes_of, session_sizes
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
+from tests.support.store import list_sessions
 
 if TYPE_CHECKING:
     from crushlite.store import Connection, Store

@@ -29,11 +29,12 @@ from crushlite.store.messages import list_messages, position_of
 from crushlite.store.migrations import MIGRATIONS, migrate
 from crushlite.store.runs import get_run
 from crushlite.store.salvage import salvage
-from crushlite.store.sessions import get_session, list_sessions
+from crushlite.store.sessions import get_session
 from crushlite.testing import LocalDaemon
 from crushlite.undo.queries import changed_runs, run_history
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT
+from tests.support.store import list_sessions
 
 if TYPE_CHECKING:
     from crushlite.store import Connection

@@ -60,7 +60,8 @@ from crushlite.errors import StoreFailed, StoreFull
 from crushlite.protocol.sessions import Session
 from crushlite.store import Stores
 from crushlite.store.migrations import VERSION, version_of
-from crushlite.store.sessions import insert_session, list_sessions
+from crushlite.store.sessions import insert_session
+from tests.support.store import list_sessions
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -29,10 +29,9 @@ from crushlite.store.sessions import (
     delete_session,
     get_session,
     insert_session,
-    list_sessions,
 )
 from tests.store.test_damage import DamageCase, damage
-from tests.support.store import StoreCase
+from tests.support.store import StoreCase, list_sessions
 
 if TYPE_CHECKING:
     from pathlib import Path

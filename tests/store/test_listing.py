@@ -15,7 +15,7 @@ from crushlite.protocol.messages import FinishPart, Message, Part, TextPart
 from crushlite.protocol.sessions import Session
 from crushlite.store.connection import connect
 from crushlite.store.listing import PIECE, message_texts, user_message_texts
-from crushlite.store.messages import insert_message, list_messages
+from crushlite.store.messages import PARTS_CHARS, insert_message, list_messages
 from crushlite.store.migrations import migrate
 from crushlite.store.sessions import insert_session
 from tests.support.store import EVERY_PART
@@ -101,6 +101,7 @@ class ListingTests(unittest.TestCase):
             ("parts", """CAST(x'5b22ff225d' AS TEXT)"""),  # JSON, but no UTF-8
             *(("created_at", "9e999"), ("created_at", "1.5"), ("updated_at", "'zz'")),
             ("is_summary_message", "'zz'"),
+            ("parts", f"""'["' || hex(zeroblob({PARTS_CHARS // 2})) || '"]'"""),  # far too long
         ):
             self.conn.execute("SAVEPOINT sound")
             self.say("m")
@@ -113,6 +114,13 @@ class ListingTests(unittest.TestCase):
                 ):
                     read(self.conn, "", "s", ())
             self.conn.execute("ROLLBACK TO sound")
+
+    def test_a_message_that_no_request_could_make_so_long_is_refused(self) -> None:
+        self.say("m")
+        change = f"UPDATE messages SET parts = hex(zeroblob({PARTS_CHARS // 2 + 1}))"
+        self.conn.execute(change)
+        with self.assertRaisesRegex(CorruptDatabase, "longer than any"):
+            list_messages(self.conn, "", "s")
 
     def test_a_message_at_no_position_is_damage_where_the_position_matters(self) -> None:
         self.say("before")

@@ -18,9 +18,9 @@ from crushlite.store import Stores, connect
 from crushlite.store.connection import configure
 from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.migrations import BACKUPS, MIGRATIONS, VERSION, Migration, migrate, version_of
-from crushlite.store.sessions import insert_session, list_sessions
+from crushlite.store.sessions import insert_session
 from tests.support.basics import BoundedTestCase
-from tests.support.store import open_and_die
+from tests.support.store import list_sessions, open_and_die
 
 if TYPE_CHECKING:
     from crushlite.store import Connection

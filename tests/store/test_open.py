@@ -28,8 +28,9 @@ from crushlite.errors import (
 from crushlite.protocol.sessions import Session
 from crushlite.store import Stores, connect
 from crushlite.store.migrations import VERSION, migrate
-from crushlite.store.sessions import insert_session, list_sessions
+from crushlite.store.sessions import insert_session
 from tests.support.places import ROOT
+from tests.support.store import list_sessions
 
 if TYPE_CHECKING:
     from crushlite.store import ConnectionFactory, Store

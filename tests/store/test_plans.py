@@ -180,7 +180,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("sessions.insert_session", "", Session(id="doomed")),
     ("sessions.require_session", "", "s1"),
     ("sessions.get_session", "", "s1"),
-    ("sessions.list_sessions", ""),
+    ("sessions.session_texts", ""),
     ("sessions.rename_session", "", "s1", "title", 1.0),
     ("sessions.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
     ("sessions.save_usage", "", "s1", 1, 1, 0.5, 1.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -14,6 +15,7 @@ from crushlite.errors import (
     RunNotFound,
     SessionNotFound,
 )
+from crushlite.protocol.codec import encode
 from crushlite.protocol.messages import PARTS, FinishPart, Message, ShellCommandPart, TextPart
 from crushlite.protocol.sessions import File, Session, Todo
 from crushlite.store import RunRow, connect
@@ -50,15 +52,15 @@ from crushlite.store.sessions import (
     delete_session,
     get_session,
     insert_session,
-    list_sessions,
     rename_session,
     save_usage,
+    session_texts,
     set_summary,
     set_title,
     set_todos,
 )
 from crushlite.undo.states import MISSING
-from tests.support.store import EVERY_PART
+from tests.support.store import EVERY_PART, list_sessions
 
 
 class QueryCase(unittest.TestCase):
@@ -105,6 +107,21 @@ class SessionTests(QueryCase):
         )
         insert_session(self.conn, "", session)
         self.assertEqual(self.get(), session)
+
+    def test_a_list_says_of_each_session_what_the_session_alone_says(self) -> None:
+        for number, title in enumerate(("", "a\0b", 'q"\\\n\x1f\x7f', "\u2028 \U0001f600 \xe9")):
+            cost = number / 3 * 10.0 ** (number * 90)
+            todos = [Todo("write")] if number == 2 else []
+            session = Session(
+                f"s{number}", title=title, todos=todos, cost=cost, prompt_tokens=2**63 - 1
+            )
+            insert_session(self.conn, "", session)
+        for apart in ((), ("s0",), ("s1", "s3", "nobody")):
+            listed = session_texts(self.conn, "", apart)
+            objects = [one.id for one in listed if isinstance(one, Session)]
+            self.assertEqual({*objects}, {*apart, "s2"} - {"nobody"})
+            found = [json.loads(one) if isinstance(one, bytes) else encode(one) for one in listed]
+            self.assertEqual(found, [encode(self.get(f"s{number}")) for number in (3, 2, 1, 0)])
 
     def test_a_new_session_has_no_messages_whatever_it_says(self) -> None:
         insert_session(self.conn, "", Session(id="s", message_count=7))

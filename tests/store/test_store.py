@@ -21,8 +21,8 @@ from crushlite.errors import (
 from crushlite.protocol.sessions import Session
 from crushlite.store import InlineExecutor
 from crushlite.store.callqueue import MAX_WAITING
-from crushlite.store.sessions import get_session, insert_session, list_sessions, rename_session
-from tests.support.store import Gate, StoreCase, add, ids
+from crushlite.store.sessions import get_session, insert_session, rename_session
+from tests.support.store import Gate, StoreCase, add, ids, list_sessions
 
 
 class GroupCommitTests(StoreCase):

@@ -16,7 +16,7 @@ from crushlite.coder.loop import CoderAgent, CoderOptions, ServedModel
 from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
-from crushlite.hosting import shell, turn, workspace
+from crushlite.hosting import shell, turn_commands, workspace
 from crushlite.hosting.prompts import TurnRequest
 from crushlite.hosting.summaries import write_summary
 from crushlite.hosting.turn import LiveTurn
@@ -176,7 +176,7 @@ class CoderDaemonTestCase(BoundedTestCase):
         # Killed commands are waited for as long as it takes: on a busy machine that may be more
         # than the few seconds after which the daemon gives up.
         for module, name in (
-            (turn, "COMMAND_SECONDS"),
+            (turn_commands, "COMMAND_SECONDS"),
             (shell, "END_SECONDS"),
             (workspace, "END_SECONDS"),
         ):

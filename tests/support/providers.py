@@ -89,8 +89,6 @@ class Case(HTTPTestCase):
     async def asyncSetUp(self) -> None:
         self.providers: list[AnyProvider] = []
         self.memories: dict[AnyProvider, Memory] = {}
-        # Debug mode records a traceback for each of a hundred thousand callbacks.
-        asyncio.get_running_loop().set_debug(False)
 
     async def asyncTearDown(self) -> None:
         for provider in self.providers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import FakeClock
+from crushlite.protocol.codec import decode
 from crushlite.protocol.messages import (
     BinaryPart,
     FinishPart,
@@ -27,7 +29,7 @@ from crushlite.protocol.messages import (
 )
 from crushlite.protocol.sessions import Session
 from crushlite.store import Store, Stores, ThreadExecutor, connect
-from crushlite.store.sessions import insert_session
+from crushlite.store.sessions import insert_session, session_texts
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT
 
@@ -35,6 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from crushlite.store import ConnectionFactory, Executor
+
+
+def list_sessions(conn: sqlite3.Connection, scope: str) -> list[Session]:
+    """The list of sessions, all of them as objects."""
+    return [
+        decode(Session, json.loads(one)) if isinstance(one, bytes) else one
+        for one in session_texts(conn, scope)
+    ]
+
 
 # One of each, with what is hard to store and to write down.
 EVERY_PART: list[Part] = [

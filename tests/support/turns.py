@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -98,6 +98,10 @@ class Bench(BoundedTestCase):
             files=FileHistory(self.scoped, self.hub, self.clock, self.parts),
             parts=self.parts,
         )
+
+    def leave(self) -> None:
+        """From now on no person attends."""
+        self.services = replace(self.services, lifetime=self.lifetime(interactive=False))
 
     def lifetime(self, *, interactive: bool) -> Lifetime:
         """The claims on a workspace that one client streams, a person's or not."""

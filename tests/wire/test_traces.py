@@ -74,6 +74,11 @@ IMPROVEMENTS: dict[str, tuple[str, ...]] = {
         "event agent_event created: .payload.payload.run_id is added",
         "event run_complete updated: .payload.payload.run_id is added",
     ),
+    "the end of a run says what it has used, and what was denied": (
+        "event run_complete updated: .payload.payload.prompt_tokens is added",
+        "event run_complete updated: .payload.payload.completion_tokens is added",
+        "event run_complete updated: .payload.payload.denied is added",
+    ),
     "what a command changes in the project is in the history, and can be undone": (
         "event file created: * is not in any recorded one",
         "event file created: one more ()",

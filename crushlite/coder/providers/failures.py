@@ -56,6 +56,13 @@ _OVERFLOW = re.compile(
     r"|(?:token count|tokens)[\w ()]{0,40} exceeds",
     re.IGNORECASE,
 )
+# What a user can do about an error, by its status.
+_ADVICE = {
+    401: "Check its key: `crushlite doctor` says which one is used, and where it comes from",
+    402: "The account has no credit left, or no way to pay",
+    403: "This key may not use this model: `crushlite models` lists the others",
+    404: "Is the model's name right? `crushlite models` lists those there are",
+}
 _TOO_LONG = (0, 400, 422, 500)
 _DELAY = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s")
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE)
@@ -81,8 +88,9 @@ def refusal(value: Any, *, status: int = 0) -> ProviderError:
     overflow = known == 413 or (known in _TOO_LONG and bool(_OVERFLOW.search(text[:_SEARCHED])))
     retryable = (not known or known in _RETRYABLE or known >= 500) and not (no_credit or overflow)
     number = f" {status}" if status else ""
+    advice = f". {_ADVICE[known]}" if known in _ADVICE else ""
     return ProviderError(
-        f"the provider answered{number}: {text}",
+        f"the provider answered{number}: {text}{advice}",
         status=known,
         retryable=retryable,
         retry_after=_delay_in(inner),

@@ -332,7 +332,7 @@ class Edit:
         refused = await _change(call, file, after, metadata)
         if refused is not None:
             return refused
-        done = f"{file.place.shown}: {added} lines added, {removed} removed"
+        done = f"{file.place.shown}: {added} line{'s' * (added != 1)} added, {removed} removed"
         return ToolOutcome("\n".join([done, *edited.notes]), metadata=json.dumps(metadata))
 
 

@@ -266,7 +266,8 @@ class FakeModel:
     `requests` are the decoded bodies in order of arrival. `concurrent` is the number of open calls,
     `most_concurrent` its maximum so far, and `most_concurrent_by` the maxima by the text of the
     first user message. `connections` counts all that were ever made. `models` are the ids in the
-    list of models, `apis` the ends of the paths that are answered.
+    list of models, `apis` the ends of the paths that are answered. `port` is where it listens, a
+    free one if that is 0.
     """
 
     def __init__(
@@ -277,6 +278,7 @@ class FakeModel:
         apis: tuple[str, ...] = _APIS,
         clock: Clock | None = None,
         patience: float = PATIENCE,
+        port: int = 0,
     ) -> None:
         self.calls: list[ModelCall] = []
         self.models = list(models)
@@ -285,7 +287,7 @@ class FakeModel:
         self.most_concurrent = 0
         self.most_concurrent_by: dict[str, int] = {}
         self.connections = 0
-        self.port = 0
+        self.port = port
         self._script = script
         self._clock = clock or SystemClock()
         self._patience = patience
@@ -306,7 +308,7 @@ class FakeModel:
 
     async def __aenter__(self) -> FakeModel:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0)
+        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -1,0 +1,166 @@
+"""Named sub-agents: Markdown files of the user and of the project, as Claude Code and Crush have
+them.
+
+    ---
+    name: reviewer
+    description: Looks for mistakes in a change.
+    tools: Read, Grep, Bash
+    model: small
+    ---
+    You review changes. ...
+
+The user's are in `~/.claude/agents`, `~/.crush/agents` and `agents` beside the user's crush.json,
+the project's in `.claude/agents` and `.crush/agents`. A project's file counts only if the user
+trusts it, as it is now. Of two with one name the later counts.
+
+Reads files: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import BadRequest, ConfigError
+from ..records import dataclass
+from ..worktree.paths import locate, read_bytes
+from .files import digest
+from .trust import Trust, TrustedFiles, TrustStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .files import Roots
+
+log = logging.getLogger(__name__)
+
+FOLDERS = (".claude/agents", ".crush/agents")
+MOST_FILES = 32  # of one folder, the first by name
+MOST_ENTRIES = 1000  # of one folder that are looked at
+MOST_BYTES = 64 * 1024
+MOST_HEAD_LINES = 200
+DESCRIPTION_CHARS = 500
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_KEY = re.compile(r"([A-Za-z][\w-]*):(.*)", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFile:
+    """A named sub-agent. `tools` is None if the file does not name any."""
+
+    path: Path
+    name: str
+    description: str
+    tools: tuple[str, ...] | None
+    model: str  # as the file has it; empty if it does not say
+    instructions: str
+    digest: str
+    trust: Trust  # TRUSTED for the user's own
+
+
+def agent_files(workspace: Path, env: Mapping[str, str], roots: Roots) -> list[AgentFile]:
+    """All files that can be read, with those of the project that are not trusted."""
+    try:
+        trusted = TrustStore.of(roots, env).read()
+    except ConfigError:
+        trusted = TrustedFiles({})
+    home = roots.home or Path(env.get("HOME") or os.path.expanduser("~"))
+    own = [home / folder for folder in FOLDERS] + [roots.config(env) / "agents"]
+    found: dict[Path, AgentFile] = {}
+    for folder in own:
+        for path in _markdown(folder):
+            _add(found, Path("/"), path, None)
+    for name in FOLDERS:
+        for path in _markdown(workspace / name):
+            _add(found, workspace, path, trusted)
+    return list(found.values())
+
+
+def usable(files: list[AgentFile]) -> dict[str, AgentFile]:
+    """The trusted ones by name."""
+    return {file.name: file for file in files if file.trust is Trust.TRUSTED}
+
+
+def _markdown(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e, _ in zip(entries, range(MOST_ENTRIES), strict=False)]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names) if name.endswith(".md")][:MOST_FILES]
+
+
+def _add(
+    found: dict[Path, AgentFile], root: Path, path: Path, trusted: TrustedFiles | None
+) -> None:
+    """Read a file, which must be below `root` when its links are resolved."""
+    try:
+        place = locate(root, str(path))
+        if not place.inside or place.path in found:
+            return
+        data, _ = read_bytes(place, MOST_BYTES)
+        state = Trust.TRUSTED if trusted is None else trusted.state(path, digest(data))
+        found[place.path] = read_agent(path, data, state)
+    except (BadRequest, OSError, ValueError) as error:
+        log.warning("%s is not used: %s", path, error)
+
+
+def read_agent(path: Path, data: bytes, trust: Trust) -> AgentFile:
+    """What a file says. Raises BadRequest for one that cannot be used."""
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff").replace("\r\n", "\n")
+    fields, body = _parts(text)
+    name = fields.get("name") or path.stem
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"the name {name[:80]!r} must have letters, digits, - and _ only")
+    description = " ".join(fields.get("description", "").split())
+    if not description or not body.strip():
+        raise BadRequest("it needs a description in its head, and instructions below it")
+    tools = tuple(re.findall(r"[\w*][\w-]*", fields["tools"])) if "tools" in fields else None
+    return AgentFile(
+        path,
+        name,
+        description[:DESCRIPTION_CHARS],
+        tools,
+        fields.get("model", "").strip(),
+        body.strip(),
+        digest(data),
+        trust,
+    )
+
+
+def _parts(text: str) -> tuple[dict[str, str], str]:
+    """The fields of the head, as texts, and what stands below it. Lenient: what is no key belongs
+    to the value above it, so lists and blocks are read as their text."""
+    lines = text.split("\n")
+    if lines[0].rstrip() != "---":
+        return {}, text
+    fields: dict[str, str] = {}
+    key = ""
+    for number, line in enumerate(lines[1 : MOST_HEAD_LINES + 1], start=1):
+        if line.rstrip() == "---":
+            plain = {name: _unquoted(value) for name, value in fields.items()}
+            return plain, "\n".join(lines[number + 1 :])
+        found = _KEY.fullmatch(line)
+        if found:
+            key = found[1].lower()
+            fields[key] = found[2]
+        elif key:
+            fields[key] += "\n" + line
+    return {}, text
+
+
+def _unquoted(value: str) -> str:
+    value = re.sub(r"^[|>][+-]?\n", "", value.strip()).strip()
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        return value[1:-1]
+    return value
+
+
+def about(files: list[AgentFile]) -> Iterator[str]:
+    """What a project's files would bring, on one line each, for the user who is to trust them."""
+    for file in files:
+        tools = "reads only" if file.tools is None else f"tools {', '.join(file.tools)}"
+        yield f"sub-agent {file.name} ({file.trust.value}), {tools}: {file.description}"

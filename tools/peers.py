@@ -1,0 +1,80 @@
+"""Install the programs of others that tests/peers drives: `peers.py ROOT`.
+
+Into ROOT/.peers: Python packages by tests/peers/requirements.txt into `venv`, together with this
+package and pytest, and npm packages by tests/peers/package.json into `node_modules`. A stamp of
+what they were made from is written last: a second call does nothing, an interrupted one is done
+again.
+Called by tools/check with the Python of the private environment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from environment import MISLEADING, say
+
+NODE_ADVICE = "npm is not on the PATH (Debian: sudo apt-get install npm)"
+
+
+def stamp_of(root: Path) -> str:
+    """What an installation is made from; scripts in it hold the path of the checkout."""
+    sources = ("pyproject.toml", "tests/peers/requirements.txt", "tests/peers/package.json")
+    texts = [(root / name).read_bytes() for name in sources]
+    python = f"{sys.version} {root}".encode()
+    return hashlib.sha256(b"\0".join([*texts, python])).hexdigest()
+
+
+def commands(root: Path, folder: Path, npm: str) -> list[list[str]]:
+    python = str(folder / "venv" / "bin" / "python")
+    pip = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    wanted = ["--editable", f"{root}[test]", "-r", str(root / "tests" / "peers/requirements.txt")]
+    packages = ["install", "--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel=error"]
+    return [[*pip, "--no-input", *wanted], [npm, *packages]]
+
+
+def install(root: Path, folder: Path) -> int:
+    npm = shutil.which("npm")
+    if npm is None:
+        say(f"the peers cannot be installed: {NODE_ADVICE}")
+        return 1
+    say(f"installing the peers into {folder} (needed once, takes some minutes) ...")
+    venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder / "venv")
+    shutil.copy(root / "tests" / "peers" / "package.json", folder / "package.json")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in MISLEADING and not name.startswith("PYTHON")
+    }
+    environment["PIP_USER"] = "0"
+    for command in commands(root, folder, npm):
+        if subprocess.run(command, env=environment, stdout=sys.stderr, cwd=folder).returncode:
+            say(f"`{' '.join(command[:5])} ...` failed; its reason is above.")
+            return 1
+    return 0
+
+
+def main() -> int:
+    root = Path(sys.argv[1]).resolve()
+    folder = root / ".peers"
+    folder.mkdir(exist_ok=True)
+    note = folder / "installed"
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp = stamp_of(root)
+        if note.is_file() and note.read_text() == stamp:
+            return 0
+        if code := install(root, folder):
+            return code
+        note.write_text(stamp)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
