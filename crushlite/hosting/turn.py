@@ -16,7 +16,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Agent, Usage
+from ..agent.base import Agent, ToolCheck, Usage
 from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
@@ -39,9 +39,8 @@ from .given import fresh_call_id, json_text, typed
 from .guards import TurnGuards
 from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
-from .turn_commands import COMMAND_SECONDS
-from .turn_people import TurnPeople
-from .watching import start_command
+from .turn_commands import COMMAND_SECONDS, TurnCommands
+from .turn_requests import TurnRequests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -74,7 +73,7 @@ class Child(Protocol):
     def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
-class LiveTurn(TurnPeople):
+class LiveTurn(TurnCommands, TurnRequests):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -112,7 +111,7 @@ class LiveTurn(TurnPeople):
         self._is_summary = is_summary
         self._notes_owner = notes_owner
         self._delegate = delegate
-        self._top = parent or self
+        self._top: LiveTurn = parent or self
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
@@ -157,6 +156,10 @@ class LiveTurn(TurnPeople):
     def add_child(self, child: Child) -> None:
         self._check()
         self.children.add(child)
+
+    async def admit(self) -> None:
+        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
+        await self._guards.prompt(self.prompt)
 
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
@@ -304,6 +307,24 @@ class LiveTurn(TurnPeople):
         self._new_step = True
         await self._yield()
 
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        self._check()
+        call_id = self._stored_id(clean(id))
+        check = await self._guards.tool(call_id, name, input)
+        self._check()
+        if check.input != input and call_id in self._calls:
+            # What is on record, and shown when permission is asked, is what is run.
+            await self.tool_call(name, check.input, call_id)
+        return check
+
+    @property
+    def context(self) -> str:
+        return self._guards.context
+
+    @property
+    def halted(self) -> bool:
+        return bool(self._guards.halted)
+
     async def before_stop(self) -> bool:
         self._check()
         if self._top is not self:
@@ -355,8 +376,6 @@ class LiveTurn(TurnPeople):
             raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(OWN_REASONS)}")
         self._finish = FinishPart(reason, message=clean(message), details=clean(details))
 
-    # For the agent: people -----------------------------------------------------------------------
-
     async def followups(self) -> list[Message]:
         self._check()
         if self._guards.hold_prompts:
@@ -384,36 +403,7 @@ class LiveTurn(TurnPeople):
         self._check()
         return offering.instructions(self._services.parts)
 
-    # For the agent: commands ---------------------------------------------------------------------
-
-    async def command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        on_output: Callable[[bytes], None] | None = None,
-        read_only: bool = False,
-    ) -> Command:
-        self._check()
-        await self._watches_ended()
-        watched = await start_command(
-            self._services,
-            command,
-            Author(self._top.session_id, self.run_id),
-            cwd=cwd,
-            env=env,
-            on_output=on_output,
-            read_only=read_only,
-        )
-        started = watched.command
-        self._commands.add(started)
-        self._watched[started] = watched
-        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
-        if self._over:
-            started.kill()
-            self._check()
-        return started
+    # For the agent: other work -------------------------------------------------------------------
 
     async def summarize(self) -> None:
         self._check()
@@ -514,6 +504,14 @@ class LiveTurn(TurnPeople):
         await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
+
+    @property
+    def _for_session(self) -> str:
+        return self._top.session_id
+
+    def _count_denial(self) -> None:
+        for turn in {self, self._top}:
+            turn.denied += 1
 
     def _show_calls(self) -> None:
         """Publish the calls of this step: clients must know a call before they hear of it."""

@@ -1,80 +1,56 @@
-"""What an agent asks of people, and of the wings that speak for them."""
+"""What an agent asks users: permissions and questions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import Scope, ToolCheck, Verdict
+from ..agent.base import Scope, Verdict
 from ..protocol.permissions import PermissionRequest
-from ..protocol.questions import Question, QuestionBatch
+from ..protocol.questions import QuestionBatch
 from .dialogs import Allowed
 from .given import directory_of, questions_of
 from .prompts import clean
-from .turn_commands import TurnCommands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionOption
-    from ..protocol.questions import QuestionResponse
+    from ..protocol.questions import Question, QuestionResponse
     from .guards import TurnGuards
     from .prompts import TurnRequest
+    from .services import Services
 
 
-class TurnPeople(TurnCommands):
-    """The part of a LiveTurn that is about permissions and questions, and about what wings
-    forbid and add."""
+class TurnRequests:
+    """The part of a LiveTurn that asks users. What a sub-agent asks is asked for the session that
+    it works for."""
 
-    prompt: str
+    run_id: str
+    session_id: str
     path: Path
-    _guards: TurnGuards
+    _services: Services
     _request: TurnRequest
-    _calls: dict[str, ToolCallPart]  # of this step
+    _guards: TurnGuards
     _unallowed: set[str]  # tool calls that wait for a permission
+
+    @property
+    def _for_session(self) -> str:
+        """The session that a sub-agent works for, else the turn's own."""
+        raise NotImplementedError
+
+    def _count_denial(self) -> None:
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        raise NotImplementedError
 
     def _show_calls(self) -> None:
         raise NotImplementedError
 
     def _stored_id(self, call_id: str) -> str:
         raise NotImplementedError
-
-    async def tool_call(
-        self,
-        name: str,
-        input: str | Mapping[str, Any],
-        id: str | None = None,
-        finished: bool = True,
-    ) -> str:
-        raise NotImplementedError
-
-    # Wings ---------------------------------------------------------------------------------------
-
-    async def admit(self) -> None:
-        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
-        await self._guards.prompt(self.prompt)
-
-    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
-        self._check()
-        call_id = self._stored_id(clean(id))
-        check = await self._guards.tool(call_id, name, input)
-        self._check()
-        if check.input != input and call_id in self._calls:
-            # What is on record, and shown when permission is asked, is what is run.
-            await self.tool_call(name, check.input, call_id)
-        return check
-
-    @property
-    def context(self) -> str:
-        return self._guards.context
-
-    @property
-    def halted(self) -> bool:
-        return bool(self._guards.halted)
-
-    # People --------------------------------------------------------------------------------------
 
     async def permission(
         self,
@@ -91,7 +67,7 @@ class TurnPeople(TurnCommands):
         self._check()
         self._show_calls()
         request = PermissionRequest(
-            session_id=self._top.session_id,
+            session_id=self._for_session,
             tool_call_id=self._stored_id(tool_call_id),
             tool_name=tool_name,
             description=clean(description),
@@ -105,8 +81,8 @@ class TurnPeople(TurnCommands):
         self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
         verdict = await self._decide(request, scope)
         self._unallowed.discard(request.tool_call_id)
-        for turn in () if verdict else {self, self._top}:
-            turn.denied += 1
+        if not verdict:
+            self._count_denial()
         return verdict
 
     async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
@@ -140,7 +116,7 @@ class TurnPeople(TurnCommands):
         self._check()
         self._show_calls()
         batch = QuestionBatch(
-            session_id=self._top.session_id,
+            session_id=self._for_session,
             tool_call_id=self._stored_id(tool_call_id),
             questions=questions_of(questions),
             confirm_title=confirm_title,
