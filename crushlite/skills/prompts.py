@@ -1,6 +1,6 @@
 """The prompts of tool servers as commands. They are asked for through the routes of the base
-protocol (`mcp/prompts`, `mcp/get-prompt`), which the core answers as well: so it makes no difference
-whether there are tool servers, and which wing has them."""
+protocol (`mcp/prompts`, `mcp/get-prompt`), which the core answers as well: so it makes no
+difference whether there are tool servers, and which wing has them."""
 
 from __future__ import annotations
 
