@@ -90,13 +90,7 @@ def add_parser(commands: Any) -> None:
         default="",
         help="send the prompt of this command; PROMPT is what would be typed behind its name",
     )
-    add(
-        "--arg",
-        action="append",
-        metavar="NAME=VALUE",
-        default=[],
-        help="an argument of that command; repeatable",
-    )
+    add("--arg", action="append", metavar="NAME=VALUE", default=[], help="its argument; repeatable")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--session", metavar="ID", help="go on in this session (default: a new one)")
     which.add_argument(

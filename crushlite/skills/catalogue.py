@@ -54,7 +54,7 @@ class Folders(NamedTuple):
     project_commands: tuple[Path, ...] = ()
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file as it was read, before it is known whether it counts."""
 
     path: Path
@@ -118,12 +118,12 @@ def _at_home(path: str, home: Path) -> str:
     return str(home / path.removeprefix("~/")) if path.startswith("~/") else path
 
 
-def skill_files(folders: Folders) -> Iterator[Found]:
+def skill_files(folders: Folders) -> Iterator[FoundFile]:
     """Every SKILL.md, at most MOST_SKILLS. Blocks."""
     return _found(folders.user_skills, folders.project_skills, MOST_SKILLS, _is_skill, stop=True)
 
 
-def command_files(folders: Folders) -> Iterator[Found]:
+def command_files(folders: Folders) -> Iterator[FoundFile]:
     """Every command, at most MOST_COMMANDS. Blocks."""
     some = (folders.user_commands, folders.project_commands, MOST_COMMANDS)
     return _found(*some, lambda name: name.endswith(".md"), stop=False)
@@ -140,7 +140,7 @@ def _found(
     wanted: Callable[[str], bool],
     *,
     stop: bool,
-) -> Iterator[Found]:
+) -> Iterator[FoundFile]:
     walk, left = Walk(), MOST_BYTES
     for source, tops in ((USER, user), (PROJECT, project)):
         for top in tops:
@@ -153,10 +153,10 @@ def _found(
                 try:
                     data = read_file(path)
                 except BadRequest as error:
-                    yield Found(path, source, steps, b"", error.message)
+                    yield FoundFile(path, source, steps, b"", error.message)
                 else:
                     left -= len(data)
-                    yield Found(path, source, steps, data)
+                    yield FoundFile(path, source, steps, data)
 
 
 def read(
@@ -204,7 +204,7 @@ class Untrusted(BadRequest):
     """A file of a project that the user has not trusted as it is now."""
 
 
-def _check(found: Found, is_trusted: Callable[[Path, bytes], str]) -> None:
+def _check(found: FoundFile, is_trusted: Callable[[Path, bytes], str]) -> None:
     """Raise BadRequest if a file cannot be read, or may not be used."""
     if found.problem:
         raise BadRequest(found.problem)

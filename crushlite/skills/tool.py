@@ -12,10 +12,11 @@ from ..errors import BadRequest
 from .walking import FILE_BYTES, Walk, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..agent.base import ToolQuestion, Turn
-    from .part import SkillsPart
+    from ..threads import DaemonThreads
+    from .catalogue import Catalogue
     from .skill import Skill
 
 MOST_FILES = 50  # that are named with a skill
@@ -38,8 +39,9 @@ class SkillTool(OfferedTool):
     }
     read_only = True
 
-    def __init__(self, part: SkillsPart) -> None:
-        self._part = part
+    def __init__(self, catalogue: Callable[[], Catalogue], threads: DaemonThreads) -> None:
+        self._catalogue = catalogue
+        self._threads = threads
 
     def question(self, arguments: Mapping[str, Any]) -> ToolQuestion | None:
         return None
@@ -48,12 +50,12 @@ class SkillTool(OfferedTool):
         name, file = arguments.get("name"), arguments.get("file") or ""
         if not isinstance(name, str) or not isinstance(file, str):
             raise BadRequest("name and file must be texts")
-        catalogue = self._part.catalogue
+        catalogue = self._catalogue()
         skill = catalogue.named(name)
         if skill is None or not skill.model_invocable:
             known = ", ".join(each.name for each in catalogue.for_models) or "none"
             raise BadRequest(f"there is no skill {name[:80]!r}; there are {known[:2000]}")
-        read = self._part.threads.run
+        read = self._threads.run
         if file and file.lower() != "skill.md":
             return ToolAnswer(await read(_READ_SECONDS, _beside, skill, file))
         return ToolAnswer(await read(_READ_SECONDS, _whole, skill))

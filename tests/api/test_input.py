@@ -32,7 +32,7 @@ from crushlite.protocol.config import (
     RemoveValue,
     SetValue,
 )
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.features import ExpandCommand, GetPrompt, NamedServer, ReadSkill
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
@@ -73,6 +73,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/config/provider-key"): ProviderKey,
     ("POST", W + "/config/refresh-oauth"): OAuthRefresh,
     ("POST", W + "/skills/read"): ReadSkill,
+    ("POST", W + "/commands/expand"): ExpandCommand,
     ("POST", W + "/mcp/auth"): NamedServer,
     ("POST", W + "/mcp/get-prompt"): GetPrompt,
     ("POST", W + "/mcp/read-resource"): NamedServer,
@@ -184,6 +185,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             ProviderKey: {"provider_id": "p", "kind": "string", "api_key": "k"},
             OAuthRefresh: {"provider_id": "p"},
             ReadSkill: {"skill_id": "s"},
+            ExpandCommand: {"command": "c"},
             NamedServer: {"name": "n"},
             GetPrompt: {"client_id": "n", "prompt_id": "p"},
             UndoRequest: {"dry_run": True, "partial": True},
