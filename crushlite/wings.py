@@ -20,6 +20,7 @@ WINGS = (
     (".skills.wing", "SkillsWing"),
     (".hooks.wing", "HooksWing"),
     (".undo.wing", "UndoWing"),
+    (".lsp.wing", "LspWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
     (".acp.wing", "AcpWing"),

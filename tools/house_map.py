@@ -40,6 +40,7 @@ WINGS = (
     "acp_agents",
     "acp",
     "undo",
+    "lsp",
     "console",
     "reports",
     "cli",
@@ -58,6 +59,7 @@ NEEDS = {
     "skills": {"config"},
     "hooks": {"config"},
     "acp_agents": {"config"},
+    "lsp": {"config"},
     "cli": {"config", "console", "acp", "skills"},
 }
 

@@ -4,10 +4,10 @@ A repository brings its own `crush.json`, and opening it must be safe. So a docu
 or from the data directory inside it, goes through `ProjectRules.admit` before it is merged. Only
 what is listed here is let through: a key that crushlite does not know is ignored.
 
-Until the user trusts the file (see `trust`), it has no say in who is asked and what is sent: all of
-its providers, models, recent models and agents are ignored, and the switch that turns the catalogue
-off, because taking a provider away chooses another one. What is left of it is never expanded. That
-is reported in one warning, which says what to do.
+Until the user trusts the file (see `trust`), it has no say in who is asked, what is sent and what
+is started: all of its providers, models, recent models, agents, hooks and language servers are
+ignored, and the switch that turns the catalogue off, because taking a provider away chooses another
+one. What is left of it is never expanded. That is reported in one warning, which says what to do.
 
   permissions   `allowed_tools` of a project only removes: `"-bash"` or `"!bash"` takes back a tool
                 with all its actions, `"-bash:execute"` one action (and `bash` as a whole, if that
@@ -22,7 +22,8 @@ is reported in one warning, which says what to do.
                 ignored, for the reason given at models.
   agents        new ones only: what the user has named stays as it is.
   hooks         of a trusted file: they can forbid and change what tools do, and not allow it.
-  mcp, lsp, env    ignored: they start programs, or change those that are started.
+  lsp           of a trusted file: which language servers start, and how.
+  mcp, env      ignored: they start programs, or change those that are started.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 # What counts only in a file that the user trusts: sections, and options.
-_CHOICES = ("providers", "models", "recent_models", "agents", "hooks")
+_CHOICES = ("providers", "models", "recent_models", "agents", "hooks", "lsp")
 _CHOICE_OPTIONS = ("disable_default_providers",)
 _NAMED = 5  # keys in a warning
 
@@ -149,7 +150,7 @@ class ProjectRules:
             document = _without_choices(document)
         answer: dict[str, Any] = {}
         for key, value in document.items():
-            if key in _PASSED:
+            if key in _PASSED or key == "lsp":
                 answer[key] = value
             elif key == "options":
                 answer[key] = self._options(value or {}, source)
@@ -174,7 +175,7 @@ class ProjectRules:
             named += f" and {len(keys) - _NAMED} more"
         text = (
             f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models, "
-            f"providers, agents and hooks: ignored are {named}"
+            f"providers, agents, hooks and language servers: ignored are {named}"
         )
         self._warn(Reason.UNTRUSTED, source.path, "", text)
 
