@@ -98,11 +98,6 @@ async def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _all_trusted(found: list[ProjectFile], agents: list[AgentFile]) -> bool:
-    states = [*(file.trust for file in found), *(agent.trust for agent in agents)]
-    return all(state is Trust.TRUSTED for state in states)
-
-
 def _show(found: list[ProjectFile], agents: list[AgentFile], files: ConfigFiles) -> None:
     """Show what is to be trusted."""
     for file in found:

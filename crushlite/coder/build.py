@@ -82,15 +82,10 @@ def coder(
     )
     large, small = (_served(each, clock, proxies) for each in (config.large, config.small))
 
-    made_of = Ingredients(
-        context,
-        large,
-        small,
-        options,
-        clock,
-        config.read_agents,
-        lambda name: _served_as(name, config, clock, proxies),
-    )
+    def serve(name: str) -> ServedModel | None:
+        return _served_as(name, config, clock, proxies)
+
+    made_of = Ingredients(context, large, small, options, clock, config.read_agents, serve)
     tools = all_tools(config.options.disabled_tools, clock=clock)
     sub_agents = AgentTool(made_of, tools)
     if sub_agents.name not in config.options.disabled_tools:
