@@ -33,6 +33,7 @@ from crushlite.protocol.config import (
     SetValue,
 )
 from crushlite.protocol.features import ExpandCommand, GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.lsp import StartLSP
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
@@ -86,6 +87,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/permissions/{request_id}"): PermissionAnswer,
     ("POST", W + "/questions/answer"): QuestionAnswer,
     ("POST", W + "/questions/{batch_id}"): QuestionReply,
+    ("POST", W + "/lsps/start"): StartLSP,
 }
 OPTIONAL = {("POST", W + "/agent/init"), ("POST", "/v1/web")}
 # The routes that need none, and do not look at one.
@@ -98,7 +100,6 @@ BODILESS = {
     ("POST", W + "/agent/sessions/{sid}/summarize"),
     ("POST", W + "/agent/sessions/{sid}/prompts/clear"),
     ("POST", W + "/questions/cancel"),
-    ("POST", W + "/lsps/start"),
     ("POST", W + "/lsps/stop"),
     ("POST", W + "/project/init"),
     ("POST", W + "/config/import-copilot"),
@@ -186,6 +187,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             OAuthRefresh: {"provider_id": "p"},
             ReadSkill: {"skill_id": "s"},
             ExpandCommand: {"command": "c"},
+            StartLSP: {"path": "/p/a"},
             NamedServer: {"name": "n"},
             GetPrompt: {"client_id": "n", "prompt_id": "p"},
             UndoRequest: {"dry_run": True, "partial": True},

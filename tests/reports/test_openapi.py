@@ -592,8 +592,9 @@ class AnswerTests(BoundedTestCase):
             self.assertFalse(await self.ask("GET", base + path))
         for path in ("/project/needs-init", "/project/init-prompt", "/mcp/auth-url?name=n"):
             await self.ask("GET", base + path)
-        for path in ("/lsps/start", "/lsps/stop", "/project/init"):
+        for path in ("/lsps/stop", "/project/init"):
             await self.ask("POST", base + path)
+        await self.ask("POST", base + "/lsps/start", {"path": "/a"})
         for path in ("refresh-tools", "refresh-prompts", "refresh-resources", "read-resource"):
             await self.ask("POST", f"{base}/mcp/{path}", {"name": "n"})
         await self.ask("GET", base + "/lsps/gopls/diagnostics", None, 404)
