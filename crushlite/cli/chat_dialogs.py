@@ -62,7 +62,7 @@ class Dialog:
 
 
 class PermissionDialog(Dialog):
-    prompt = "allow? [y/n/a] "
+    prompt = "allow? [y/n/always] "
 
     def __init__(self, request: PermissionRequest) -> None:
         super().__init__(request.id, request.tool_call_id, request.session_id)
