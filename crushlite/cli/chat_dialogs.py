@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..protocol.questions import QuestionResponse
-from .person import ANSWERS
+from .answers import ANSWERS
 from .render import grant_words, request_lines
 from .text import count, visible
 
