@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PORTS = 16  # addresses that are served, before no more are opened on request
+HOSTS = 64  # names in Host headers that are allowed besides those of loopback
 OPEN_FILES = 8192  # wanted soft limit: every client costs a descriptor
 STOP_SECONDS = 10.0  # in which a daemon that is to leave has left, unless the settings allow more
 LATE_SECONDS = 4.0  # before the end of that time, what has not ended is left behind
@@ -220,6 +221,8 @@ class Daemon:
                 for listener in self._bind():
                     await self.server.listen(listener.sock)
                     log.info("listening on %s", listener.address.url)
+                for wing in self.wings:
+                    await wing.started(self.urls)
             except BaseException:
                 await self._release()
                 raise
@@ -271,8 +274,7 @@ class Daemon:
             return listener.address.http_url, listener.address.port
 
     def _listen_again(self, port: int) -> Listener:
-        """Any port: best one that a killed daemon had. Pages that are still open there show that
-        they need a new key, and go on when the user opens one page anew."""
+        """Any port: best one that a killed daemon had, where pages may still be open."""
         if not port and self._auth == "token":
             for left in left_behind_ports(default_socket().parent):
                 with contextlib.suppress(UsageError):  # another process has it by now
@@ -282,6 +284,16 @@ class Daemon:
     def token_of(self, port: int) -> str:
         token = self.tokens.get(port)
         return token.token if token is not None else ""
+
+    @property
+    def requires_token(self) -> bool:
+        return self._auth == "token"
+
+    def allow_host(self, host: str) -> None:
+        allowed = self._guard.allowed_hosts | {host}
+        if len(allowed) > HOSTS:
+            raise UsageError(f"{HOSTS} other hosts are allowed already: use one of them")
+        self._guard.allowed_hosts = allowed
 
     def _bind(self) -> list[Listener]:
         for address in self._hosts or [Address(path=str(default_socket()))]:

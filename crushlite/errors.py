@@ -37,6 +37,7 @@ functions never translate anything and a client can branch on `code` without rea
     ├── WrongPeer                      (no status) exit 3   the other end is another user
     ├── TurnOver                       (no status) an agent called a Turn that has ended
     ├── LimitReached                   (no status) a limit of a run: steps, cost, time, tokens
+    ├── PromptRefused                  (no status) a hook does not let a prompt be answered
     └── IllegalCall                    (no status) a bug in the caller of a state machine
 
 Foreign errors are translated at the edge of the layer that meets them: h11's never leave `http/`,
@@ -220,6 +221,12 @@ class LimitReached(CrushliteError):
     def __init__(self, message: str = "", limit: str = "tokens") -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class PromptRefused(CrushliteError):
+    """A wing does not let the agent answer a prompt; the message says why."""
+
+    code = "prompt_refused"
 
 
 class IllegalCall(CrushliteError):

@@ -22,11 +22,12 @@ What the core asks of a wing, and when:
     agent      for `serve --agent NAME`: the agent of that name, if this wing has it
     use_ports  once, before the daemon starts: the daemon's ports
     routes     once: requests it answers; a route of the core with the same place gives way to it
+    started    once, when the daemon listens
     open       for each workspace, when it opens: a Part, or None
 
 A Part hears of what runs do in its workspace (commands, changes of files), may offer tools and
-instructions to the agent, may keep the rules that users have granted for good, and is closed with
-it.
+instructions to the agent, may bring an agent of its own for some sessions, may keep the rules that
+users have granted for good, and is closed with it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
 
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .events import Hub
     from .protocol.config import AgentInfo, SelectedModel
-    from .protocol.permissions import PermissionRule
+    from .protocol.features import CommandInfo
+    from .protocol.permissions import PermissionRequest, PermissionRule
     from .settings import Settings
     from .store import ScopedStore
     from .store.files import Change
@@ -90,6 +92,30 @@ class Author:
     run_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolUsed:
+    """A tool call of an agent."""
+
+    author: Author
+    call_id: str  # as in the transcript; empty if the agent has none
+    name: str
+    input: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a part says about something that an agent is about to do, or has done. What counts of it
+    depends on the method that returns it."""
+
+    denied: str = ""  # why it must not be done, for the model and the user; empty: it may
+    allowed: bool = False  # nobody need be asked for permission
+    ask: bool = False  # users must be asked, whatever they have allowed before
+    input: Mapping[str, Any] | None = None  # what a tool is to be run with instead
+    context: str = ""  # for the model, in addition
+    halt: bool = False  # the turn must end
+    shown: Mapping[str, Any] | None = None  # for clients, in the metadata of the tool's result
+
+
 class CommandWatch(Protocol):
     """Made before a command starts. Exactly one of these is called, once."""
 
@@ -99,6 +125,18 @@ class CommandWatch(Protocol):
 
     def dropped(self) -> None:
         """The command could not be started."""
+
+
+class OfferedCommand(Protocol):
+    """A prompt that users can send by a name, with arguments."""
+
+    @property
+    def info(self) -> CommandInfo: ...
+
+    async def expand(self, arguments: Mapping[str, str], text: str) -> str:
+        """The prompt, with the values of its arguments: only those it has, and all that are
+        required. `text` is what a user typed behind the name of a command without arguments. Raises
+        CrushliteError."""
 
 
 class WorkspacePart:
@@ -111,6 +149,11 @@ class WorkspacePart:
     def file_changed(self, change: Change) -> None:
         """An agent has reported a change of a file; its version is about to be stored."""
 
+    def agent_of(self, session_id: str) -> Agent | None:
+        """The agent that answers the runs of a session that start now; None: that of the
+        workspace."""
+        return None
+
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
         """Tools for the agent of the workspace, asked for at each step of a turn. In the same order
         each time: a provider's cache of a request is lost when the list changes. Must not wait for
@@ -122,6 +165,46 @@ class WorkspacePart:
         """What a model should know of this part: pairs of a short name and a text, as few as
         possible, for the system prompt. Asked for at each prompt; the model is told what has
         changed since the last one. Must not block."""
+        return ()
+
+    # What agents do, asked one part after the other. Each must answer in a bounded time. One that
+    # raises counts as a refusal where it is asked before something happens.
+
+    guards_prompts = False  # prompts that were sent to steer a turn get one of their own
+
+    async def before_prompt(self, author: Author, text: str) -> Ruling | None:
+        """A turn begins: its prompt can be refused, or get context."""
+        return None
+
+    async def before_tool(self, used: ToolUsed) -> Ruling | None:
+        """A tool is about to run, and nobody was asked for permission yet: it can be refused,
+        allowed, get another input, or halt the turn. Context goes into its result. An input that
+        an earlier part has changed is the changed one."""
+        return None
+
+    async def after_tool(self, used: ToolUsed, result: str, is_error: bool) -> Ruling | None:
+        """A tool has run: the reason of a refusal, and context, are put behind its result."""
+        return None
+
+    async def permission_asked(self, author: Author, request: PermissionRequest) -> Ruling | None:
+        """Users are about to be asked: `denied` and `allowed` answer instead of them."""
+        return None
+
+    def notified(self, author: Author, kind: str, text: str) -> None:
+        """Something happened that a user who looks away should know: `permission_prompt` and
+        `agent_needs_input` (users are asked), or `agent_completed`."""
+
+    def session_deleted(self, session_id: str) -> None:
+        """A session is gone."""
+
+    async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
+        """The agent is done, and `text` is what it said last: the reason of a refusal is given to
+        it to go on. `again`: it has gone on like this before in this turn."""
+        return None
+
+    async def commands(self) -> Sequence[OfferedCommand]:
+        """Commands for the users of the workspace: see `W/commands`. Must not wait for what may be
+        slow. Of two with the same name the later gets its id for a name."""
         return ()
 
     # Rules: what users have allowed for good. A part that keeps them says so.
@@ -194,6 +277,13 @@ class Ports(Protocol):
     def token_of(self, port: int) -> str:
         """The token of a port, empty if it asks for none."""
 
+    @property
+    def requires_token(self) -> bool:
+        """Whether ports that are opened from now on ask for a token."""
+
+    def allow_host(self, host: str) -> None:
+        """Take requests with this Host (NAME:PORT) as well. Raises UsageError for too many."""
+
 
 class Wing:
     """One object per daemon. Every method has a default that does nothing."""
@@ -211,6 +301,9 @@ class Wing:
 
     def routes(self) -> Sequence[Entry]:
         return ()
+
+    async def started(self, urls: Sequence[str]) -> None:
+        """The daemon listens at these addresses. A UsageError ends it."""
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
         """A workspace has opened; no request has reached it yet."""

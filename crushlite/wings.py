@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 WINGS = (
     (".config.wing", "ConfigWing"),
     (".coder.wing", "CoderWing"),
+    (".acp_agents.wing", "AgentsWing"),
+    (".skills.wing", "SkillsWing"),
+    (".hooks.wing", "HooksWing"),
     (".undo.wing", "UndoWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
+    (".acp.wing", "AcpWing"),
 )
 
 

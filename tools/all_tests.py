@@ -1,6 +1,8 @@
-"""Run every test in several processes at once, and mypy beside them if that is wished.
+"""Run every test in several processes at once, and beside them whatever else is wished: mypy, the
+coverage of the state machines, the tests against real programs (which are installed for it).
 
-    python tools/all_tests.py [--jobs N] [--types] [--ignore FILE] [PYTEST_ARGUMENT ...]
+    python tools/all_tests.py [--jobs N] [--types] [--coverage] [--peers] [--ignore FILE]
+                              [PYTEST_ARGUMENT ...]
 
 A pytest process gets a part of a large folder, or several small folders: so that every core has
 work to the end, and few processes import the package. The longest begin first. What a process
@@ -28,6 +30,10 @@ NO_TESTS = 5  # pytest's exit code for "nothing was collected", as with -k
 # and browsers, or look at all sources, take longer than their length says.
 SLOW = {"coder": 2, "cli": 2, "console": 4, "daemon": 4, "house": 4, "machines": 2}
 PART = 5000  # lines: about half a minute
+
+
+# Installs the real programs, in $0's environment, and runs the tests against them in their own.
+PEERS = '"$0" tools/peers.py . && exec .peers/venv/bin/python -m pytest tests/peers'
 
 
 class Job(NamedTuple):
@@ -81,11 +87,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
     # One more than there are cores: tests wait for processes and disks.
     parser.add_argument("--jobs", type=int, default=1 + (os.cpu_count() or 1))
-    parser.add_argument("--types", action="store_true")
+    for name in ("--types", "--coverage", "--peers"):
+        parser.add_argument(name, action="store_true")
     parser.add_argument("--ignore", action="append", default=[])
     options, arguments = parser.parse_known_args()
     ignored = {ROOT / path for path in options.ignore}
-    ignored |= {*(TESTS / "peers").glob("*.py")}  # `tools/check --peers` runs those
+    ignored |= {*(TESTS / "peers").glob("*.py")}  # they have an environment of their own
     files = [path for path in sorted(TESTS.rglob("test_*.py")) if path not in ignored]
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     jobs = [
@@ -94,6 +101,10 @@ def main() -> int:
     ]
     if options.types:
         jobs.append(Job("types (mypy)", float("inf"), [sys.executable, "-m", "mypy"]))
+    if options.coverage:
+        jobs.append(Job("coverage", float("inf"), [sys.executable, "tools/coverage_gate.py"]))
+    if options.peers:  # waits for the network at first
+        jobs.append(Job("real programs", float("inf"), ["sh", "-c", PEERS, sys.executable]))
     jobs.sort(key=lambda job: -job.weight)
     failed: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -32,7 +32,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the daemon": ("daemon", "launch", "testing"),
 }
 LIBRARIES = ("worktree", "jsonrpc")  # used by several wings, and by nothing else
-WINGS = ("config", "coder", "undo", "console", "reports", "cli")  # __main__ goes with cli
+WINGS = (
+    "config",
+    "coder",
+    "skills",
+    "hooks",
+    "acp_agents",
+    "acp",
+    "undo",
+    "console",
+    "reports",
+    "cli",
+)  # __main__ goes with cli
 
 CORE = {row for rows in GROUPS.values() for row in rows}
 ROWS = (*(row for rows in GROUPS.values() for row in rows), *LIBRARIES, *WINGS)
@@ -42,7 +53,13 @@ ONLY = {
     "client": {"protocol", "errors", "clock", "http", "records", "version"},
 }
 # Wings that use another one if it is there.
-NEEDS = {"coder": {"config"}, "cli": {"config", "console"}}
+NEEDS = {
+    "coder": {"config"},
+    "skills": {"config"},
+    "hooks": {"config"},
+    "acp_agents": {"config"},
+    "cli": {"config", "console", "acp", "skills"},
+}
 
 
 def row_of(name: str) -> str | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..commands.background import JobInfo, JobOutput
     from ..commands.process import Command, Exit
     from ..protocol.messages import Attachment, Message
+    from ..protocol.permissions import PermissionOption
     from ..protocol.questions import Question, QuestionResponse
     from ..protocol.sessions import Session, Todo
 
@@ -42,13 +43,16 @@ class Info:
 
 class Verdict(int):
     """The answer to a permission request: true if it was granted; usable wherever a bool is.
-    `reason` is what the user wrote when denying it, for the model."""
+    `reason` is what the user wrote when denying it, for the model. `option` is the id of the option
+    that was chosen, empty if none was."""
 
     reason: str
+    option: str
 
-    def __new__(cls, granted: bool, reason: str = "") -> Verdict:
+    def __new__(cls, granted: bool, reason: str = "", option: str = "") -> Verdict:
         verdict = super().__new__(cls, bool(granted))
         verdict.reason = reason
+        verdict.option = option
         return verdict
 
     @property
@@ -112,6 +116,16 @@ class Delegated:
 
     text: str
     denied: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCheck:
+    """What may be done with a tool call. With a `refusal` it must not run, and that text is its
+    result. `input` is what it is to run with. `halt`: the turn must end."""
+
+    input: dict[str, Any]
+    refusal: str = ""
+    halt: bool = False
 
 
 class Turn(Protocol):
@@ -189,6 +203,26 @@ class Turn(Protocol):
         """Record the result of a tool call. The next say, think or tool_call begins a new step."""
         ...
 
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        """Ask whether the open call `id` may run, before anything else is done for it. An agent
+        that does not ask here is answered when it asks for a permission."""
+        ...
+
+    @property
+    def context(self) -> str:
+        """What wings add to the prompt, for the model; empty if nothing."""
+        ...
+
+    @property
+    def halted(self) -> bool:
+        """Whether the agent must end the turn: no further tool is allowed."""
+        ...
+
+    async def before_stop(self) -> bool:
+        """Ask whether the turn may end, when the agent is done. If not, there is another user
+        message, which says what to do first: see `history`."""
+        ...
+
     def progress(self, id: str, output: str) -> None:
         """Show clients the output of a running tool so far; it is not stored."""
         ...
@@ -220,10 +254,11 @@ class Turn(Protocol):
         path: str = "",
         tool_call_id: str = "",
         scope: Scope | None = None,
+        options: Sequence[PermissionOption] = (),
     ) -> Verdict:
         """Ask the attached clients for permission and wait for the first answer. `params` must hold
-        all that will be done. Raises BadRequest, phrased for the model, for more than a user can
-        read."""
+        all that will be done. `options` are answers of the agent's own, from which a client may
+        choose instead. Raises BadRequest, phrased for the model, for more than a user can read."""
         ...
 
     async def ask(
@@ -263,6 +298,11 @@ class Turn(Protocol):
         processes are dead before this run is reported ended, unless it was kept. What it changes in
         the workspace is recorded in the file history, unless `read_only` says that it changes
         nothing."""
+        ...
+
+    async def watch_files(self) -> None:
+        """Record what changes in the workspace from now until the turn ends in the file history, as
+        if this turn were one command. For an agent that is a program of its own."""
         ...
 
     def keep(self, command: Command, info: JobInfo = ...) -> str:
@@ -312,6 +352,10 @@ class Turn(Protocol):
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         """Replace the session's to-do list."""
+        ...
+
+    async def title(self, text: str) -> None:
+        """Give the session this title, unless a user has chosen one."""
         ...
 
     async def offered_tools(self) -> list[OfferedTool]:
@@ -430,6 +474,14 @@ class Agent:
     def summarizes(self) -> bool:
         """Whether the agent can summarize a conversation."""
         return self._optional("summarize") is not None
+
+    @property
+    def notes_owner(self) -> str:
+        """Under which name the agent keeps its notes with a session. An agent that answers only in
+        some sessions of a workspace has one of its own, so that it does not meet the notes of
+        another one."""
+        owner = getattr(self._target, "notes_owner", "")
+        return owner if isinstance(owner, str) else ""
 
     def info(self) -> Info:
         """What the agent says about itself; the default if that fails."""

@@ -98,8 +98,8 @@ class Guard:
             raise HTTPError(
                 421,
                 "wrong_host",
-                f"Host {host!r} is not served here: use 127.0.0.1 and the port; "
-                "behind `ssh -L` use the same port at both ends, or start with --allow-host",
+                f"Host {host!r} is not served here: use 127.0.0.1:{head.peer.port}, or allow it, "
+                "if a tunnel or a proxy leads here, with 'crushlite web --allow-host NAME:PORT'",
             )
 
     def _check_origin(self, head: RequestHead) -> None:

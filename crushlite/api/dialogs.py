@@ -60,13 +60,14 @@ async def _resolve(
     if always and not workspace.keeps_rules:
         raise BadRequest("allow_always: this daemon keeps no rules: use allow_rule")
     rule = permissions.offered(request_id) if always else None
-    resolution = permissions.resolve(request_id, wanted.action, by, wanted.reason)
+    said = (wanted.action, by, wanted.reason, wanted.option)
+    resolution = permissions.resolve(request_id, *said)
     if rule is not None and resolution.resolved:
         try:
             await workspace.carry_out(workspace.keep_rule(rule))
         except CrushliteError as error:
-            said = f"allowed for this session, but not kept: {error.message}"
-            raise type(error)(said) from None
+            why = f"allowed for this session, but not kept: {error.message}"
+            raise type(error)(why) from None
     return answer(resolution)
 
 

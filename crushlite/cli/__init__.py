@@ -64,6 +64,7 @@ COMMANDS = (
     CommandRow("Serve", "serve", "run the daemon in the foreground"),
     CommandRow("Serve", "stop", "ask the daemon to leave"),
     CommandRow("Serve", "web", "open the web console in a browser", "console"),
+    CommandRow("Serve", "acp", "the agent of an editor, on standard input and output", "acp"),
 )
 
 BEGIN = """\

@@ -22,7 +22,17 @@ from .chat_history import HistoryFile, history_path
 from .chat_lines import LineEditor
 from .chat_screen import Screen
 from .chat_session import Chat
-from .common import add_connection, command, opened, say, say_nothing, wanted
+from .common import (
+    add_connection,
+    choose_agent,
+    command,
+    new_session,
+    opened,
+    say,
+    say_nothing,
+    session_agent,
+    wanted,
+)
 from .follow import RunPrinter, signals
 from .lookup import find_session
 from .person import warn_of_yolo
@@ -94,6 +104,8 @@ async def _talk(options: argparse.Namespace) -> int:
             async with opened(options) as workspace:
                 session_id = await _session_id(workspace, options)
                 window = ChatWindow(workspace, options)
+                if agent := session_agent(options):
+                    await window.chat.choose_agent(agent, session_id)
                 with _terminal(window):
                     return await window.run(session_id)
         except asyncio.CancelledError:
@@ -158,6 +170,7 @@ class ChatWindow:
         chat.note(f"{one_line(info.path)}, {one_line(model)}. /help lists commands, Ctrl-D leaves.")
         for line in info.warning.splitlines():
             chat.complain(line)
+        chat.spawn(chat.attempt(self._commands.read_commands()))
         if session_id:
             await chat.open_session(await self._workspace.session(session_id))
         chat.spawn(self._carry_out())
@@ -241,6 +254,10 @@ async def _answer_lines(options: argparse.Namespace) -> int:
             tell = say_nothing if options.quiet else say
             async with opened(options, tell) as workspace:
                 session_id = await _session_id(workspace, options)
+                if (agent := session_agent(options)) and session_id:
+                    await choose_agent(workspace, session_id, agent)
+                elif agent:
+                    session_id = (await new_session(workspace, "", agent)).id
                 await workspace.init(interactive=False)
                 await warn_of_yolo(workspace, options)
                 if sys.stdin is not None and sys.stdin.isatty():

@@ -18,13 +18,14 @@ from .text import ago, one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..protocol.features import CommandInfo
     from ..protocol.permissions import PermissionRule
     from ..protocol.sessions import Session
     from .chat_session import Chat
 
 CANDIDATES = 20  # that are shown when a completion is not clear
 ENTRIES = 2000  # of a folder that are looked at for one
-_COMMAND = re.compile(r"/[a-z?]+(?=\s|$)")
+_COMMAND = re.compile(r"/[A-Za-z?][\w:.-]*(?=\s|$)")
 
 HELP = (
     ("/sessions", "the sessions of this directory"),
@@ -36,11 +37,13 @@ HELP = (
     ("/later TEXT", "a prompt with a turn of its own, after what runs"),
     ("/now TEXT", "a prompt that cancels what runs, and comes first"),
     ("/model [small] [N|NAME]", "the models, or choose one for later prompts"),
+    ("/agent [NAME]", "who answers in this session: crush.json, acp:COMMAND, default"),
     ("/effort [LEVEL]", "how much the model reasons here: none, low ..., on, default"),
     ("/permissions [remove N]", "what is allowed unasked; take a rule back"),
     ("/summarize", "replace the conversation so far by a summary"),
     ("/show [N]", "all of a tool call, reasoning or command output"),
     ("/skip", "leave a question without an answer"),
+    ("/commands", "your own commands, skills and prompts of tool servers; /NAME sends one"),
     ("/quit", "leave; Ctrl-D does the same"),
     ("!COMMAND", "run a command here; the model sees it later"),
     ("//TEXT", "a prompt with a slash: //help goes to the agent"),
@@ -80,6 +83,7 @@ class Commands:
         self._listed: list[str] = []  # sessions, as /sessions numbered them last
         self._models: list[str] = []  # PROVIDER/MODEL, as /model did
         self._rules: list[str] = []  # as /permissions did
+        self._own: list[str] = []  # the names of commands of the daemon, when they were last read
         self._table: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -92,9 +96,11 @@ class Commands:
             "/later": self._later,
             "/now": self._now,
             "/model": self._model,
+            "/agent": self._agent,
             "/effort": self._effort,
             "/permissions": self._permissions,
             "/summarize": self._summarize,
+            "/commands": self._list_commands,
             "/show": self._show,
             "/skip": self._skip,
             "/quit": self._quit,
@@ -107,7 +113,8 @@ class Commands:
         shown."""
         start, _, word = text.rpartition(" ")
         if not start and text[:1] == "/":
-            found = [name for name in self._table if name.startswith(text)]
+            own = (f"/{name}" for name in self._own)
+            found = [name for name in dict.fromkeys((*self._table, *own)) if name.startswith(text)]
             return self._completed("", text, found, " ")
         if word[:1] == "@":
             names = files_at(self._chat.workspace.info.path, word[1:])
@@ -133,10 +140,10 @@ class Commands:
         chat, text = self._chat, line.strip()
         if match := _COMMAND.match(text):
             chat.screen.lines([f"> {one_line(text)}"], "command", chat.screen.style.dim)
-            command = self._table.get(match[0])
+            command, rest = self._table.get(match[0]), text[match.end() :].strip()
             if command is None:
-                return chat.complain(self._unknown(match[0]))
-            return await chat.attempt(command(text[match.end() :].strip()))
+                return await chat.attempt(self._own_command(match[0], rest))
+            return await chat.attempt(command(rest))
         if not text:
             return
         if text.startswith("//"):
@@ -149,8 +156,43 @@ class Commands:
             return chat.spawn(chat.attempt(self._shell(text[1:].strip())))
         await chat.post(text)
 
+    async def read_commands(self) -> list[CommandInfo]:
+        """Read which commands the daemon has; none if it cannot say. Their names are completed."""
+        try:
+            found = await self._chat.workspace.commands()
+        except NotFound:
+            found = []
+        self._own = [info.name for info in found]
+        return found
+
+    async def _own_command(self, name: str, rest: str) -> None:
+        """Send the prompt of a command of the daemon."""
+        try:
+            prompt = await self._chat.workspace.expand_command(name[1:], text=rest)
+        except NotFound:
+            await self.read_commands()
+            return self._chat.complain(self._unknown(name))
+        await self._chat.post(prompt)
+
+    async def _list_commands(self, rest: str) -> None:
+        found = await self.read_commands()
+        if not found:
+            return self._chat.note("there are none: docs/skills.md says where they are looked for")
+        rows = [
+            [
+                f"/{each.name}",
+                " ".join(one.name if one.required else f"[{one.name}]" for one in each.arguments),
+                each.source,
+                each.description,
+            ]
+            for each in found
+        ]
+        lines = table(rows, ["COMMAND", "ARGUMENTS", "FROM", ""], self._chat.screen.style)
+        self._chat.screen.lines(lines.split("\n"), "list")
+
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._table, 1)
+        own = [f"/{each}" for each in self._own]
+        near = difflib.get_close_matches(name, [*self._table, *own], 1)
         guess = f"did you mean {near[0]}? " if near else ""
         return f"no command {name}: {guess}/help lists them; /{name} sends it as a prompt"
 
@@ -286,6 +328,17 @@ class Commands:
         now = efforts.get(session_id) or f"as configured, {configured}"
         known = f"; the model has the levels {levels}" if levels else ""
         self._chat.note(one_line(f"reasoning in this session: {now}{known}"))
+
+    async def _agent(self, rest: str) -> None:
+        chat, session_id = self._chat, self._chat.session.id
+        if rest:
+            await chat.choose_agent(rest, session_id)
+        elif offered := await chat.workspace.offered_agents():
+            rows = [[agent.name, agent.command] for agent in offered]
+            lines = table(rows, ["NAME", "COMMAND"], chat.screen.style).split("\n")
+            chat.screen.lines(lines, "list")
+        now = await chat.workspace.session_agent(session_id) if session_id else chat.next_agent
+        chat.note(one_line(f"prompts of this session go to {now or 'the agent of the daemon'}"))
 
     async def _permissions(self, rest: str) -> None:
         rules = await self._chat.workspace.rules()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.questions import QuestionResponse
 from .answers import ANSWERS
-from .render import grant_words, request_lines
+from .render import chosen_option, grant_words, option_lines, request_lines
 from .text import count, visible
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class PermissionDialog(Dialog):
         super().__init__(request.id, request.tool_call_id, request.session_id)
         self.action = ""
         self.reason = ""
+        self.option = ""
+        self._request = request
         self._lines = request_lines(request)
         self._grants = grant_words(request)
 
@@ -89,12 +91,16 @@ class PermissionDialog(Dialog):
             *lines,
             "  y: yes, once   n: no   (with a blank first, ` n reason` and Enter: why not)",
             *(f"  {WORDS[action]}: {covered}" for action, covered in self._grants.items()),
+            *(f"  {line}" for line in option_lines(self._request)),
         ]
 
     def answer(self, line: str) -> list[str]:
         word, _, rest = line.strip().partition(" ")
         if word.lower() == "d" and not rest:  # show it again
             return self.lines()
+        if chosen := chosen_option(self._request, line.strip()):
+            self.action, self.option = chosen
+            return []
         action = ANSWERS.get(word.lower(), "")
         if not action or (rest and action != "deny"):
             return ["please answer y, n or always first; /help lists what else can be done"]

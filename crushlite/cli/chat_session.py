@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed, Lost, Recovered
 from ..client.wire import is_temporary
-from ..errors import CrushliteError, NotFound
+from ..errors import CrushliteError, NotFound, UsageError
 from ..launch import ensure_daemon, ready_seconds
 from ..protocol.events import Resync
 from ..protocol.messages import Message, ToolOutput
@@ -31,7 +31,7 @@ from ..protocol.sessions import Session
 from . import CANCELED
 from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
 from .chat_view import ChatView
-from .common import title_of
+from .common import new_session, title_of
 from .progress import FRAME_SECONDS, FRAMES, PLAIN_FRAMES
 from .render import request_paint
 from .text import clean, elapsed, one_line
@@ -67,6 +67,7 @@ class Chat:
         self.session = Session()  # without an id until the first prompt creates it
         # By session, "" for the one to come: an effort, or "on".
         self.efforts: dict[str, str] = {}
+        self.next_agent = ""  # the one to answer in the session to come
         self.view = ChatView(screen)
         self.busy = False
         self.queued = 0
@@ -128,7 +129,7 @@ class Chat:
         if error is not None and not self.left.done():
             self.left.set_exception(error)
 
-    async def attempt(self, work: Awaitable[None]) -> None:
+    async def attempt(self, work: Awaitable[object]) -> None:
         """Await something; an error that the daemon answers is shown, and the chat goes on."""
         try:
             await work
@@ -384,7 +385,8 @@ class Chat:
         dialog.sent, why = True, ""
         try:
             if isinstance(dialog, PermissionDialog):
-                result = await self.workspace.grant(dialog.id, dialog.action, dialog.reason)
+                said = dialog.action, dialog.reason, dialog.option
+                result = await self.workspace.grant(dialog.id, *said)
             else:
                 assert isinstance(dialog, QuestionDialog)
                 result = await self.workspace.answer(dialog.id, dialog.responses)
@@ -460,7 +462,8 @@ class Chat:
     async def ensure_session(self, text: str) -> str:
         """The id of the session. If there is none, create one that begins with this text."""
         if not self.session.id:
-            await self.adopt(await self.workspace.create_session(title_of(text)))
+            agent, self.next_agent = self.next_agent, ""
+            await self.adopt(await new_session(self.workspace, title_of(text), agent))
             self.efforts[self.session.id] = self.efforts.pop("", "")
         return self.session.id
 
@@ -473,6 +476,17 @@ class Chat:
         self.view = ChatView(self.screen)
         with contextlib.suppress(CrushliteError):  # it only shows other clients where this one is
             await self.workspace.look(session.id)
+
+    async def choose_agent(self, name: str, session_id: str) -> None:
+        """Let an agent answer in a session, or in the one to come if the id is empty. Raises
+        CrushliteError if there is no such agent."""
+        if session_id:
+            await self.workspace.choose_agent(session_id, name)
+            return
+        names = [agent.name for agent in await self.workspace.offered_agents()]
+        if name not in ("default", *names) and not name.startswith("acp:"):
+            raise UsageError(f"no agent {name}: /agent lists them, or use acp:COMMAND")
+        self.next_agent = name
 
     def forget(self) -> None:
         """Have no session until the next prompt creates one."""

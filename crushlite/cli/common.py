@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client import Client
-from ..errors import UsageError
+from ..errors import BadRequest, CrushliteError, NotFound, UsageError
 from ..launch import Wanted, default_address, here, joined
 from ..listen import default_socket, parse_address
 from ..protocol.codec import dumps, encode
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from ..client import RemoteWorkspace
+    from ..protocol.sessions import Session
 
     # Carries out a command with its options; returns the exit code.
     Run = Callable[[argparse.Namespace], Coroutine[Any, Any, int] | int]
@@ -76,8 +77,9 @@ def add_connection(parser: argparse.ArgumentParser, *, start: bool = True) -> No
             "--agent",
             metavar="A",
             default="",
-            help="auto, coder, offline, or module:attr (default: that of the daemon; for one that "
-            "is started now CRUSHLITE_AGENT, else auto)",
+            help="for the session: a name of `agents` in crush.json, acp:'COMMAND ARGS', or "
+            "default; for the daemon: auto, coder, offline, or module:attr (default: what it "
+            "serves; for one that is started now CRUSHLITE_AGENT, else auto)",
         )
 
 
@@ -119,11 +121,48 @@ def wanted(options: argparse.Namespace, tell: Callable[[str], None]) -> Wanted:
     return Wanted(
         url=options.host,
         token=_token(options),
-        agent=getattr(options, "agent", ""),
+        agent="" if session_agent(options) else getattr(options, "agent", ""),
         path=_directory(options),
         yolo=getattr(options, "yolo", False),
         say=tell,
     )
+
+
+def session_agent(options: argparse.Namespace) -> str:
+    """The agent that --agent chooses for a session: `acp:COMMAND`, a name in crush.json, or
+    `default`. Empty if it names one that a whole daemon is started with."""
+    name: str = getattr(options, "agent", "")
+    of_daemon = name in ("", "auto", "coder", "offline") or ":" in name
+    return name if name.startswith("acp:") or not of_daemon else ""
+
+
+async def new_session(workspace: RemoteWorkspace, title: str, agent: str) -> Session:
+    """Create a session in which an agent answers, that of the workspace if the name is empty. None
+    is left if there is no such agent."""
+    session = await workspace.create_session(title)
+    if agent:
+        try:
+            await choose_agent(workspace, session.id, agent)
+        except CrushliteError:
+            await workspace.delete(session.id)
+            raise
+    return session
+
+
+async def choose_agent(workspace: RemoteWorkspace, session_id: str, name: str) -> None:
+    """Let an agent answer in a session. Raises UsageError if there is no such agent."""
+    try:
+        await workspace.choose_agent(session_id, name)
+    except BadRequest as error:
+        raise UsageError(error.message) from None
+
+
+async def chosen_agent(workspace: RemoteWorkspace, session_id: str) -> str:
+    """The agent that was chosen for a session; empty if it is that of the daemon."""
+    try:
+        return await workspace.session_agent(session_id)
+    except NotFound:
+        return ""  # this daemon has no others
 
 
 def address_of(options: argparse.Namespace) -> str:

@@ -9,7 +9,7 @@ from ..errors import RequestNotFound, UsageError
 from ..protocol.codec import encode
 from .common import add_connection, add_json, command, say, show, show_json
 from .lookup import SHORT, choose, running
-from .render import grant_words, request_lines, request_words
+from .render import chosen_option, grant_words, option_lines, request_lines, request_words
 from .text import visible
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ def add_parser(commands: Any) -> None:
     how.add_argument(
         "--rule", action="store_true", help="allow the rule that the list offers, for the session"
     )
+    how.add_argument(
+        "--option", metavar="N", default="", help="choose an answer that the agent offers"
+    )
     add("--always", action="store_true", help="allow that rule for good, in your own file")
     add("--reason", metavar="TEXT", default="", help="of a refusal; it goes to the model")
     add_json(parser, "the list, or who answered,")
@@ -73,6 +76,8 @@ async def run(options: argparse.Namespace) -> int:
         raise UsageError("--always keeps the rule: it goes neither with --deny nor with --session")
     action = next((act for name, act in _ACTIONS.items() if getattr(options, name)), "allow")
     if not options.request and (action != "allow" or options.reason):
+        raise UsageError("which request? `crushlite grant` lists them")
+    if options.option and not options.request:
         raise UsageError("which request? `crushlite grant` lists them")
     if options.reason and not options.deny:
         raise UsageError("--reason goes with --deny: an allowed tool is not told why")
@@ -98,7 +103,13 @@ async def _answer(
     if not options.json:
         # An id may have been typed without a look at the list.
         print(_whole(workspace, request), file=sys.stderr, flush=True)
-    answer = await workspace.grant(request.id, action, options.reason)
+    option = ""
+    if options.option:
+        chosen = chosen_option(request, options.option)
+        if chosen is None:
+            raise UsageError(f"--option {options.option}: the list has the numbers to choose from")
+        action, option = chosen
+    answer = await workspace.grant(request.id, action, options.reason, option)
     if options.json:
         show_json(answer)
     elif answer.resolved:
@@ -125,6 +136,7 @@ def _list(asked: list[Asked], *, as_json: bool) -> int:
 def _whole(workspace: RemoteWorkspace, request: PermissionRequest) -> str:
     """All of a request: nothing is to be allowed that was not shown."""
     more = [f"{_OPTIONS[action]}: {words}" for action, words in grant_words(request).items()]
+    more += [f"--option {line}" for line in option_lines(request)]
     lines = [*request_lines(request), *more]
     where = f"{request.id}  in {visible(workspace.info.path)}"
     return "\n".join([where, *(f"  {line}" for line in lines)])

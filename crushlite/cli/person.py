@@ -16,7 +16,7 @@ from ..protocol.questions import QuestionBatch, QuestionNotification
 from .answers import ANSWERS
 from .chat_dialogs import QuestionDialog
 from .common import say
-from .render import grant_words, request_lines
+from .render import chosen_option, grant_words, option_lines, request_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -133,6 +133,7 @@ class TerminalAnswers:
         self._asked = request.id
         self._progress.pause()
         more = [f"  {KEYS[action]}: {words}" for action, words in grant_words(request).items()]
+        more += [f"  {line}" for line in option_lines(request)]
         if self._progress.show_whole([*(f"  {line}" for line in request_lines(request)), *more]):
             self._progress.say(HINT)
         else:
@@ -185,13 +186,18 @@ class TerminalAnswers:
         elif time.monotonic() < self._late_until:
             self._late_until = 0.0
             self._progress.say(f"the request before was answered elsewhere: for this one, {HINT}")
+        elif chosen := chosen_option(request, line):
+            self._grant(request, *chosen)
         elif action is None:
             self._progress.say(HINT)
         elif action not in ("allow", "deny", *grant_words(request)):
             self._progress.say(f"no such rule is offered for this: {HINT}")
         else:
-            del self._open[request.tool_call_id]
-            self._spawn(self._workspace.grant(request.id, action))
+            self._grant(request, action)
+
+    def _grant(self, request: PermissionRequest, action: str, option: str = "") -> None:
+        del self._open[request.tool_call_id]
+        self._spawn(self._workspace.grant(request.id, action, option=option))
 
     def _spawn(self, answer: Coroutine[Any, Any, Resolution]) -> None:
         task = asyncio.create_task(self._send(answer))

@@ -444,6 +444,23 @@ def grant_words(request: PermissionRequest) -> dict[str, str]:
     return found
 
 
+def option_lines(request: PermissionRequest) -> list[str]:
+    """The answers that the agent itself offers, each with the number to type."""
+    return [
+        f"{number}: {in_line(option.name)} ({in_line(option.kind).replace('_', ' ')})"
+        for number, option in enumerate(request.options, 1)
+    ]
+
+
+def chosen_option(request: PermissionRequest, line: str) -> tuple[str, str] | None:
+    """Action and option of the answer that a number stands for; None if it stands for none."""
+    number = int(line) if line.isdecimal() and len(line) < 4 else 0
+    if not 1 <= number <= len(request.options):
+        return None
+    option = request.options[number - 1]
+    return "allow" if option.allows else "deny", option.id
+
+
 def in_line(text: str) -> str:
     """A text on one line, with every character that is not plain made visible."""
     return " ".join(visible(text).split("\n"))

@@ -171,6 +171,10 @@ def run(options: argparse.Namespace) -> int:
     from ..wings import standard_wings
 
     clock, wings = SystemClock(), standard_wings()
+    if options.web and not any(url.startswith("tcp:") for url in _hosts(options)):
+        from ..console.wing import ConsoleWing
+
+        wings = [ConsoleWing(listens=True) if isinstance(w, ConsoleWing) else w for w in wings]
     daemon = Daemon(
         agents=find_agent(options.agent, clock, wings),
         wings=wings,
@@ -211,9 +215,7 @@ def _leave_threads() -> None:
 
 def _hosts(options: argparse.Namespace) -> list[str]:
     hosts: list[str] = options.host or _variable("host", "").split()
-    if options.web and not any(url.startswith("tcp:") for url in hosts):
-        hosts = [*(hosts or [f"unix://{default_socket()}"]), "tcp://127.0.0.1:0"]
-    return hosts
+    return hosts or [f"unix://{default_socket()}"]
 
 
 def _greet(daemon: Daemon) -> None:
@@ -230,9 +232,7 @@ def _greet_browser(daemon: Daemon) -> None:
     address = next(address for address in daemon.addresses if address.port)
     console = next(wing for wing in daemon.wings if isinstance(wing, ConsoleWing))
     invitation = console.address(address.http_url, address.port, os.getcwd())
-    us = os.environ.get("CRUSHLITE_CALLED_AS") or (
-        "crushlite" if shutil.which("crushlite") else _called_as()
-    )
+    us = _called_as()
     _print(
         [
             *_places(daemon),
@@ -247,6 +247,10 @@ def _greet_browser(daemon: Daemon) -> None:
 
 def _called_as() -> str:
     """How this command was started, to be typed again in any directory."""
+    if script := os.environ.get("CRUSHLITE_CALLED_AS"):  # set by a script around this command
+        return shlex.quote(script)
+    if shutil.which("crushlite"):
+        return "crushlite"
     if os.path.basename(sys.argv[0]) == "__main__.py":
         return pasted_command(PACKAGE)
     return shlex.quote(os.path.abspath(sys.argv[0]))

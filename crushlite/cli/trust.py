@@ -1,4 +1,4 @@
-"""`crushlite trust`: see what the files of a project ask for, and let them choose models.
+"""`crushlite trust`: see what the files of a project ask for, and let them be used.
 
 The files are read once: what is trusted is what was shown, whatever they hold a moment later.
 """
@@ -23,6 +23,7 @@ from ..config.trust import Trust
 from ..errors import ConfigError, CrushliteError
 from ..hosting.plain import OWN_DATA_DIR
 from ..launch import here
+from ..wings import has_wing
 from .common import add_connection, command, reached, say, show
 from .locations import config_files
 from .person import agreed
@@ -35,20 +36,22 @@ if TYPE_CHECKING:
 
     from ..config import ProjectFile
     from ..config.agentfiles import AgentFile
+    from ..skills.configured import ProjectText
 
 DESCRIPTION = """\
 Show what the files of a project would use (in crush.json providers and their addresses, models,
-variables, language servers; named sub-agents), and after a yes let them. Until then a project's
-files choose no provider, no model and no key, and nothing in them is started or expanded. What is
-remembered is the path of each file and its content: a file that changes must be trusted again.
-Commands in a project's file (hooks, tool servers, $(...)) are never run.
+variables, language servers, hooks; named sub-agents, skills, commands), and after a yes let them.
+Until then a project's files choose no provider, no model and no key, nothing in them is started or
+expanded, and no model reads its skills. What is remembered is the path of each file and its
+content: a file that changes must be trusted again; the programs that it starts are not looked at.
+Other commands in a project's file (tool servers, $(...)) are never run.
 """
 EXAMPLES = """\
   crushlite trust ~/src/parser
   crushlite trust --list
   crushlite trust --revoke ~/src/parser
 """
-_PROGRAMS = ("hooks", "mcp", "env")
+_PROGRAMS = ("mcp", "env")
 
 
 def add_parser(commands: Any) -> None:
@@ -72,11 +75,14 @@ async def run(options: argparse.Namespace) -> int:
     files = config_files(options)
     found = [file for file in files.project_files() if choice_keys(file.content.document)]
     agents = [file for file in files.agent_files() if file.path.is_relative_to(files.workspace)]
-    if not found and not agents:
-        say(f"nothing to trust: no file of {files.workspace} asks for a model or a provider")
+    texts = _texts(files)
+    if not found and not agents and not texts:
+        say(f"nothing to trust: no file of {files.workspace} asks for anything that needs it")
         return 0
     _show(found, agents, files)
-    states = {file.trust for file in found} | {agent.trust for agent in agents}
+    for text in texts:
+        show(f"{_plain(str(text.path))} ({text.trust.value})\n  {_plain(text.about)}")
+    states = {each.trust for some in (found, agents, texts) for each in some}
     if states == {Trust.TRUSTED}:
         say("all of this is trusted already")
         return 0
@@ -84,9 +90,10 @@ async def run(options: argparse.Namespace) -> int:
         say("not trusted: nothing of this is used")
         return 1
     files.trust(found)
-    if agents:
-        files.trust_store.record({agent.path: {agent.digest} for agent in agents})
-    say(f"{count(len(found) + len(agents), 'file')} trusted, as long as they stay as they are")
+    others = {each.path: {each.digest} for some in (agents, texts) for each in some}
+    if others:
+        files.trust_store.record(others)
+    say(f"{count(len(found) + len(others), 'file')} trusted, as long as they stay as they are")
     await _read_again(options)
     return 0
 
@@ -100,6 +107,15 @@ def _show(found: list[ProjectFile], agents: list[AgentFile], files: ConfigFiles)
     addresses = ", ".join(_addresses(found))
     if addresses and any(file.trust is not Trust.TRUSTED for file in found):
         show(f"Prompts, and what tools read, may then go to: {addresses}")
+
+
+def _texts(files: ConfigFiles) -> list[ProjectText]:
+    """The skills and commands of the project."""
+    if not has_wing("skills"):
+        return []
+    from ..skills.configured import project_texts
+
+    return project_texts(files)
 
 
 def _list(files: ConfigFiles) -> int:
@@ -170,10 +186,14 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield f"  model {_plain(role)}: {_value(chosen or {})}"
     if (document.get("options") or {}).get("disable_default_providers"):
         yield "  the built-in providers are turned off"
+    for name, section in (document.get("agents") or {}).items():
+        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
     for name, server in (document.get("lsp") or {}).items():
         yield f"  starts the language server {_plain(name)}: {_value(server or {})}"
+    for event, entries in (document.get("hooks") or {}).items():
+        yield f"  hook {_plain(event)}, which runs programs: {_value(entries)}"
     yield from _variables(document, files)
     programs = [key for key in _PROGRAMS if document.get(key)]
     if "$(" in json.dumps(document.get("providers")):
@@ -194,7 +214,7 @@ def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:
 
 
 def _variables(document: dict[str, Any], files: ConfigFiles) -> Iterator[str]:
-    names = variables(document.get("providers"))
+    names = variables([document.get("providers"), document.get("agents")])
     withheld = files.withheld(names)
     if given := sorted(names - withheld):
         yield f"  variables that it gets: {', '.join(given)}"

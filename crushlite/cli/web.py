@@ -14,19 +14,17 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from ..client import ConnectionFailed
-from ..errors import UsageError
 from ..launch import join
-from .common import add_connection, add_json, command, reached, say, show, show_json, wanted
+from .common import add_connection, add_json, command, say, show, show_json, wanted
 
 EXAMPLES = """\
   crushlite web                # of this directory, in the default browser
   crushlite web --no-open      # print what to open, for another browser
   crushlite web --port 4180    # a port that stays the same
-  # of another machine, with `ssh -L 4180:127.0.0.1:4180 THERE` at this end:
-  crushlite web --no-open --port 4180
-  # with `ssh -L 8080:127.0.0.1:4180 THERE`:
-  crushlite web --no-open --port 4180 --allow-host 127.0.0.1:8080"""
+
+Over ssh, from your own machine:
+  ssh -L 4180:127.0.0.1:4180 there      # then, there: crushlite web --port 4180
+  ssh -L 5000:127.0.0.1:4180 there      # crushlite web --port 4180 --allow-host localhost:5000"""
 
 
 def add_parser(commands: Any) -> None:
@@ -35,8 +33,9 @@ def add_parser(commands: Any) -> None:
         "web",
         "Open the web console of this directory in a browser. The daemon is found or started, and "
         "made to listen on loopback if it does not yet. The file that is printed opens the console "
-        "once, within ten minutes. On a terminal a code is printed as well, to be typed where no "
-        "browser can open that file. A page that is in stays in until the daemon leaves.",
+        "once, within ten minutes. On a terminal a code is printed as well, to be typed where "
+        "no browser can open that file. A page that is in stays in, also when the daemon is "
+        "started again.",
         run,
         EXAMPLES,
     )
@@ -46,9 +45,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--allow-host",
+        default="",
         metavar="NAME:PORT",
-        help="let a daemon that is started now take this Host header, too: for `ssh -L` with "
-        "another port at this end",
+        help="where the browser sees the console, if a tunnel or a proxy leads there",
     )
     parser.add_argument("--no-open", action="store_true", help="print what to open, open nothing")
     add_json(parser, "the address and the code")
@@ -61,11 +60,9 @@ def _port(text: str) -> int:
 
 
 async def run(options: argparse.Namespace) -> int:
-    if options.allow_host:
-        await _let_in(options)
     workspace = await join(wanted(options, say))
     async with workspace.client as client:
-        address = await client.web(options.port, workspace.info.path)
+        address = await client.web(options.port, workspace.info.path, options.allow_host)
     # The client does not say goodbye: so the workspace stays open until the page has connected.
     page = Path(address.page).as_uri()
     if options.json:
@@ -74,19 +71,12 @@ async def run(options: argparse.Namespace) -> int:
         show(page)
         if sys.stdout.isatty():  # a log or a file may be read by others
             show(f"or open {address.url} and type the code {address.code}")
-    if not options.no_open and not webbrowser.open(page):
+            if os.environ.get("SSH_CONNECTION") and not options.allow_host:
+                port = address.url.rstrip("/").rpartition(":")[2]
+                show(f"from your own machine, first: ssh -L {port}:127.0.0.1:{port} HERE")
+    # A file of this machine opens nothing where a tunnel leads to.
+    if options.no_open or options.allow_host:
+        return 0
+    if not webbrowser.open(page):
         say("no browser was found: open the file yourself, within ten minutes")
     return 0
-
-
-async def _let_in(options: argparse.Namespace) -> None:
-    """Have a daemon that is started now accept the host of --allow-host. Raises UsageError if one
-    runs already: which hosts it accepts was decided when it started."""
-    try:
-        async with reached(options):
-            raise UsageError(
-                "--allow-host is for a daemon that is started now, and one runs already: end it "
-                "with `crushlite stop`, or start it with `crushlite serve --allow-host`"
-            )
-    except ConnectionFailed:
-        os.environ["CRUSHLITE_ALLOW_HOST"] = options.allow_host

@@ -121,10 +121,12 @@ class Client:
                 with contextlib.suppress(NotFound):
                     await workspace.release()
 
-    async def web(self, port: int = 0, path: str = "") -> WebAddress:
+    async def web(self, port: int = 0, path: str = "", allow_host: str = "") -> WebAddress:
         """A code that opens the web console of a directory once. The daemon listens on loopback
-        from then on, at this port unless it is 0."""
-        return await self.wire.ask(WebAddress, "POST", route("web"), WebRequest(port, path))
+        from then on, at this port unless it is 0; browsers may call it `allow_host` (NAME:PORT),
+        where a tunnel leads there."""
+        wanted = WebRequest(port, path, allow_host)
+        return await self.wire.ask(WebAddress, "POST", route("web"), wanted)
 
     async def health(self) -> None:
         """Return if the daemon answers that it is well; raise otherwise."""

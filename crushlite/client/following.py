@@ -297,7 +297,7 @@ class RunStream:
         restored = self._follower.restore(messages, runs)
         self._pending.extend(Envelope("message", "updated", message) for message in restored)
         if ours.state == "ended":
-            self._pending.append(Envelope("run_complete", "updated", _ending(ours)))
+            self._pending.append(Envelope("run_complete", "updated", ending_of(ours)))
 
 
 def _is_missing(run: RunInfo, messages: list[Message]) -> bool:
@@ -305,7 +305,7 @@ def _is_missing(run: RunInfo, messages: list[Message]) -> bool:
     return bool(run.message_id) and all(message.id != run.message_id for message in messages)
 
 
-def _ending(info: RunInfo) -> RunComplete:
+def ending_of(info: RunInfo) -> RunComplete:
     """The `run_complete` of a run that has ended, for a stream that missed it."""
     canceled = info.outcome in ("canceled", "cleared")
     error = info.error or ("" if canceled or info.outcome == "completed" else "the run failed")

@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CrushliteError, NoAgent
+from ..protocol.agents import OfferedAgent, SessionAgent
 from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
 from ..protocol.config import (
     AgentInfo,
@@ -19,6 +20,7 @@ from ..protocol.config import (
     SelectedModel,
     SetValue,
 )
+from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand
 from ..protocol.messages import Attachment, Message, Prompt
 from ..protocol.permissions import (
     PermissionAnswer,
@@ -113,6 +115,39 @@ class WorkspaceRequests:
             max_seconds=max_seconds,
         )
         return await self.wire.ask(Accepted, "POST", self.at("agent"), request)
+
+    # Agents of other makers.
+
+    async def offered_agents(self) -> list[OfferedAgent]:
+        """Those that can be chosen for a session by name."""
+        return await self.wire.ask_all(OfferedAgent, self.at("agents"))
+
+    async def session_agent(self, session_id: str) -> str:
+        """Which of them answers in a session; empty: the agent of the workspace."""
+        target = self.at("sessions", session_id, "agent")
+        return (await self.wire.ask(SessionAgent, "GET", target)).agent
+
+    async def choose_agent(self, session_id: str, name: str) -> None:
+        """Let an agent answer the runs of a session that start from now on: one of those names, or
+        `acp:COMMAND ARGS`; `default` is the agent of the workspace. Raises BadRequest if there is
+        no such agent, NotFound if the daemon cannot do that."""
+        target = self.at("sessions", session_id, "agent")
+        await self.wire.ask(SessionAgent, "PUT", target, SessionAgent(name))
+
+    # Commands.
+
+    async def commands(self) -> list[CommandInfo]:
+        """The prompts that can be sent by a name. Raises NotFound if the daemon has none at all."""
+        return await self.wire.ask_all(CommandInfo, self.at("commands"))
+
+    async def expand_command(
+        self, command: str, arguments: Mapping[str, str] | None = None, text: str = ""
+    ) -> str:
+        """The prompt that a command stands for, by its name or id. `text` is what was typed behind
+        its name. Raises NotFound, or BadRequest if an argument is missing."""
+        request = ExpandCommand(command, dict(arguments or {}), text)
+        target = self.at("commands", "expand")
+        return (await self.wire.ask(ExpandedCommand, "POST", target, request)).prompt
 
     # Sessions.
 
@@ -249,12 +284,16 @@ class WorkspaceRequests:
     async def permissions(self) -> list[PermissionRequest]:
         return await self.wire.ask_all(PermissionRequest, self.at("permissions"))
 
-    async def grant(self, request_id: str, action: str, reason: str = "") -> Resolution:
+    async def grant(
+        self, request_id: str, action: str, reason: str = "", option: str = ""
+    ) -> Resolution:
         """Answer a permission request with `allow`, `allow_session`, `allow_rule`, `allow_always`
-        or `deny`; the model reads the reason of a denial. `resolved` is False if the request was
-        answered before."""
+        or `deny`; the model reads the reason of a denial. `option` is the id of one of the
+        request's own options, with `allow` or `deny` as it says. `resolved` is False if the request
+        was answered before."""
         target = self.at("permissions", request_id, client_id=self.wire.client_id)
-        return await self.wire.ask(Resolution, "POST", target, PermissionAnswer(action, reason))
+        answer = PermissionAnswer(action, reason, option)
+        return await self.wire.ask(Resolution, "POST", target, answer)
 
     async def rules(self) -> list[PermissionRule]:
         """What is allowed without asking: for sessions of this workspace, and for good."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FORM = 1  # of the kept text; another one is not read
 MOST_NOTES = 200
 _TODAY = "Today is "
+_ADDED = "The user's hooks add: "
 WATCHED = "Somebody is watching again and can answer questions."
 UNWATCHED = "Nobody is watching now: do not ask questions, decide yourself."
 
@@ -122,6 +123,14 @@ class Briefing:
         note.files += [(name, None) for name in gone]
         self._bound(note)
         return note if note.lines or note.files else None
+
+    def add(self, message_id: str, text: str) -> None:
+        """Tell a text with what is told in front of a message."""
+        note = next((each for each in self.notes if each.message_id == message_id), None)
+        if note is None:
+            note = BriefingNote(message_id)
+            self.notes += [note] if len(self.notes) < MOST_NOTES else []
+        note.lines.append(f"{_ADDED}{text}")
 
     def _known(self) -> dict[str, str]:
         """The digest of each file of system prompt and notes, as told last; empty if removed."""

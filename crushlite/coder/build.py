@@ -59,7 +59,6 @@ def coder(
     from .loop import CoderAgent, CoderOptions
     from .proxies import proxies_of
     from .tools.base import SEARCHES, ToolContext, view_lines
-    from .tools.refused import with_hooks
     from .tools.registry import all_tools
     from .tools.results import ResultFiles
 
@@ -70,7 +69,6 @@ def coder(
         auto_summarize=not config.options.disable_auto_summarize,
         commits=commit_instructions(config.options.attribution, config.large.model.id),
         disabled_tools=config.options.disabled_tools,
-        tool_hooks=config.tool_hooks,
     )
     return Agent(
         CoderAgent(
@@ -85,9 +83,7 @@ def coder(
             ),
             large=_served(config.large, clock, proxies),
             small=_served(config.small, clock, proxies),
-            tools=with_hooks(
-                all_tools(config.options.disabled_tools, clock=clock), config.tool_hooks
-            ),
+            tools=all_tools(config.options.disabled_tools, clock=clock),
             options=options,
             clock=clock,
         )

@@ -159,6 +159,11 @@ class ToolRunner:
             return failure(f"there is no tool {call.name!r}; there are {', '.join(tools.shown)}")
         if call.problem:
             return failure(call.problem)
+        check = await turn.before_tool(call.id, call.name, call.value)
+        call.value = check.input  # what is run is what was shown
+        if check.refusal:
+            text = f"{call.name} was not run: {check.refusal}"
+            return ToolOutcome(text, is_error=True, stop=check.halt)
         try:
             return await tool.run(ToolUse(call.id, call.name, call.value, turn, self._context))
         except CrushliteError as error:

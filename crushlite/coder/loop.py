@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from ..agent.base import Turn
     from ..clock import Clock
-    from ..config import ToolHook
     from ..protocol.config import Model, SelectedModel
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
@@ -95,7 +94,6 @@ class CoderOptions:
     auto_summarize: bool = True
     commits: str = ""  # what the system prompt says about commit messages
     disabled_tools: tuple[str, ...] = ()  # of those that wings offer
-    tool_hooks: tuple[ToolHook, ...] = ()  # those that must be asked before one of them
     budget: int = BUDGET
 
 
@@ -118,7 +116,6 @@ class CoderAgent:
         self._toolbox = Toolbox(
             tools,
             disabled=options.disabled_tools,
-            hooks=options.tool_hooks,
             window=large.model.context_window,
         )
         self._runner = ToolRunner(context, options.context_paths)
@@ -136,7 +133,11 @@ class CoderAgent:
 
     async def run(self, turn: Turn) -> None:
         session, history = await turn.conversation()
-        briefing = await self._brief(turn, session, _prompt_id(turn, history))
+        prompt_id = _prompt_id(turn, history)
+        briefing = await self._brief(turn, session, prompt_id)
+        if turn.context and prompt_id:
+            briefing.add(prompt_id, turn.context)
+            await turn.remember(briefing.dump())
         state = TurnState(briefing, await self._toolbox.of_step(turn))
         while True:
             await turn.step()
@@ -152,11 +153,11 @@ class CoderAgent:
                 history = await turn.history()
                 state.briefing = await self._brief(turn, session, folded[0].id)
             answer = await self._answer(turn, state, session, history)
-            if not answer.calls:
+            if not answer.calls and await turn.before_stop():
                 await turn.finish(answer.stop)
                 return
             outcomes = await self._runner.run(turn, state, answer)
-            if any(outcome.stop for outcome in outcomes):
+            if turn.halted or any(outcome.stop for outcome in outcomes):
                 return
             if state.guard.take(answer, outcomes):
                 await turn.say(STOPPED)

@@ -8,6 +8,7 @@ kernel closes it however the daemon ends.
 
     fd 0       the channel: a stream socket to the daemon
     fd 1, 2    the command's output; the keeper closes its copies once the command runs
+    fd n       what the command reads, if the request says `argv:n`; else it reads nothing
 
 The daemon sends one request and nothing after it. When it shuts the channel down, or dies, the
 keeper kills everything. The keeper answers in lines:
@@ -69,7 +70,7 @@ def main() -> None:
     if not pid:
         return
     _send("started")
-    _release_output()
+    _release_pipes(_input_of(request))
     descendants = _Descendants(pid, wake, sees_all=reaper)
     killed = descendants.watch()
     survivors = descendants.kill()
@@ -79,8 +80,8 @@ def main() -> None:
 def _receive() -> list[bytes] | None:
     """Read the request. Return its fields, or None if the channel ended before it was complete.
 
-    A length in a line of its own, then: folder, `shell` or `argv`, the number of arguments, the
-    arguments, the variables. They are separated by NUL, which none of them can hold.
+    A length in a line of its own, then: folder, `shell`, `argv` or `argv:n`, the number of
+    arguments, the arguments, the variables. They are separated by NUL, which none of them can hold.
     """
     size = int(sys.stdin.buffer.readline() or b"0")
     data = sys.stdin.buffer.read(size)
@@ -126,9 +127,16 @@ def _become_subreaper() -> bool:
     return _prctl(PR_SET_CHILD_SUBREAPER, 1) and os.path.exists("/proc/self/stat")
 
 
-def _release_output() -> None:
-    """Close the keeper's copies of the output, or the daemon would never see its end. What the
-    keeper prints from here on is lost; it reports through the channel."""
+def _input_of(request: list[bytes]) -> int:
+    """The descriptor that the command reads from; 0 if it has none."""
+    return int(request[1].partition(b":")[2] or b"0")
+
+
+def _release_pipes(command_input: int) -> None:
+    """Close the keeper's copies of the command's pipes, or the daemon would never see the end of
+    one. What the keeper prints from here on is lost; it reports through the channel."""
+    if command_input:
+        os.close(command_input)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -170,7 +178,10 @@ def _become_command(request: list[bytes], error_writer: int) -> None:
         # Sent by the child, not by the keeper: the program might kill the keeper first, and then
         # this pid is how the daemon finds the command.
         _send(f"pid {os.getpid()}")
-        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        command_input = _input_of(request)
+        os.dup2(command_input or os.open("/dev/null", os.O_RDONLY), 0)
+        if command_input:
+            os.close(command_input)
         for number in range(1, signal.NSIG):  # an ignored signal stays ignored after exec
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 try:

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import errno
 import importlib.resources
+import io
 import logging
 import marshal
 import os
@@ -91,29 +92,78 @@ async def start(
     started. If this call is cancelled, or fails, nothing is left running. `on_output` is called
     with each piece of output as it comes; it must not block.
     """
-    request = _keeper_code() + _request(command, os.fspath(cwd), env)
-    started = Command(*_spawn(), clock, on_output)
-    timer = clock.call_later(START_SECONDS, started._time_out)
+    request = _request(command, os.fspath(cwd), env)
+    return await _started(Command(*_spawn(), clock, on_output), request, command, os.fspath(cwd))
+
+
+async def start_piped(
+    arguments: Sequence[str],
+    *,
+    cwd: str | os.PathLike[str],
+    env: Mapping[str, str],
+    clock: Clock,
+    on_error: Callable[[bytes], None] | None = None,
+) -> tuple[Command, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Run a program that is talked to: as `start`, and with streams to read what it prints and to
+    write what it reads. The output of the command is what it prints to standard error. Closing the
+    writer is the end of its input; the caller closes it in any case."""
+    with contextlib.ExitStack() as on_failure:
+        from_it, printed = _pipe(on_failure)
+        read, to_it = _pipe(on_failure)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        reading = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_read_pipe(lambda: reading, from_it)
+        on_failure.callback(transport.close)
+        # Only the flow control of this one is used: nothing is read from this end.
+        writing = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+        out, _ = await loop.connect_write_pipe(lambda: writing, to_it)
+        on_failure.callback(out.close)
+        with printed, read:
+            request = _request(arguments, os.fspath(cwd), env, read.fileno())
+            command = Command(*_spawn(printed.fileno(), read.fileno()), clock, on_error)
+        await _started(command, request, arguments, os.fspath(cwd))
+        on_failure.pop_all()
+    return command, reader, asyncio.StreamWriter(out, writing, None, loop)
+
+
+def _pipe(on_failure: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
+    """The end to read from and the end to write to, both closed on failure."""
+    read, write = os.pipe()
+    return (
+        on_failure.enter_context(io.FileIO(read, "rb")),
+        on_failure.enter_context(io.FileIO(write, "wb")),
+    )
+
+
+async def _started(
+    started: Command, request: bytes, command: str | Sequence[str], cwd: str
+) -> Command:
+    """Send the request to the keeper, and wait until the program runs."""
+    timer = started._clock.call_later(START_SECONDS, started._time_out)
     try:
-        await started._send(request)
+        await started._send(_keeper_code() + request)
     except BaseException as error:
         started.kill()
         await started.wait()
         if isinstance(error, _StartFailed):
-            raise error.explained(command, os.fspath(cwd)) from None
+            raise error.explained(command, cwd) from None
         raise
     finally:
         timer.cancel()
     return started
 
 
-def _request(command: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
+def _request(
+    command: str | Sequence[str], cwd: str, env: Mapping[str, str], input_fd: int = 0
+) -> bytes:
     """The request to a keeper. Raises BadRequest for what no program can be given."""
     shell = isinstance(command, str)
     arguments = ["bash", "-c", command] if isinstance(command, str) else list(command)
     if not arguments or not (command if shell else arguments[0]):
         raise BadRequest("the command is empty")
-    texts = [cwd, "shell" if shell else "argv", str(len(arguments)), *arguments]
+    kind = "shell" if shell else f"argv:{input_fd}" if input_fd else "argv"
+    texts = [cwd, kind, str(len(arguments)), *arguments]
     for name in env:
         if not name or "=" in name:
             raise BadRequest(f"{name!r} cannot be the name of an environment variable")
@@ -136,9 +186,13 @@ def _keeper_code() -> bytes:
     return b"%d\n%b" % (len(code), code)
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _spawn(
+    printed_fd: int | None = None, input_fd: int | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a keeper that waits for its code and its request. Return it with our end of the
-    channel. Raises CrushliteError if no process can be started."""
+    channel. With `printed_fd`, that is where its command prints, and only the errors are its
+    output. Raises CrushliteError if no process can be started."""
+    piped = printed_fd is not None
     with contextlib.ExitStack() as on_failure:
         try:
             ours, theirs = socket.socketpair()
@@ -148,8 +202,9 @@ def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
                     [sys.executable, "-I", "-S", "-c", BOOT, f"{NAME}-keeper"],
                     bufsize=0,
                     stdin=theirs.fileno(),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    stdout=printed_fd if piped else subprocess.PIPE,
+                    stderr=subprocess.PIPE if piped else subprocess.STDOUT,
+                    pass_fds=() if input_fd is None else (input_fd,),
                     cwd="/",  # a process keeps its folder from being unmounted
                     env={name: os.environ[name] for name in KEEPER_VARIABLES if name in os.environ},
                     start_new_session=True,  # a Ctrl-C at the daemon's terminal must not reach it
@@ -204,10 +259,12 @@ class Command:
         self._began = clock.time()
         self._on_output = on_output
         # the keeper
-        assert keeper.stdout is not None
+        output = keeper.stdout or keeper.stderr
+        assert output is not None
         self._keeper = keeper
         self._channel = channel
-        self._pipe = keeper.stdout.fileno()
+        self._output_pipe = output
+        self._pipe = output.fileno()
         os.set_blocking(self._pipe, False)
         found = find_process(self._keeper.pid)
         self._keeper_born = 0 if found is None else found.born
@@ -368,8 +425,7 @@ class Command:
         if self._rescue_timer is not None:
             self._rescue_timer.cancel()
         self._loop.remove_reader(self._pipe)
-        assert self._keeper.stdout is not None
-        self._keeper.stdout.close()
+        self._output_pipe.close()
         self._channel.close()
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)

@@ -35,7 +35,7 @@ Only the machine's files have a say in `permissions`, apart from tools that a pr
     profile    what is in force, and changes  warnings   what has no effect, and why
     options    the table of options           trust      which projects' files the user trusts
     script     running the user's crushrc     crushrc    what its calls mean
-    effects    keys without an effect         hooks      tools that a hook must be asked about
+    effects    keys without an effect         hooks      the section of them, which a wing runs
     agentfiles named sub-agents of user and project
     wing, part, routes: how it plugs into the daemon
 
@@ -44,8 +44,9 @@ All but the last line is synchronous and reads files: call it in a thread.
 
 from __future__ import annotations
 
+from .agents import AgentProgram
 from .files import Roots
-from .hooks import ToolHook
+from .hooks import HookEntry, ToolHook
 from .loading import ConfigFiles, ProjectFile, data_directory
 from .options import CONTEXT_FILES, Attribution, ConfigOptions
 from .providers import Provider, Selected
@@ -58,11 +59,13 @@ from .writing import remove_value, set_value
 __all__ = [
     "CONTEXT_FILES",
     "AgentChoice",
+    "AgentProgram",
     "Attribution",
     "Config",
     "ConfigFiles",
     "ConfigOptions",
     "ConfigWarning",
+    "HookEntry",
     "ProjectFile",
     "Provider",
     "Reason",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.config import ROLES
-from .hooks import is_pre_tool
+from ..wings import has_wing
+from .hooks import EVENTS, event_of, is_pre_tool
 from .merge import SCHEMA, spell
 from .warnings import Reason
 
@@ -54,16 +55,25 @@ def report(merged: Merged, warn: Warn) -> None:
     for place, why in NO_EFFECT.items():
         for path, value in _found(merged.values, place, ()):
             off = isinstance(value, dict) and value.get("disabled")
-            if value and not off:
+            known = why is _SKILLS and has_wing("skills")
+            if value and not off and not known:
                 say(Reason.NO_EFFECT, path, f"has no effect: {why}")
     for event in merged.get("hooks") or {}:
-        path = ("hooks", event)
-        if is_pre_tool(event):
-            say(Reason.TOOLS_REFUSED, path, "cannot be run: the tools it matches are refused")
-        else:
-            say(Reason.NO_EFFECT, path, "has no effect: hooks are not run")
+        if (found := _hook_flaw(event)) is not None:
+            say(found[0], ("hooks", event), found[1])
     for path in list(_unknown(merged.values, SCHEMA, ()))[:_MOST]:
         say(Reason.KEY_UNKNOWN, path, "has no effect: there is no such key")
+
+
+def _hook_flaw(event: str) -> tuple[Reason, str] | None:
+    """Why hooks of an event have no effect, or not theirs; None if they have."""
+    if not has_wing("hooks"):
+        if is_pre_tool(event):
+            return Reason.TOOLS_REFUSED, "cannot be run: the tools it matches are refused"
+        return Reason.NO_EFFECT, "has no effect: hooks are not run"
+    if event_of(event):
+        return None
+    return Reason.NO_EFFECT, f"has no effect: hooks are run for {', '.join(EVENTS)}"
 
 
 def _found(

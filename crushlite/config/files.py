@@ -82,7 +82,18 @@ class Roots:
     def config(self, env: Mapping[str, str]) -> Path:
         """The folder of the file that the user writes by hand."""
         named = self._named(env, "CRUSH_GLOBAL_CONFIG")
-        return named or self._base(env, "XDG_CONFIG_HOME", ".config") / "crush"
+        return named or self.config_home(env) / "crush"
+
+    def config_home(self, env: Mapping[str, str]) -> Path:
+        """The folder in which programs have a folder each for what the user writes."""
+        return self._base(env, "XDG_CONFIG_HOME", ".config")
+
+    def home_folder(self, env: Mapping[str, str]) -> Path:
+        return self.home or self._named(env, "HOME") or Path(os.path.expanduser("~"))
+
+    def skills_dir(self, env: Mapping[str, str]) -> Path | None:
+        """The folder of skills that is used instead of the usual ones, if the user names one."""
+        return self._named(env, "CRUSH_SKILLS_DIR")
 
     def crush_data(self, env: Mapping[str, str]) -> Path:
         """The folder where Crush keeps its machine state: read here, never written."""
@@ -105,8 +116,7 @@ class Roots:
     def _base(self, env: Mapping[str, str], variable: str, below_home: str) -> Path:
         if named := self._named(env, variable):
             return named
-        home = self.home or self._named(env, "HOME") or Path(os.path.expanduser("~"))
-        return home / below_home
+        return self.home_folder(env) / below_home
 
     def _named(self, env: Mapping[str, str], variable: str) -> Path | None:
         value = "" if self.fixed else env.get(variable, "")

@@ -1,8 +1,9 @@
-"""Hooks in the user's files: commands that Crush asks before a tool is run.
+"""The section `hooks`: commands that are run when an agent does something.
 
-They are not run yet. One that must be asked before a tool (`PreToolUse`) may be the user's way to
-forbid what the tool would do, so a tool that such a hook matches is refused, as if the hook had
-said no: skipping it would allow what the user wanted to have stopped.
+The wing `hooks` runs them. Where it is not there, one that must be asked before a tool
+(`PreToolUse`) may be the user's way to forbid what the tool would do, so a tool that such a hook
+matches is refused, as if the hook had said no: skipping it would allow what the user wanted to have
+stopped.
 """
 
 from __future__ import annotations
@@ -34,9 +35,45 @@ class ToolHook:
             return True
 
 
+@dataclass(frozen=True, slots=True)
+class HookEntry:
+    """An entry of the section, as it is written."""
+
+    event: str  # as in EVENTS
+    entry: Any
+    origin: str  # its key and its file
+    is_machine: bool  # of the user, not of a project
+
+
+# The events whose hooks are run.
+EVENTS = (
+    *("PreToolUse", "PostToolUse", "PostToolUseFailure", "UserPromptSubmit", "Stop"),
+    *("SessionStart", "SessionEnd", "Notification", "PermissionRequest"),
+)
+_EVENTS = {event.lower(): event for event in EVENTS}
+
+
+def event_of(name: str) -> str:
+    """The event of EVENTS that a name means, in any spelling; empty if none."""
+    return _EVENTS.get(name.replace("_", "").replace("-", "").lower(), "")
+
+
 def is_pre_tool(event: str) -> bool:
     """Whether hooks of an event are asked before a tool: its name in any spelling."""
-    return event.replace("_", "").replace("-", "").lower() == "pretooluse"
+    return event_of(event) == "PreToolUse"
+
+
+def hook_entries(merged: Merged) -> tuple[HookEntry, ...]:
+    """All entries of events that are known. What is no list counts as one entry."""
+    found: list[HookEntry] = []
+    for name, entries in (merged.get("hooks") or {}).items():
+        whole = merged.source("hooks", name)
+        for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            source = merged.source("hooks", name, str(index)) or whole
+            if (event := event_of(name)) and source is not None:
+                origin = f"hooks.{name} in {source.path}"
+                found.append(HookEntry(event, entry, origin, source.is_machine))
+    return tuple(found)
 
 
 def tool_hooks(merged: Merged) -> tuple[ToolHook, ...]:

@@ -17,6 +17,7 @@ from ..records import dataclass
 from ..version import __version__
 from . import effects
 from .agentfiles import agent_files, usable
+from .agents import agent_programs
 from .catalogue import CATALOGUE
 from .crushrc import document_of
 from .expand import Expander, SecretGuard, variables
@@ -128,6 +129,7 @@ class ConfigFiles:
         machine, merged = _merged(layers, self.workspace, warn)
         expander = self._expander(machine, warn)
         providers = Builder(merged, expander, warn).providers()
+        programs = agent_programs(merged, expander, warn)
         effects.report(merged, warn)
         allowed = allowed_tools(layers, warn)
         rules = rules_of(layers, warn)
@@ -135,6 +137,7 @@ class ConfigFiles:
             merged,
             allowed_tools=allowed,
             rules=rules,
+            programs=programs,
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),
             files=tuple(layer.source.path for layer in layers),
@@ -310,6 +313,7 @@ def _guard(machine: Merged) -> SecretGuard:
         used += [provider.get(key) for key in ("api_key", "extra_headers", "oauth")]
     for server in (machine.get("mcp") or {}).values():
         used += [server.get(key) for key in ("env", "headers")]
+    used += [agent.get("env") for agent in (machine.get("agents") or {}).values()]
     return SecretGuard(
         names=frozenset(
             variables([*used, machine.get("mcp")]) | {known.key for known in CATALOGUE.values()}

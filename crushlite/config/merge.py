@@ -83,6 +83,7 @@ SCHEMA: dict[str, Any] = {
     },
     "mcp": {"*": _SERVER},
     "lsp": {"*": _SERVER},
+    "agents": {"*": {"command": str, "args": _TEXTS, "env": {"*": str}}},
     "tools": {"*": {"max_depth": int, "max_items": int}},
     "recent_models": {"*": [_SELECTED]},
     "env": {"*": str},

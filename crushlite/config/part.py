@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..agent.base import FollowsConfig
 from ..errors import ConfigError
 from ..protocol.events import ConfigChanged
-from ..wing import WorkspacePart
+from ..wing import Ruling, WorkspacePart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..agent.base import AgentFactory
     from ..protocol.config import ModelChoice
     from ..protocol.permissions import PermissionRule
-    from ..wing import OpenWorkspace
+    from ..wing import OpenWorkspace, ToolUsed
     from .profile import FileProfile
     from .view import Config
 
@@ -45,11 +45,24 @@ class ConfigPart(WorkspacePart):
         self, workspace: OpenWorkspace, profile: FileProfile, all_parts: list[ConfigPart]
     ) -> None:
         self.profile = profile
+        self.hooks_are_run = False  # set by the wing that does
         self._workspace = workspace
         self._all_parts = all_parts
         self._reading = asyncio.Lock()  # an older reading never replaces a newer one
         self._looking: asyncio.Task[None] | None = None
         all_parts.append(self)
+
+    async def before_tool(self, used: ToolUsed) -> Ruling | None:
+        """Refuse a tool that a hook must be asked about, if nobody runs hooks."""
+        hooks = () if self.hooks_are_run else self.profile.config.tool_hooks
+        hook = next((hook for hook in hooks if hook.matches(used.name)), None)
+        if hook is None:
+            return None
+        return Ruling(
+            denied=f"{hook.origin} must be asked first, and hooks cannot be run here. Tell the "
+            "user, who can remove that hook or narrow its matcher; do not try to do the same with "
+            "another tool"
+        )
 
     async def close(self) -> None:
         self._all_parts.remove(self)

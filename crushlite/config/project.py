@@ -5,9 +5,9 @@ or from the data directory inside it, goes through `ProjectRules.admit` before i
 what is listed here is let through: a key that crushlite does not know is ignored.
 
 Until the user trusts the file (see `trust`), it has no say in who is asked and what is sent: all of
-its providers, models and recent models are ignored, and the switch that turns the catalogue off,
-because taking a provider away chooses another one. What is left of it is never expanded. That is
-reported in one warning, which says what to do.
+its providers, models, recent models and agents are ignored, and the switch that turns the catalogue
+off, because taking a provider away chooses another one. What is left of it is never expanded. That
+is reported in one warning, which says what to do.
 
   permissions   `allowed_tools` of a project only removes: `"-bash"` or `"!bash"` takes back a tool
                 with all its actions, `"-bash:execute"` one action (and `bash` as a whole, if that
@@ -20,7 +20,9 @@ reported in one warning, which says what to do.
                 of its own, `disable: true`. A new `base_url` makes it the project's: the user's
                 key, headers and body fields are dropped. Headers and body fields alone are
                 ignored, for the reason given at models.
-  mcp, lsp, hooks, env    ignored: they start programs, or change those that are started.
+  agents        new ones only: what the user has named stays as it is.
+  hooks         of a trusted file: they can forbid and change what tools do, and not allow it.
+  mcp, lsp, env    ignored: they start programs, or change those that are started.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 # What counts only in a file that the user trusts: sections, and options.
-_CHOICES = ("providers", "models", "recent_models")
+_CHOICES = ("providers", "models", "recent_models", "agents", "hooks")
 _CHOICE_OPTIONS = ("disable_default_providers",)
 _NAMED = 5  # keys in a warning
 
-_PASSED = frozenset({"$schema", "tools", "recent_models"})
+_PASSED = frozenset({"$schema", "tools", "recent_models", "hooks"})
 # Of a provider that is not the project's own.
 _ADDITIONS = frozenset({"id", "name", "models", "system_prompt_prefix"})
 # What goes to the server with a request, or leads it elsewhere.
@@ -155,6 +157,8 @@ class ProjectRules:
                 answer[key] = self._models(value or {}, source)
             elif key == "providers":
                 answer[key] = self._providers(value or {}, source)
+            elif key == "agents":
+                answer[key] = self._agents(value or {}, source)
             elif key != "permissions":
                 self._ignored(source, (key,), _NO_SAY)
         for key in set(document.get("permissions") or {}) - {"allowed_tools"}:
@@ -169,8 +173,8 @@ class ProjectRules:
         if len(keys) > _NAMED:
             named += f" and {len(keys) - _NAMED} more"
         text = (
-            f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models "
-            f"and providers: ignored are {named}"
+            f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models, "
+            f"providers, agents and hooks: ignored are {named}"
         )
         self._warn(Reason.UNTRUSTED, source.path, "", text)
 
@@ -237,6 +241,13 @@ class ProjectRules:
                     source, ("models", role, "provider_options"), "they can redirect a key"
                 )
         return answer
+
+    def _agents(self, agents: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Those that have a name of their own: a program of the user gets no other arguments."""
+        taken = [name for name in agents if name in (self._merged.get("agents") or {})]
+        for name in taken:
+            self._ignored(source, ("agents", name), "there is an agent of that name already")
+        return {name: section for name, section in agents.items() if name not in taken}
 
     # Providers -----------------------------------------------------------------------------------
 

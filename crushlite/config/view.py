@@ -17,7 +17,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.config import ROLES, Model, SelectedModel
 from ..records import dataclass
 from .catalogue import CATALOGUE
-from .hooks import tool_hooks
+from .hooks import hook_entries, tool_hooks
 from .merge import spell, split_key
 from .options import OPTIONS, UNKNOWN, ConfigOptions
 from .providers import catalogue_small, select, with_selected
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ..protocol.config import AgentInfo
     from ..protocol.permissions import PermissionRule
     from .agentfiles import AgentFile
-    from .hooks import ToolHook
+    from .agents import AgentProgram
+    from .hooks import HookEntry, ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
 
@@ -61,6 +62,7 @@ class Loaded:
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
     agents: Callable[[], dict[str, AgentFile]] = dict  # reads the files of named sub-agents
+    programs: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
 
 
 class Config:
@@ -78,6 +80,7 @@ class Config:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
+        self.programs = loaded.programs  # agents that can be chosen for a session, by name
         self.files = loaded.files
         self.own_folders = loaded.own_folders
         self.read_agents = loaded.agents  # the named sub-agents, as their files are now; blocks
@@ -127,6 +130,7 @@ class Config:
         """The secrets that are spelled out in the files."""
         yield from literals(self._merged.values)
         whole = [server.get(key) for server in self.mcp.values() for key in ("env", "headers")]
+        whole += [agent.get("env") for agent in (self._merged.get("agents") or {}).values()]
         sections = (self._merged.get("providers") or {}).values()
         yield from literals([*whole, *(each.get("oauth") for each in sections)], secret=True)
 
@@ -174,8 +178,13 @@ class Config:
 
     @property
     def tool_hooks(self) -> tuple[ToolHook, ...]:
-        """The hooks that must be asked before tools. They are of the machine's files only."""
+        """The hooks that must be asked before tools."""
         return tool_hooks(self._merged)
+
+    @property
+    def hooks(self) -> tuple[HookEntry, ...]:
+        """All hooks, in the order of the files: of the machine's, and of a trusted project's."""
+        return hook_entries(self._merged)
 
     def origin(self, key: str) -> Path | None:
         """The last file that holds a dotted key; None if none does."""

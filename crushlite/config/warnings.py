@@ -19,6 +19,7 @@ class Reason(enum.Enum):
     VARIABLE_WITHHELD = enum.auto()  # a project's file gets no secrets
     PROVIDER_MOVED = enum.auto()  # a project's file gives a provider another address
     PROVIDER_LEFT_OUT = enum.auto()  # a provider cannot be used
+    AGENT_LEFT_OUT = enum.auto()  # an entry of `agents` cannot be used
     HEADER_LEFT_OUT = enum.auto()  # a header cannot be set
     NO_EFFECT = enum.auto()  # a key of a feature that does not exist yet
     TOOLS_REFUSED = enum.auto()  # a hook that must be asked before tools cannot be run

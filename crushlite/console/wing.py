@@ -7,7 +7,8 @@ A code is in no address: other users see the arguments of a browser that is star
 history keeps it. It is in a file that only its owner can read, in the daemon's runtime directory.
 Opened in a browser, that file posts the code as a form; the answer to this one page load holds the
 token, for a script that keeps it in the tab and replaces the page by the console. A person without
-such a browser types the code. It is valid once, for a minute, and for the port it was made for.
+such a browser types the code. It is valid once, for ten minutes, and for the port it was made for.
+How a page goes on with the next daemon is in tabs.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import hashlib
 import hmac
 import html
 import importlib.resources
+import logging
 import os
+import re
 import secrets
 import time
 from collections import OrderedDict
@@ -30,9 +33,19 @@ from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
 from ..http.messages import HTTPError, Response
 from ..listen import default_socket, private_directory
-from ..protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from ..protocol.web import (
+    WebAddress,
+    WebChallenge,
+    WebCode,
+    WebHello,
+    WebProof,
+    WebRequest,
+    WebTab,
+    WebToken,
+)
 from ..records import dataclass
 from ..wing import Wing
+from .tabs import Challenges, Tabs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +56,12 @@ if TYPE_CHECKING:
     from ..http.messages import Request
     from ..wing import Ports
 
+log = logging.getLogger(__name__)
+
 CODE_SECONDS = 600.0
 CODES = 32  # codes that are valid at a time; the oldest is dropped for the next
 BAD_CODE = (403, "bad_code")
+HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[::1\]):\d{1,5}")  # NAME:PORT, as in a Host header
 PUBLIC_BODY = 1024  # bytes: a code, and no more
 NO_STORE = (("Cache-Control", "no-store"),)
 FOLDER = importlib.resources.files(__package__) / "page"
@@ -150,11 +166,21 @@ class Codes:
         invitation.timer = self._clock.call_later(CODE_SECONDS, invitation.end)
         return page
 
+    def key(self, name: str, port: int) -> bytes | None:
+        """The digest of the code with this id, which is the digest of that digest."""
+        for known, invitation in self._open.items():
+            if invitation.port == port and hmac.compare_digest(_id(known), name.encode()):
+                return known
+        return None
+
     def redeem(self, code: str, port: int) -> str | None:
         """Use a code up. Returns the directory that it was issued for ('' for none), or None if it
         is not valid: wrong, for another port, used or expired."""
-        given = _digest(code)
-        found = [known for known in self._open if hmac.compare_digest(known, given)]
+        return self.use(_digest(code), port)
+
+    def use(self, digest: bytes, port: int) -> str | None:
+        """The same for the digest of a code."""
+        found = [known for known in self._open if hmac.compare_digest(known, digest)]
         if not found or self._open[found[0]].port != port:
             return None
         invitation = self._open.pop(found[0])
@@ -171,6 +197,10 @@ def _remove_pages_of_killed_daemons(folder: Path) -> None:
                 page.unlink()
 
 
+def _id(digest: bytes) -> bytes:
+    return hashlib.sha256(digest).hexdigest()[:32].encode()
+
+
 def _digest(code: str) -> bytes:
     return hashlib.sha256(code.encode("utf-8", "surrogatepass")).digest()
 
@@ -185,10 +215,29 @@ class _File:
 class ConsoleWing(Wing):
     """The page, and the routes through which it gets a token."""
 
+    def __init__(self, *, listens: bool = False) -> None:
+        """With `listens` a port is open from the start."""
+        self._listens = listens
+
     def use_ports(self, ports: Ports, clock: Clock) -> None:
         self._ports = ports
         self._codes = Codes(clock)
         self._wrong = WrongKeys(clock)
+        self._tabs = Tabs(clock)
+        self._challenges = Challenges(clock)
+
+    async def started(self, urls: Sequence[str]) -> None:
+        """Open the ports again at which tabs wait, if this is the daemon of the default socket."""
+        if f"unix://{default_socket()}" in urls and self._ports.requires_token:
+            for port in self._tabs.ports():
+                try:
+                    await self._ports.loopback(port)
+                    for host in self._tabs.hosts(port):
+                        self._ports.allow_host(host)
+                except UsageError as error:
+                    log.warning("tabs of the console wait at port %d: %s", port, error.message)
+        if self._listens:
+            await self._ports.loopback(0)
 
     def routes(self) -> Sequence[Entry]:
         return (
@@ -215,6 +264,27 @@ class ConsoleWing(Wing):
                 body_limit=PUBLIC_BODY,
                 public=True,
                 from_file=True,
+                refusals=(BAD_CODE,),
+            ),
+            Entry("POST", "/v1/web/tab", self.add_tab, gives=WebTab),
+            Entry(
+                "POST",
+                "/v1/web/hello",
+                self.hello,
+                takes=WebHello,
+                gives=WebChallenge,
+                body_limit=PUBLIC_BODY,
+                public=True,
+                refusals=(BAD_CODE,),
+            ),
+            Entry(
+                "POST",
+                "/v1/web/renew",
+                self.renew,
+                takes=WebProof,
+                gives=WebToken,
+                body_limit=PUBLIC_BODY,
+                public=True,
                 refusals=(BAD_CODE,),
             ),
         )
@@ -258,8 +328,13 @@ class ConsoleWing(Wing):
         wanted = optional_body(WebRequest, request)
         if wanted.port not in range(1 << 16):
             raise BadRequest(f"port {wanted.port}: use one from 1 to 65535, or 0 for any")
+        if wanted.allow_host and not HOST.fullmatch(wanted.allow_host):
+            raise BadRequest(f"allow_host {wanted.allow_host!r}: use NAME:PORT")
         try:
             url, port = await self._ports.loopback(wanted.port)
+            if wanted.allow_host:
+                self._ports.allow_host(wanted.allow_host)
+                url = f"http://{wanted.allow_host}"
             address = self.address(url, port, wanted.path)
         except UsageError as error:
             raise Conflict(error.message) from None
@@ -280,10 +355,59 @@ class ConsoleWing(Wing):
         port = request.peer.port or 0
         path = self._codes.redeem(given.code, port)
         if path is None:
-            self._wrong.count(request.peer)
-            message = "this code is wrong, used or expired: run 'crushlite web' for a new one"
-            raise HTTPError(*BAD_CODE, message)
+            raise self._refusal(request)
         return WebToken(self._ports.token_of(port), path)
+
+    def _refusal(self, request: Request) -> HTTPError:
+        """Count a wrong code, key or proof. Raises 429 if there were too many."""
+        self._wrong.count(request.peer)
+        message = "this code is wrong, used or expired: run 'crushlite web' for a new one"
+        return HTTPError(*BAD_CODE, message)
+
+    async def add_tab(self, context: Context, request: Request) -> Response:
+        """A key for the page that asks, with which it finds back after a restart (tabs.py)."""
+        port, host = _place(request)
+        if not port:
+            raise BadRequest("only a page has use for a key: ask on a TCP port")
+        try:
+            tab_id, key = self._tabs.add(port, host)
+        except UsageError as error:
+            raise Conflict(error.message) from None
+        return answer(WebTab(tab_id, key), headers=NO_STORE)
+
+    def _key(self, name: str, request: Request) -> bytes:
+        """The key of a page or of a code. Raises HTTPError if it is not known here."""
+        port, host = _place(request)
+        key = self._tabs.key(port, host, name) or self._codes.key(name, port)
+        if key is None:
+            raise self._refusal(request)
+        return key
+
+    async def hello(self, context: Context, request: Request) -> Response:
+        """Prove to a page that this daemon has its key."""
+        given = body(WebHello, request)
+        key, (_, host) = self._key(given.id, request), _place(request)
+        made = self._challenges.begin(key, host, given.id, given.nonce)
+        if made is None:
+            raise BadRequest("nonce: use 16 to 64 letters, digits, '-' and '_'")
+        return answer(WebChallenge(*made), headers=NO_STORE)
+
+    async def renew(self, context: Context, request: Request) -> Response:
+        """The token of this port, for a page that proves to have a key."""
+        given = body(WebProof, request)
+        key, (port, host) = self._key(given.id, request), _place(request)
+        if not self._challenges.prove(key, host, given.id, given.proof):
+            raise self._refusal(request)
+        path = self._codes.use(key, port)  # None for the key of a tab, and for a code that expired
+        if path is None and self._tabs.key(port, host, given.id) is None:
+            raise self._refusal(request)
+        self._tabs.use(port, given.id)
+        return answer(WebToken(self._ports.token_of(port), path or ""), headers=NO_STORE)
+
+
+def _place(request: Request) -> tuple[int, str]:
+    """The port that a request came to, and the Host that it was sent to."""
+    return request.peer.port or 0, request.headers.get("Host") or ""
 
 
 def _is_known(tag: str, lines: list[str]) -> bool:

@@ -15,10 +15,11 @@ from ..errors import BadRequest, NoAgent
 from ..protocol.codec import dumps, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..agent.base import Agent
     from ..protocol.config import SelectedModel
+    from ..wing import WorkspacePart
 
     MakeAgent = Callable[[Mapping[str, SelectedModel]], Agent | None]
 
@@ -30,15 +31,26 @@ MOST_CHOSEN = 8  # agents that are kept for the choices of single prompts
 class AgentSlot:
     """The agent of a workspace, and those it replaced that may still have work."""
 
-    def __init__(self, agent: Agent | None, make: MakeAgent) -> None:
+    def __init__(
+        self, agent: Agent | None, make: MakeAgent, parts: Sequence[WorkspacePart] = ()
+    ) -> None:
         self.agent = agent  # None: nothing usable is configured, and prompts are refused
         self._make = make
+        self._parts = parts  # of the wings, which may have agents for some sessions
         self._chosen: dict[bytes, Agent] = {}  # by the models that prompts chose
         self._replaced: list[Agent] = []
         self._ready: dict[Agent, asyncio.Task[None]] = {}
 
-    def require(self) -> Agent:
-        """The agent that new prompts are accepted for. Raises NoAgent if there is none."""
+    def of_parts(self, session_id: str) -> Agent | None:
+        """The agent that a wing has for a session; None if it is that of the workspace."""
+        found = (part.agent_of(session_id) for part in self._parts)
+        return next((agent for agent in found if agent is not None), None)
+
+    def require(self, session_id: str = "") -> Agent:
+        """The agent that new prompts of a session are accepted for. Raises NoAgent if there is
+        none."""
+        if session_id and (chosen := self.of_parts(session_id)):
+            return chosen
         if self.agent is None:
             raise NoAgent(
                 "agent coordinator not initialized: name a model in crush.json, "
@@ -46,13 +58,17 @@ class AgentSlot:
             )
         return self.agent
 
-    def serving(self) -> Agent:
+    def serving(self, session_id: str = "") -> Agent:
         """The agent for a prompt that was accepted: the present one, else the last there was."""
+        if session_id and (chosen := self.of_parts(session_id)):
+            return chosen
         return self.agent or (self._replaced[-1] if self._replaced else self.require())
 
-    def with_models(self, models: Mapping[str, SelectedModel]) -> Agent:
-        """The agent for prompts that choose their models. Raises BadRequest if one cannot be
-        used."""
+    def with_models(self, models: Mapping[str, SelectedModel], session_id: str = "") -> Agent:
+        """The agent for prompts of a session that choose their models. Raises BadRequest if one
+        cannot be used."""
+        if session_id and self.of_parts(session_id) is not None:
+            raise BadRequest("the agent of this session does not let prompts choose models")
         large = models.get("large")
         if self.agent is not None and large is not None and len(models) == 1:
             own = self.agent.info().selected

@@ -240,16 +240,20 @@ def _json(value: object) -> bytes:
 
 
 class Allowed:
-    """A granted permission."""
+    """A granted permission, and the option of the agent that was chosen."""
 
     reason = ""
+
+    def __init__(self, option: str = "") -> None:
+        self.option = option
 
 
 class Denied:
     """A refused permission and the reason, which goes to the model."""
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: str = "", option: str = "") -> None:
         self.reason = reason
+        self.option = option
 
 
 class Permissions:
@@ -285,14 +289,20 @@ class Permissions:
         self._scopes: dict[str, Scope | None] = {}  # of the requests that wait, by id
 
     async def ask(
-        self, request: PermissionRequest, run_id: str, scope: Scope | None = None
+        self,
+        request: PermissionRequest,
+        run_id: str,
+        scope: Scope | None = None,
+        *,
+        always: bool = False,
     ) -> Allowed | Denied:
         """Decide a tool's request: by policy, by a rule that was granted, or by the first client
         that answers. Raises BadRequest, phrased for the model, for one that no user could read.
 
         `scope` is what a grant for the session would cover. None stands for every request with the
-        same tool, action and path; if it has no parts, nothing is remembered."""
-        if self.skip or self._policy(request.tool_name, request.action):
+        same tool, action and path; if it has no parts, nothing is remembered. `always`: the policy
+        does not count."""
+        if self.skip or (not always and self._policy(request.tool_name, request.action)):
             return Allowed()
         if not self.grants.covers(request, scope):
             await _require_readable(request)
@@ -304,6 +314,17 @@ class Permissions:
         finally:
             del self._scopes[stored.id]
 
+    def is_settled(self, request: PermissionRequest, scope: Scope | None) -> bool:
+        """Whether no user would be asked: by policy, or by a rule that was granted."""
+        allowed = self.skip or self._policy(request.tool_name, request.action)
+        return allowed or self.grants.covers(request, scope)
+
+    def announce(self, request: PermissionRequest, *, granted: bool) -> None:
+        """Tell clients of a request that was decided without a user."""
+        self._publish(
+            PermissionNotification(request.tool_call_id, granted=granted, denied=not granted)
+        )
+
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
         entries = self._queues.open_entries()
@@ -313,16 +334,21 @@ class Permissions:
     def on_stream(self) -> PermissionRequest | None:
         return next((request for request in self.listed() if request.id == self._shown), None)
 
-    def resolve(self, request_id: str, action: str, by: str = "", reason: str = "") -> Resolution:
+    def resolve(
+        self, request_id: str, action: str, by: str = "", reason: str = "", option: str = ""
+    ) -> Resolution:
         """Answer a request. `resolved` is false if it was answered before or its id is unknown.
-        Raises BadRequest for an unknown action, or if no rule is offered and one was chosen. A rule
-        that is to be kept for good is granted for the session: keeping it is up to the caller."""
+        Raises BadRequest for an unknown action or option, or if no rule is offered and one was
+        chosen. A rule that is to be kept for good is granted for the session: keeping it is up to
+        the caller."""
         if action not in (*PERMISSION_ACTIONS, *RULE_ACTIONS):
             known = ", ".join((*PERMISSION_ACTIONS, *RULE_ACTIONS))
             raise BadRequest(f"invalid permission action {action!r}: use {known}")
         entry = self._queues.answerable(self._queues.find(request_id))
         if entry is None:
             return Resolution(False, self._queues.winner(request_id) or "")
+        if option:
+            _check_option(entry.request, action, option)
         scope = self._scopes[entry.request.id]
         if action == "allow_session" and (scope is None or scope.parts):
             rule = session_rule(entry.request, scope, self._clock.now())
@@ -332,7 +358,7 @@ class Permissions:
             if offered is None:
                 raise BadRequest(f"{action}: no rule is offered for this: allow it once")
             self.grants.add(offered)
-        answer = Denied(reason) if action == "deny" else Allowed()
+        answer = Denied(reason, option) if action == "deny" else Allowed(option)
         self._queues.close(entry, answer, by)
         return Resolution(True, by)
 
@@ -374,6 +400,18 @@ class Permissions:
         if self._shown is None and entries:
             self._shown = entries[0].request.id
             self._publish(entries[0].request)
+
+
+def _check_option(request: PermissionRequest, action: str, option: str) -> None:
+    """Raise BadRequest if the request does not offer an option, or if the action is not the one
+    that the option stands for."""
+    chosen = next((one for one in request.options if one.id == option), None)
+    if chosen is None:
+        known = ", ".join(one.id for one in request.options) or "none"
+        raise BadRequest(f"option {option!r} is not offered for this: there is {known}")
+    wanted = "allow" if chosen.allows else "deny"
+    if action != wanted:
+        raise BadRequest(f"option {option!r} goes with the action {wanted}, not {action!r}")
 
 
 class Questions:

@@ -9,7 +9,7 @@ import uuid
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest, CrushliteError, LimitReached, ProviderFailed
+from ..errors import BadRequest, CrushliteError, LimitReached, PromptRefused, ProviderFailed
 from ..protocol.codec import dumps, encode
 from ..protocol.config import ROLES
 from ..protocol.ids import check_id
@@ -31,6 +31,7 @@ _EFFORT = re.compile(r"[a-z]{1,20}")
 
 EXPECTED = (
     LimitReached,
+    PromptRefused,
     ProviderFailed,
     *STORE_ERRORS,
 )  # how turns fail without a mistake in the agent

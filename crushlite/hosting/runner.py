@@ -86,7 +86,7 @@ class Runner:
     def __init__(
         self, services: Services, make: MakeAgent, settings: Settings, endings: Endings
     ) -> None:
-        self.agents = AgentSlot(make({}), make)
+        self.agents = AgentSlot(make({}), make, services.parts)
         self.titles = Titles(services)
         self.outcomes = dict.fromkeys(Outcome, 0)  # how many runs have ended so
         self.abandoned = 0  # agents that did not return within the cancel grace
@@ -106,14 +106,16 @@ class Runner:
         """
         request, when_busy = read_prompt(prompt)
         if not request.models:
-            self.agents.require()
+            self.agents.require(request.session_id)
         known = self._known.get(request.run_id)
         if known is not None:
             if known.digest != digest_of(request):
                 raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
             return known
         self._endings.require_none()
-        agent = self.agents.with_models(request.models) if request.models else None
+        agent = (
+            self.agents.with_models(request.models, request.session_id) if request.models else None
+        )
         alone = request.auto_approve or agent is not None
         run = self._runs.accept(request.session_id, request.run_id, when_busy, alone=alone)
         now = self._services.clock.now()
@@ -185,7 +187,7 @@ class Runner:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
         refuse_child(session_id)
-        agent = self.agents.require()
+        agent = self.agents.require(session_id)
         session = await self._services.store.read(session_rows.get_session, session_id)
         if not session.message_count and not self.busy(session_id):
             return
@@ -309,14 +311,14 @@ class Runner:
 
     def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
         """Publish the user message of a prompt, and return what the agent task is to run."""
-        agent = live.agent or self.agents.serving()
+        agent = live.agent = live.agent or self.agents.serving(live.run.session_id)
         if live.kind == SUMMARIZE:
             return self._summarize(agent, live.request)
-        return self._call_agent(agent, self._begin_turn(live, agent))
+        return self._call_agent(agent, self._begin_turn(live))
 
-    def _begin_turn(self, live: LiveRun, agent: Agent) -> LiveTurn:
+    def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
-        request = live.request
+        request, agent = live.request, live.agent or self.agents.serving(live.run.session_id)
 
         async def summarize() -> None:
             if agent.summarizes:
@@ -325,11 +327,8 @@ class Runner:
                     live.turn.limits.count_all(used)
 
         live.turn = LiveTurn(
-            self._services,
-            request,
-            agent.info().selected,
-            lambda: self._fold(live),
-            summarize,
+            *(self._services, request, agent.info().selected, lambda: self._fold(live), summarize),
+            notes_owner=agent.notes_owner,
             delegate=functools.partial(run_child, self._services, request),
         )
         live.turn.adopt(self._user_message(live))
@@ -343,7 +342,7 @@ class Runner:
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        agent = live.agent or self.agents.serving()
+        agent = live.agent or self.agents.serving(live.run.session_id)
         self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt)
         return live.user
 
@@ -351,10 +350,12 @@ class Runner:
         """An agent that tries to exit the process only fails its own turn."""
         try:
             await self.agents.ready(agent)
+            await turn.admit()
             if agent.is_async:
                 await agent.run(turn)
             else:
                 await run_blocking(agent.run, turn)
+            await turn.agent_done()
         except (SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
         finally:
@@ -455,8 +456,7 @@ class Runner:
         if first.kind != SUMMARIZE and outcome is not Outcome.CLEARED:
             try:
                 # Canceled before it could start, it begins now: what a person typed is never lost.
-                agent = first.agent or self.agents.serving()
-                turn = first.turn or self._begin_turn(first, agent)
+                turn = first.turn or self._begin_turn(first)
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
                 messages += turn.messages

@@ -32,7 +32,15 @@ async def write_summary(
     removed again; one that failed stays, with its error, but counts for nothing. `parent` as for a
     LiveTurn."""
     selected = agent.info().selected
-    turn = LiveTurn(services, request, selected, no_riders, is_summary=True, parent=parent)
+    turn = LiveTurn(
+        services,
+        request,
+        selected,
+        no_riders,
+        is_summary=True,
+        parent=parent,
+        notes_owner=agent.notes_owner,
+    )
     writing = asyncio.ensure_future(agent.summarize(turn))
     try:
         await asyncio.shield(writing)

@@ -302,13 +302,15 @@ class Transcript:
         rows = await self._store.read(message_rows.list_messages, session_id)
         return _overlaid(rows, seen | self._seen(session_id))
 
-    async def conversation(self, session_id: str) -> tuple[Session, list[Message], str]:
-        """A session, its messages as above, and what its agent has kept with it."""
+    async def conversation(
+        self, session_id: str, notes_owner: str
+    ) -> tuple[Session, list[Message], str]:
+        """A session, its messages as above, and what this owner has kept with it."""
 
         def read(conn: Connection, scope: str) -> tuple[Session, list[Message], str]:
             session = session_rows.get_session(conn, scope, session_id)
             rows = message_rows.list_messages(conn, scope, session_id)
-            return session, rows, note_rows.get_notes(conn, scope, session_id)
+            return session, rows, note_rows.get_notes(conn, scope, session_id, notes_owner)
 
         seen = self._seen(session_id)
         session, rows, notes = await self._store.read(read)

@@ -16,11 +16,17 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..agent.base import Agent, Scope, Usage, Verdict
+from ..agent.base import Agent, ToolCheck, Usage
 from ..errors import BadRequest
-from ..protocol.messages import FinishPart, Message, ToolCallPart, ToolOutput, ToolResultPart
-from ..protocol.permissions import PermissionRequest
-from ..protocol.questions import Question, QuestionBatch
+from ..protocol.messages import (
+    FinishPart,
+    Message,
+    Part,
+    TextPart,
+    ToolCallPart,
+    ToolOutput,
+    ToolResultPart,
+)
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
@@ -28,13 +34,13 @@ from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessio
 from ..store.files import Change, FileState
 from ..wing import Author
 from . import offering
-from .dialogs import Allowed
 from .files import mode_of
-from .given import directory_of, fresh_call_id, json_text, questions_of, typed
+from .given import fresh_call_id, json_text, typed
+from .guards import TurnGuards
 from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
 from .turn_commands import COMMAND_SECONDS, TurnCommands
-from .watching import start_command
+from .turn_requests import TurnRequests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,9 +49,9 @@ if TYPE_CHECKING:
     from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
-    from ..protocol.questions import QuestionResponse
     from ..protocol.sessions import Session
     from ..store import Connection
+    from ..wing import CommandWatch
     from .prompts import TurnRequest
     from .services import Services
     from .transcript import LiveMessage
@@ -57,6 +63,7 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 NOT_RUN = "not run: the run ended before it was allowed"
+TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
 
@@ -66,7 +73,7 @@ class Child(Protocol):
     def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
-class LiveTurn(TurnCommands):
+class LiveTurn(TurnCommands, TurnRequests):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -78,6 +85,7 @@ class LiveTurn(TurnCommands):
         summarize: Callable[[], Awaitable[None]] | None = None,
         *,
         is_summary: bool = False,
+        notes_owner: str = "",
         delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
         parent: LiveTurn | None = None,
     ) -> None:
@@ -95,20 +103,20 @@ class LiveTurn(TurnCommands):
         self.denied = 0
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
-        self._services = services
-        self._request = request
+        author = Author((parent or self).session_id, self.run_id)
+        self._guards = TurnGuards(services.parts, author)
+        self._services, self._request = services, request
         self._selected = selected
-        self._fold = fold
-        self._summarize = summarize
+        self._fold, self._summarize = fold, summarize
         self._is_summary = is_summary
+        self._notes_owner = notes_owner
         self._delegate = delegate
-        self._top = parent or self
-        self._job_session = self._top.session_id
-        # A summary is no step of the run.
-        self._counting = RunLimits(request) if is_summary else self.limits
+        self._top: LiveTurn = parent or self
+        self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
         self._commands: set[Command] = set()  # those that die with the run
         self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
+        self._watches: list[CommandWatch] = []  # of the turn as a whole
         self._over = False
         self._step: LiveMessage | None = None  # the assistant message of the current step
         self._new_step = True  # the next piece begins a message of its own
@@ -148,6 +156,18 @@ class LiveTurn(TurnCommands):
     def add_child(self, child: Child) -> None:
         self._check()
         self.children.add(child)
+
+    async def admit(self) -> None:
+        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
+        await self._guards.prompt(self.prompt)
+
+    async def agent_done(self) -> None:
+        """The agent has returned. If it did not ask whether the turn may end, tell the wings that
+        it does: it cannot go on any more."""
+        text = self.last.joined().text if self._step else ""
+        if not self._guards.may_stop:
+            await self._guards.stop(text)
+        self._guards.notify("agent_completed", text)
 
     def fence(self) -> None:
         self._over = True
@@ -214,15 +234,15 @@ class LiveTurn(TurnCommands):
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
-        read = await self._services.transcript.conversation(self.session_id)
+        read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
         session, messages, self._notes = read
         return session, messages
 
     async def recall(self) -> str:
         self._check()
         if self._notes is None:
-            store = self._services.store
-            self._notes = await store.read(note_rows.get_notes, self.session_id)
+            store, owner = self._services.store, self._notes_owner
+            self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
@@ -276,11 +296,51 @@ class LiveTurn(TurnCommands):
         await self._watches_ended()
         self._show_calls()
         call = self._open_call(id)
-        texts = clean(content), json_text(metadata)
+        texts = await self._guards.result(
+            call, clean(content), json_text(metadata), is_error=bool(is_error)
+        )
+        self._check()
+        self._open_call(id)  # it may have got its result meanwhile
         media = clean(data), clean(mime_type)
         self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._yield()
+
+    async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
+        self._check()
+        call_id = self._stored_id(clean(id))
+        check = await self._guards.tool(call_id, name, input)
+        self._check()
+        if check.input != input and call_id in self._calls:
+            # What is on record, and shown when permission is asked, is what is run.
+            await self.tool_call(name, check.input, call_id)
+        return check
+
+    @property
+    def context(self) -> str:
+        return self._guards.context
+
+    @property
+    def halted(self) -> bool:
+        return bool(self._guards.halted)
+
+    async def before_stop(self) -> bool:
+        self._check()
+        if self._top is not self:
+            return True  # the agent that it works for goes on
+        wanted = await self._guards.stop(self.last.joined().text if self._step else "")
+        self._check()
+        if not wanted or self._counting.out_of_steps:
+            return True
+        now = self._now()
+        parts: list[Part] = [TextPart(wanted), FinishPart("stop")]
+        message = Message(
+            str(uuid.uuid4()), "user", self.session_id, parts, created_at=now, updated_at=now
+        )
+        self._end_step()
+        self._messages.append(self._services.transcript.create(message))
+        self._new_step, self._guards.may_stop = True, False
+        return False
 
     def progress(self, id: str, output: str) -> None:
         self._check()
@@ -315,62 +375,10 @@ class LiveTurn(TurnCommands):
             raise BadRequest(f"finish reason {reason!r}: use one of {', '.join(OWN_REASONS)}")
         self._finish = FinishPart(reason, message=clean(message), details=clean(details))
 
-    # For the agent: people -----------------------------------------------------------------------
-
-    async def permission(
-        self,
-        tool_name: str,
-        action: str,
-        *,
-        description: str = "",
-        params: Mapping[str, Any] | None = None,
-        path: str = "",
-        tool_call_id: str = "",
-        scope: Scope | None = None,
-    ) -> Verdict:
-        self._check()
-        if self._request.auto_approve:
-            return Verdict(True)
-        self._show_calls()
-        request = PermissionRequest(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            tool_name=tool_name,
-            description=clean(description),
-            action=action,
-            params=dict(params or {}),
-            path=directory_of(path, self.path),
-            scope=clean(scope.words) if scope is not None else "",
-            rule=clean(scope.rule_words) if scope is not None else "",
-        )
-        self._unallowed.add(request.tool_call_id)  # stays if the run is canceled meanwhile
-        answer = await self._services.permissions.ask(request, self.run_id, scope)
-        self._unallowed.discard(request.tool_call_id)
-        if isinstance(answer, Allowed):
-            return Verdict(True)
-        for turn in {self, self._top}:
-            turn.denied += 1
-        return Verdict(False, answer.reason)
-
-    async def ask(
-        self,
-        questions: str | Sequence[str | Question | Mapping[str, Any]],
-        *,
-        tool_call_id: str = "",
-        confirm_title: str = "",
-    ) -> list[QuestionResponse] | None:
-        self._check()
-        self._show_calls()
-        batch = QuestionBatch(
-            session_id=self._top.session_id,
-            tool_call_id=self._stored_id(tool_call_id),
-            questions=questions_of(questions),
-            confirm_title=confirm_title,
-        )
-        return await self._services.questions.ask(batch, self.run_id)
-
     async def followups(self) -> list[Message]:
         self._check()
+        if self._guards.hold_prompts:
+            return []  # they must be asked about first, at the beginning of a turn
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
         if self._counting.out_of_steps:
@@ -394,36 +402,7 @@ class LiveTurn(TurnCommands):
         self._check()
         return offering.instructions(self._services.parts)
 
-    # For the agent: commands ---------------------------------------------------------------------
-
-    async def command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        on_output: Callable[[bytes], None] | None = None,
-        read_only: bool = False,
-    ) -> Command:
-        self._check()
-        await self._watches_ended()
-        watched = await start_command(
-            self._services,
-            command,
-            Author(self._top.session_id, self.run_id),
-            cwd=cwd,
-            env=env,
-            on_output=on_output,
-            read_only=read_only,
-        )
-        started = watched.command
-        self._commands.add(started)
-        self._watched[started] = watched
-        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
-        if self._over:
-            started.kill()
-            self._check()
-        return started
+    # For the agent: other work -------------------------------------------------------------------
 
     async def summarize(self) -> None:
         self._check()
@@ -493,11 +472,19 @@ class LiveTurn(TurnCommands):
         saved = store.write(session_rows.set_todos, self.session_id, listed, now)
         await self._save("to-do list", saved)
 
+    async def title(self, text: str) -> None:
+        self._check()
+        title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self._services.clock.now()
+        row = self.session_id, title, now, 0, 0, 0.0
+        saved = self._services.store.write(session_rows.set_title, *row)
+        await self._save("title", saved)
+
     async def remember(self, notes: str) -> None:
         self._check()
         self._notes = None
+        kept, owner, store = clean(notes), self._notes_owner, self._services.store
         try:
-            await self._services.store.write(note_rows.set_notes, self.session_id, clean(notes))
+            await store.write(note_rows.set_notes, self.session_id, kept, owner)
         except STORE_ERRORS as error:
             log.warning("run %s: its notes could not be written: %s", self.run_id, error)
 
@@ -516,6 +503,14 @@ class LiveTurn(TurnCommands):
         await self._services.files.record(self._top.session_id, [change])
 
     # Inside --------------------------------------------------------------------------------------
+
+    @property
+    def _for_session(self) -> str:
+        return self._top.session_id
+
+    def _count_denial(self) -> None:
+        for turn in {self, self._top}:
+            turn.denied += 1
 
     def _show_calls(self) -> None:
         """Publish the calls of this step: clients must know a call before they hear of it."""
@@ -584,7 +579,7 @@ class LiveTurn(TurnCommands):
         )
         self._messages.append(self._services.transcript.create(message))
 
-    async def _save(self, what: str, saved: Awaitable[Session]) -> bool:
+    async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
         """Wait for a write about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
         try:
@@ -592,7 +587,8 @@ class LiveTurn(TurnCommands):
         except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
-        self._services.hub.publish("updated", session)
+        if session is not None:
+            self._services.hub.publish("updated", session)
         return True
 
     async def _yield(self) -> None:

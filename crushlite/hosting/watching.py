@@ -2,7 +2,8 @@
 
 Before a command that may change files starts, every part is asked for a CommandWatch. When the
 command has ended, or goes on as a job of its session, `ended` of each watch is awaited. A command
-that only reads starts without that.
+that only reads starts without that. A turn whose agent is a program of its own, which changes files
+without a command, is watched as a whole in the same way.
 """
 
 from __future__ import annotations
@@ -47,8 +48,7 @@ class WatchedCommand:
     async def _report(self) -> None:
         ends: list[asyncio.Future[Any]] = [self.command.done, self._kept]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for watch in self._watches:
-            await watch.ended()
+        await end_watches(self._watches)
 
 
 async def start_command(  # noqa: PLR0913 - the options of a command
@@ -63,12 +63,8 @@ async def start_command(  # noqa: PLR0913 - the options of a command
 ) -> WatchedCommand:
     """Start a command: in the workspace's directory and with its environment without secrets,
     unless others are given."""
-    watches: list[CommandWatch] = []
+    watches = [] if read_only else await begin_watches(services, author)
     try:
-        for part in () if read_only else services.parts:
-            watch = await part.before_command(author)
-            if watch is not None:
-                watches.append(watch)
         started = await process.start(
             command,
             cwd=cwd or services.path,
@@ -81,3 +77,24 @@ async def start_command(  # noqa: PLR0913 - the options of a command
             watch.dropped()
         raise
     return WatchedCommand(started, watches)
+
+
+async def begin_watches(services: Services, author: Author) -> list[CommandWatch]:
+    """Ask every part for its watch. If one fails, or this is cancelled, none is left."""
+    watches: list[CommandWatch] = []
+    try:
+        for part in services.parts:
+            watch = await part.before_command(author)
+            if watch is not None:
+                watches.append(watch)
+    except BaseException:
+        for watch in watches:
+            watch.dropped()
+        raise
+    return watches
+
+
+async def end_watches(watches: list[CommandWatch]) -> None:
+    """Let each watch record what has changed."""
+    for watch in watches:
+        await watch.ended()

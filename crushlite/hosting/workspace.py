@@ -237,6 +237,8 @@ class Workspace:
         self.transcript.forget(gone)
         for member in gone:
             self.permissions.grants.forget_session(member)
+        for part in self.parts:
+            part.session_deleted(session_id)
         self.hub.publish("deleted", session)
 
     def _with_busy(self, session: Session) -> Session:

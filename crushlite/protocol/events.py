@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import BadRequest
 from ..records import dataclass
 from .codec import JSON, decode, encode
+from .features import SkillsEvent
 from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
 from .questions import QuestionBatch, QuestionNotification
@@ -41,6 +42,7 @@ KINDS: dict[str, type] = {
     "run_complete": RunComplete,
     "agent_event": AgentEvent,
     "config_changed": ConfigChanged,
+    "skills_event": SkillsEvent,
 }
 _KIND_OF: dict[type, str] = {cls: kind for kind, cls in KINDS.items()}
 

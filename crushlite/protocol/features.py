@@ -1,7 +1,8 @@
-"""Requests about skills and tool servers."""
+"""Skills, commands, and requests about tool servers."""
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from ..records import dataclass
@@ -28,3 +29,92 @@ class GetPrompt:
     client_id: str
     prompt_id: str
     args: dict[str, Any] = omitted(dict)
+
+
+# Skills -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SkillInfo:
+    """A skill that can be used. `id` is the path of its SKILL.md, `label` its source and name."""
+
+    id: str
+    name: str
+    description: str
+    label: str
+    source: str  # user or project
+    user_invocable: bool = False
+
+
+@dataclass(slots=True)
+class SkillSummary:
+    name: str
+    description: str
+    source: str
+    builtin: bool = False
+
+
+@dataclass(slots=True)
+class SkillContent:
+    """The file of a skill, as base64, and what it says about itself."""
+
+    content: str
+    result: SkillSummary
+
+
+@dataclass(slots=True)
+class SkillState:
+    """A SKILL.md that was found. `state` is 0 if it can be used; if it is 1, `error` says why it
+    cannot. `warning` says what was overlooked in one that can."""
+
+    name: str
+    path: str
+    state: int
+    error: str = omitted()
+    warning: str = omitted()
+
+
+@dataclass(slots=True)
+class SkillsEvent:
+    """All skills that were found, after that has changed."""
+
+    states: list[SkillState] = field(default_factory=list)
+
+
+# Commands ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CommandArgument:
+    name: str
+    description: str = omitted()
+    required: bool = omitted(False)
+
+
+@dataclass(slots=True)
+class CommandInfo:
+    """A text that a user can send by its name. `source` says where it is from: user, project,
+    skill or mcp."""
+
+    id: str
+    name: str  # what a user types behind a slash; no two in a list are the same
+    description: str = ""
+    source: str = ""
+    arguments: list[CommandArgument] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ExpandCommand:
+    """A command by its id or name, and what its arguments are: by name, or as the text that was
+    typed behind its name, or both."""
+
+    command: str
+    arguments: dict[str, str] = omitted(dict)
+    text: str = omitted()
+
+
+@dataclass(slots=True)
+class ExpandedCommand:
+    """The prompt that a command stands for. It was not sent."""
+
+    prompt: str

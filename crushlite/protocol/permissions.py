@@ -14,12 +14,27 @@ RULE_ACTIONS = ("allow_rule", "allow_always")
 
 
 @dataclass(slots=True)
+class PermissionOption:
+    """An answer that the agent itself offers to a request. `kind` is allow_once, allow_always,
+    reject_once or reject_always; `name` is what the user reads."""
+
+    id: str = ""
+    name: str = ""
+    kind: str = ""
+
+    @property
+    def allows(self) -> bool:
+        return self.kind.startswith("allow")
+
+
+@dataclass(slots=True)
 class PermissionRequest:
     """A tool call that waits for a permission. `params` is always an object: the Crush client
     decodes it by tool name. `scope` says in words what `allow_session` would cover; if it is empty,
     that is every request of this session with the same tool, action and path. `rule` says in words
     what `allow_rule` would cover, for the session, and `allow_always`, for good; if it is empty,
-    neither can be chosen."""
+    neither can be chosen. `options` are answers that the agent offers: a client may choose one of
+    them instead, by its id."""
 
     id: str = ""
     session_id: str = ""
@@ -31,6 +46,7 @@ class PermissionRequest:
     path: str = ""
     scope: str = omitted()
     rule: str = omitted()
+    options: list[PermissionOption] = omitted(list)
 
 
 @dataclass(slots=True)
@@ -55,6 +71,7 @@ class Grant:
 class PermissionAnswer:
     action: str = ""
     reason: str = omitted()  # of a denial, for the model
+    option: str = omitted()  # the id of one of the request's options; the action must fit it
 
 
 @dataclass(slots=True)

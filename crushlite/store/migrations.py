@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..records import dataclass
 from .connection import transaction
 from .directory import sync_directory
-from .schema import V1, V2, V3, V4, V5
+from .schema import V1, V2, V3, V4, V5, V6
 
 if TYPE_CHECKING:
     import sqlite3
@@ -42,7 +42,7 @@ class Migration:
 
 
 MIGRATIONS: tuple[Migration, ...] = tuple(
-    Migration(number, steps) for number, steps in enumerate((V1, V2, V3, V4, V5), start=1)
+    Migration(number, steps) for number, steps in enumerate((V1, V2, V3, V4, V5, V6), start=1)
 )
 VERSION = MIGRATIONS[-1].version
 

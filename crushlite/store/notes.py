@@ -1,4 +1,5 @@
-"""What the agent of a session keeps with it: one text of its own making, which no client sees."""
+"""What agents and wings keep with a session: for each owner one text of its own making, which no
+client sees. The owner '' is the agent of the workspace."""
 
 from __future__ import annotations
 
@@ -13,24 +14,36 @@ if TYPE_CHECKING:
 NOTES_CHARS = 1 << 20
 
 
-def get_notes(conn: sqlite3.Connection, scope: str, sid: str) -> str:
+def get_notes(conn: sqlite3.Connection, scope: str, sid: str, owner: str = "") -> str:
     """What was kept last; empty if nothing was. A database that came with a project may hold
     anything: what `set_notes` would not have stored counts as nothing."""
     row = conn.execute(
-        "SELECT content FROM agent_notes WHERE scope = ? AND session_id = ? "
+        "SELECT content FROM session_notes WHERE scope = ? AND owner = ? AND session_id = ? "
         "AND typeof(content) = 'text' AND length(content) <= ?",
-        (scope, sid, NOTES_CHARS),
+        (scope, owner, sid, NOTES_CHARS),
     ).fetchone()
     return str(row[0]) if row is not None else ""
 
 
-def set_notes(conn: sqlite3.Connection, scope: str, sid: str, content: str) -> None:
+def all_notes(conn: sqlite3.Connection, scope: str, owner: str, chars: int) -> dict[str, str]:
+    """By session, what an owner keeps with it: texts of at most so many characters."""
+    rows = conn.execute(
+        "SELECT session_id, content FROM session_notes WHERE scope = ? AND owner = ? "
+        "AND typeof(content) = 'text' AND length(content) BETWEEN 1 AND ?",
+        (scope, owner, chars),
+    )
+    return {str(sid): str(content) for sid, content in rows}
+
+
+def set_notes(
+    conn: sqlite3.Connection, scope: str, sid: str, content: str, owner: str = ""
+) -> None:
     """Replace what is kept. Raises SessionNotFound, and BadRequest for more than NOTES_CHARS."""
     if len(content) > NOTES_CHARS:
         raise BadRequest(f"an agent keeps at most {NOTES_CHARS} characters with a session")
     require_session(conn, scope, sid)
     conn.execute(
-        "INSERT INTO agent_notes (scope, session_id, content) VALUES (?, ?, ?) "
-        "ON CONFLICT (scope, session_id) DO UPDATE SET content = excluded.content",
-        (scope, sid, content),
+        "INSERT INTO session_notes (scope, owner, session_id, content) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (scope, owner, session_id) DO UPDATE SET content = excluded.content",
+        (scope, owner, sid, content),
     )

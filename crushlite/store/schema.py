@@ -184,3 +184,21 @@ V5 = (
     "ALTER TABLE runs ADD COLUMN prompt_tokens INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE runs ADD COLUMN completion_tokens INTEGER NOT NULL DEFAULT 0",
 )
+
+# Several agents may answer in one session: each keeps notes of its own. `owner` comes before the
+# session, because a wing reads all that it keeps when a workspace opens.
+V6 = (
+    """
+    CREATE TABLE session_notes (
+        scope TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        content TEXT NOT NULL,
+        PRIMARY KEY (scope, owner, session_id),
+        FOREIGN KEY (scope, session_id) REFERENCES sessions (scope, id) ON DELETE CASCADE
+    )
+    """,
+    "CREATE INDEX session_notes_session ON session_notes (scope, session_id)",
+    "INSERT INTO session_notes SELECT scope, '', session_id, content FROM agent_notes",
+    "DROP TABLE agent_notes",
+)

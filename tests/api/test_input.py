@@ -37,7 +37,7 @@ from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
 from crushlite.protocol.sessions import CurrentSession, FileRead, Session, ShellCommand
-from crushlite.protocol.web import WebCode, WebRequest
+from crushlite.protocol.web import WebCode, WebHello, WebProof, WebRequest
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from tests.support.http import replies
@@ -55,6 +55,8 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", "/v1/web"): WebRequest,
     ("POST", "/v1/web/token"): WebCode,
     ("POST", "/v1/web/enter"): WebCode,
+    ("POST", "/v1/web/hello"): WebHello,
+    ("POST", "/v1/web/renew"): WebProof,
     ("POST", "/v1/control"): Control,
     ("POST", "/v1/workspaces"): CreateWorkspace,
     ("POST", W + "/current-session"): CurrentSession,
@@ -87,6 +89,7 @@ BODIES: dict[tuple[str, str], type] = {
 OPTIONAL = {("POST", W + "/agent/init"), ("POST", "/v1/web")}
 # The routes that need none, and do not look at one.
 BODILESS = {
+    ("POST", "/v1/web/tab"),
     ("POST", W + "/agent/update"),
     ("POST", W + "/compact"),
     ("POST", W + "/agent/sessions/{sid}/cancel"),
@@ -164,6 +167,8 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
         bodies: dict[type, dict[str, Any]] = {
             WebRequest: {"port": 0},
             WebCode: {"code": "never issued"},
+            WebHello: {"id": "never issued", "nonce": "n" * 22},
+            WebProof: {"id": "never issued", "proof": "x"},
             Control: {"command": "shutdown_if_idle"},
             CreateWorkspace: {"path": path, "client_id": str(uuid.uuid4())},
             CurrentSession: {"session_id": self.session},
@@ -200,6 +205,8 @@ class Bodies(InputTestCase):
         wanted = {
             ("POST", "/v1/web/token"): 403,
             ("POST", "/v1/web/enter"): 403,
+            ("POST", "/v1/web/hello"): 403,
+            ("POST", "/v1/web/renew"): 403,
             ("POST", "/v1/control"): 409,
             ("POST", W + "/agent"): 202,
             ("POST", W + "/runs/{run_id}/undo"): 404,

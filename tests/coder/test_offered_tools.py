@@ -13,11 +13,10 @@ from crushlite.coder.providers.base import CallPiece, ModelStop
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.coder.tools.toolbox import FOUND, MOST, SEARCH
 from crushlite.coder.tools.view import View
-from crushlite.config.hooks import ToolHook
 from crushlite.hosting.dialogs import Permissions
 from crushlite.protocol.config import Model
 from crushlite.protocol.permissions import PermissionRequest
-from crushlite.wing import WorkspacePart
+from crushlite.wing import Ruling, ToolUsed, WorkspacePart
 from tests.support.images import png
 from tests.support.model import CoderBench, EchoTool, PlannedProvider, said
 
@@ -167,8 +166,12 @@ class OfferedToolTests(CoderBench):
         self.assertIn("     1|x", again.requests[1].messages[-1].text)
 
     async def test_disabled_ones_are_left_out_and_hooked_ones_refused(self) -> None:
-        hook = ToolHook("^hooked", "hooks.PreToolUse in crush.json")
-        options = CoderOptions(disabled_tools=("off",), tool_hooks=(hook,))
+        class Refuses(WorkspacePart):
+            async def before_tool(self, used: ToolUsed) -> Ruling | None:
+                return Ruling(denied="it must be asked first" * (used.name == "hooked"))
+
+        self.parts.append(Refuses())
+        options = CoderOptions(disabled_tools=("off",))
         off, hooked = Offered("off"), Offered("hooked")
         results = await self.results(off, hooked, options=options)
         self.assertIn("there is no tool 'off'", results[0].text)

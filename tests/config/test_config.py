@@ -33,6 +33,7 @@ from crushlite.config.catalogue import CATALOGUE
 from crushlite.errors import BadRequest, ConfigError
 from crushlite.protocol.codec import dumps
 from crushlite.protocol.config import AgentInfo, Model, SelectedModel
+from tests.support.wings import without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,6 +312,7 @@ class WarningTests(ConfigCase):
         models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
         hooks = {"pre_tool_use": [{"command": "x"}]}
         useless = {"lsp": {"go": {"command": "gopls"}}, "optoins": {}, "hooks": hooks}
+        useless["agents"] = {"x y": {"command": "z"}}
         rules = {"rules": [{"tool": "bash"}]}
         providers = {"lab": LAB, "bad": {}}
         self.write(
@@ -332,7 +334,8 @@ class WarningTests(ConfigCase):
         self.write("hidden", {"models": {"small": gone}})
         env = {"LAB_KEY": "k1", "PATH": os.environ["PATH"]}
         files = ConfigFiles(self.workspace, env, self.roots, self.data_dir)
-        found = [(w.reason, w.file, w.key) for w in files.load().warnings]
+        with without("hooks"):
+            found = [(w.reason, w.file, w.key) for w in files.load().warnings]
         wanted = [
             (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
             (Reason.CALL_IGNORED, script, ""),
@@ -345,6 +348,7 @@ class WarningTests(ConfigCase):
             (Reason.VARIABLE_WITHHELD, project, "providers.own.api_key"),
             (Reason.PROVIDER_MOVED, project, "providers.lab"),
             (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
+            (Reason.AGENT_LEFT_OUT, outside, "agents.x y"),
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
             (Reason.MODEL_UNLISTED, outside, "models.large"),
             (Reason.MODEL_UNKNOWN, outside, "models.small"),
@@ -905,7 +909,6 @@ class ProjectTests(ConfigCase):
         document: JSONObject = {
             "mcp": {"evil": {"type": "stdio", "command": "evil"}},
             "lsp": {"evil": {"command": "evil"}},
-            "hooks": {"PreToolUse": [{"command": "evil"}]},
             "env": {"PATH": "/evil"},
         }
         path = self.write("project", document)

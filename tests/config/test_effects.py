@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config import Reason
+from crushlite.config import ConfigFiles, Reason
+from crushlite.wings import has_wing
 from tests.config.test_config import LAB, MODEL, ConfigCase
 from tests.support.configured import ConfiguredTestCase, results, use
+from tests.support.wings import without
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +31,8 @@ class EffectTests(ConfigCase):
         }
         wanted = ["mcp.a", "lsp.go", "env", "tools.ls", "hooks.SessionStart", "options.auto_lsp"]
         wanted += ["options.skills_paths", "options.disabled_skills", "providers.lab.oauth"]
-        self.assertCountEqual(self.told(document, Reason.NO_EFFECT), wanted)
+        with without("hooks", "skills"):
+            self.assertCountEqual(self.told(document, Reason.NO_EFFECT), wanted)
 
     def test_what_asks_for_nothing_is_not_named(self) -> None:
         document = {"mcp": {}, "env": {}, "options": {"auto_lsp": False, "skills_paths": []}}
@@ -93,14 +96,26 @@ class EffectTests(ConfigCase):
             self.write("global", {"hooks": {"PreToolUse": wrong}})
             self.assertTrue(any(hook.matches("view") for hook in self.load().tool_hooks), wrong)
 
-    def test_hooks_of_a_project_are_ignored_which_is_said(self) -> None:
-        self.write("project", {"hooks": {"PreToolUse": [{"command": "x"}]}})
-        config = self.load()
-        self.assertEqual(config.tool_hooks, ())
-        self.assert_warned(config, "hooks is ignored: project files have no say")
+    def test_hooks_of_a_project_count_when_it_is_trusted_and_not_before(self) -> None:
+        self.write("project", {"hooks": {"pre_tool_use": [{"command": "x"}]}})
+        files = ConfigFiles(self.workspace, {}, self.roots, self.data_dir)
+        untrusted = files.load()
+        self.assertEqual((untrusted.tool_hooks, untrusted.hooks), ((), ()))
+        self.assert_warned(untrusted, "ignored are hooks.pre_tool_use")
+        (hook,) = self.load().hooks
+        self.assertEqual((hook.event, hook.is_machine), ("PreToolUse", False))
+
+    def test_an_event_for_which_no_hook_is_run_is_named(self) -> None:
+        hooks = {"PreCompact": [{"command": "x"}], "stop": [{"command": "y"}]}
+        told = ["hooks.PreCompact"] if has_wing("hooks") else ["hooks.PreCompact", "hooks.stop"]
+        self.assertEqual(self.told({"hooks": hooks}, Reason.NO_EFFECT), told)
 
 
 class RefusalTests(ConfiguredTestCase):
+    async def asyncSetUp(self) -> None:
+        self.enterContext(without("hooks"))
+        await super().asyncSetUp()
+
     async def test_a_tool_that_a_hook_must_be_asked_about_is_refused_and_others_run(self) -> None:
         guard = {"name": "guard", "matcher": "^bash$", "command": "./guard.sh"}
         self.configure(hooks={"PreToolUse": [guard]}, permissions={"allowed_tools": ["bash"]})

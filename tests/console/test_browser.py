@@ -95,6 +95,11 @@ class BrowserCase(BoundedTestCase):
             await window.wait(LIVE)
         return windows
 
+    async def choose(self, window: Window, item: str) -> None:
+        """Choose an item of the menu."""
+        await window.click("#menu-open")
+        await window.click(item)
+
     async def workspace(self) -> str:
         [found] = (await self.daemon.call("GET", "/v1/workspaces")).json
         return f"/v1/workspaces/{found['id']}"
@@ -182,7 +187,7 @@ class TwoWindows(BrowserCase):
         await anna.click("#permission [data-action=allow_always]")
         self.assertTrue(await asked)
         await anna.wait(CLOSED, "#permission")
-        await anna.click("#rules-open")
+        await self.choose(anna, "#rules-open")
         await anna.wait(OPEN, "#rules")
         [text] = await anna.script(shown, "#rules li")
         self.assertIn("commands that start with `npmU+202E test`", text)
@@ -397,6 +402,9 @@ class TwoWindows(BrowserCase):
             await window.wait("!document.querySelector('#queue').innerText.includes('second')")
             await window.shows("third", "#queue-list")
         await bert.click("#prompt")
+        await bert.press(ESCAPE)  # once is no cancel
+        await bert.wait("document.querySelector('#cancel.armed')")
+        self.assertFalse(run.canceled)
         await bert.press(ESCAPE)
         for window in (anna, bert):
             await window.wait("document.querySelectorAll('[data-reason=canceled]').length === 2")
@@ -412,13 +420,13 @@ class TwoWindows(BrowserCase):
         await anna.click("#session-new")
         for window in (anna, bert):
             await window.shows("New session", "#session-list")
-        await anna.click("#session-rename")
+        await self.choose(anna, "#session-rename")
         await anna.type("#rename-title", "<b>Bold</b> plans" + ENTER)
         for window in (anna, bert):
             await window.shows("<b>Bold</b> plans", "#session-list")
-        await anna.click("#session-delete")
+        await self.choose(anna, "#session-delete")
         await anna.click("#confirm button[value=no]")
-        await anna.click("#session-delete")
+        await self.choose(anna, "#session-delete")
         await anna.click("#confirm button[value=yes]")
         for window in (anna, bert):
             await window.wait("!document.querySelector('#session-list').firstChild")
@@ -438,7 +446,7 @@ class TwoWindows(BrowserCase):
         await other.call("POST", "/permissions/skip", {"skip": True})
         await anna.shows("1 other here", "#presence")
         await anna.shows("permissions off", "#yolo")
-        await anna.shows("Scripted", "#model")
+        await anna.shows("Scripted", "#menu-open")
 
 
 class Models(BrowserCase):
@@ -457,6 +465,7 @@ class Models(BrowserCase):
         shown = "document.querySelector('#model').selectedOptions[0]?.textContent"
         for window in (anna, bert):
             await window.wait(f"{shown} === 'Big · 64k'")
+        await anna.click("#menu-open")
         await anna.type("#model", "<b>Wee")
         for window in (anna, bert):
             await window.wait(f"{shown} === '<b>Wee</b>'")
@@ -486,7 +495,9 @@ class Efforts(BrowserCase):
         [anna] = await self.enter(1)
         shown = "document.querySelector('#effort').selectedOptions[0]?.textContent"
         await anna.wait(f"{shown} === 'reasoning: usual'")
+        await anna.click("#menu-open")
         await anna.type("#effort", "reasoning: high")
+        await anna.script("document.querySelector('#menu').hidePopover()")
         await anna.type("#prompt", "first" + ENTER)
         await anna.shows("ok", "#transcript")
         await anna.wait(f"{shown} === 'reasoning: high'")
@@ -707,6 +718,13 @@ class Restart(BrowserCase):
         ) as http:
             return json.loads((await http.request(method, target, body=body)).body)
 
+    async def anyone(self, port: int, method: str, target: str, body: bytes) -> bytes:
+        """The answer to somebody without a token."""
+        async with HTTPClient(
+            TCPConnector("127.0.0.1", port), host_header=f"127.0.0.1:{port}", clock=SystemClock()
+        ) as http:
+            return (await http.request(method, target, body=body)).body
+
     async def converse(self, port: int) -> list[Window]:
         """Two windows (one of them without a shared worker, as in another browser), one finished
         exchange, and one that runs."""
@@ -748,74 +766,91 @@ class Restart(BrowserCase):
         [text] = texts
         self.assertEqual(text.count("You said: remember me"), 1)
 
-    async def test_killed_and_restarted_the_old_key_is_worthless_and_one_new_page_brings_all_back(
+    async def test_a_tab_goes_on_after_a_kill_and_a_stranger_at_its_port_gets_nothing_of_use(
         self,
     ) -> None:
         port = await self.start()
         windows = await self.converse(port)
         before = [await window.script(IDS) for window in windows]
-        old = self.token_file(port).read_text()
+        old = self.token_file(port).read_text().strip()
+        keys = json.loads((self.token_file(port).parent / f"tabs-{port}.json").read_text())
+        stranger = Stranger()
         await self.stop(self.process)
-        for window in windows:
-            await window.shows("reconnecting", "#connection")
+        async with await asyncio.start_server(stranger.serve, "127.0.0.1", port):
+            for window in windows:
+                await window.shows("Another program answers", "#trouble")
+                # What is typed meanwhile is kept and not sent.
+                await window.type("#prompt", "a secret plan" + ENTER)
+                await window.shows("Not sent", "#trouble")
+            stranger.refuses = True  # which ends nothing for good
+            for window in windows:
+                await window.shows("no longer valid", "#login")
         self.assertEqual(await self.start(port), port)
-        self.assertNotEqual(self.token_file(port).read_text(), old)
+        self.assertNotEqual(self.token_file(port).read_text().strip(), old)
+        await self.assert_as_stored(port, windows)
+        for window, ids in zip(windows, before, strict=True):
+            self.assertEqual(await window.script(IDS), ids)
+            value = "return document.querySelector('#prompt').value"
+            self.assertEqual(await window.script(value), "a secret plan")
+            await window.script("document.querySelector('#prompt').value = ''")
+        await windows[1].type("#prompt", "and now" + ENTER)
+        for window in windows:
+            await window.shows("You said: and now", ".msg.assistant")
+        # The stranger has heard of both tabs, and of nothing that is worth anything.
+        heard = b"".join(stranger.heard)
+        self.assertTrue(any(name.encode() in heard for name in keys))
+        for secret in (old, "a secret plan", *(tab["key"] for tab in keys.values())):
+            self.assertNotIn(secret.encode(), heard)
+        self.assertNotIn(b"uthorization", heard)
+        for request in stranger.heard:
+            head, _, body = request.partition(b"\r\n\r\n")
+            target = head.split()[1].decode()
+            answer = await self.anyone(port, "POST", target, body)
+            self.assertNotIn(b"token", answer)
+
+    async def test_a_tab_that_is_not_known_needs_a_code_that_is_never_sent(
+        self,
+    ) -> None:
+        port = await self.start()
+        windows = await self.converse(port)
+        await self.stop(self.process)
+        (self.token_file(port).parent / f"tabs-{port}.json").unlink()
+        self.assertEqual(await self.start(port), port)
         for window in windows:
             await window.shows("no longer valid", "#login")
             await window.shows("crushlite web", "#login")
             self.assertIsNone(await window.script(TOKEN))
         invited = await self.ask(port, "POST", "/v1/web")
-        third = await self.browser.window()
-        await third.open(Path(invited["page"]).as_uri())
-        await self.assert_as_stored(port, windows)
-        for window, ids in zip(windows, before, strict=True):
-            self.assertEqual(await window.script(IDS), ids)
-        # The conversation is still there.
-        await windows[1].type("#prompt", "and now" + ENTER)
-        for window in windows:
-            await window.shows("You said: and now", ".msg.assistant")
-
-    async def test_a_code_that_is_typed_brings_all_windows_back(self) -> None:
-        port = await self.start()
-        windows = await self.converse(port)
-        await self.stop(self.process)
-        self.assertEqual(await self.start(port), port)
-        for window in windows:
-            await window.shows("no longer valid", "#login")
-        invited = await self.ask(port, "POST", "/v1/web")
+        await windows[0].script(
+            "const real = fetch; window.sent = '';"
+            "window.fetch = (to, given) => (window.sent += given.body, real(to, given))"
+        )
         await windows[0].type("#login-code", invited["code"] + ENTER)
         await self.assert_as_stored(port, windows)
+        sent = await windows[0].script("return window.sent")
+        self.assertIn("proof", sent)
+        self.assertNotIn(invited["code"], sent)
 
-    async def test_a_page_sends_no_server_a_token_that_was_refused_once(self) -> None:
-        port = await self.start()
-        [anna, bert] = await self.converse(port)
-        token = self.token_file(port).read_text().strip()
-        await self.stop(self.process)
-        heard: list[bytes] = []
-        bare = asyncio.Event()  # the page has tried again, without any token
 
-        async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            heard.append(await reader.readuntil(b"\r\n\r\n"))
-            if b"uthorization" not in heard[-1]:
-                bare.set()
-            writer.write(b"HTTP/1.1 401 No\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-            writer.close()
+class Stranger:
+    """Another user's program at the port of a killed daemon: it keeps what it hears, and answers
+    like a daemon as well as it can."""
 
-        async with await asyncio.start_server(refuse, "127.0.0.1", port):
-            for window in (anna, bert):
-                await window.shows("no longer valid", "#login")
-            before = sum(token.encode() in head for head in heard)
-            await anna.script("dispatchEvent(new Event('online'))")
-            await bare.wait()
-            self.assertEqual(sum(token.encode() in head for head in heard), before)
-        self.assertEqual(await self.start(port), port)
-        async with HTTPClient(
-            TCPConnector("127.0.0.1", port),
-            host_header=f"127.0.0.1:{port}",
-            headers=(("Authorization", f"Bearer {token}"),),
-            clock=SystemClock(),
-        ) as http:
-            self.assertEqual((await http.request("GET", "/v1/health")).status, 401)
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self.refuses = False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = re.search(rb"(?i)content-length: *(\d+)", head)
+        self.heard.append(head + await reader.readexactly(int(found[1]) if found else 0))
+        answer = json.dumps({"nonce": "n" * 32, "proof": "ab" * 32, "token": "x", "id": "x"})
+        if self.refuses:
+            answer = json.dumps({"code": "bad_code", "message": "who are you?"})
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(answer)}\r\n"
+        status = "403 No" if self.refuses else "200 OK"
+        writer.write(f"HTTP/1.1 {status}\r\n{kind}Connection: close\r\n\r\n{answer}".encode())
+        writer.close()
 
 
 class Entrance(BrowserCase):

@@ -621,14 +621,14 @@ class BookkeepingTests(TurnBench):
             await self.turn().remember("x" * (1 << 20) + "x")
         self.assertEqual(await self.turn().recall(), "two \0 three")
         await self.store.submit(lambda conn: sessions.delete_session(conn, SCOPE, SESSION))
-        rows = await self.store.read(lambda c: c.execute("SELECT * FROM agent_notes").fetchall())
+        rows = await self.store.read(lambda c: c.execute("SELECT * FROM session_notes").fetchall())
         self.assertEqual(rows, [])
 
     async def test_notes_that_no_agent_can_have_kept_count_as_none(self) -> None:
         """A database may come with a project."""
         await self.turn().remember("mine")
         for made_up in ("x'6d696e65'", "7", f"hex(zeroblob({1 << 19})) || 'x'"):
-            await self.execute(f"UPDATE agent_notes SET content = {made_up}")
+            await self.execute(f"UPDATE session_notes SET content = {made_up}")
             expected = "7" if made_up == "7" else ""  # a column of texts makes one of a number
             self.assertEqual(await self.turn().recall(), expected)
 

@@ -35,6 +35,7 @@ class Recorder(RpcHandler):
         self.gate = asyncio.Event()
         self.seen: list[str] = []
         self.slow_notifications = False
+        self.cancelling: RpcPeer | None = None  # whose work `cancel` ends
 
     def on_request(self, request: RpcRequest) -> Awaitable[Any]:
         self.seen.append(request.method)
@@ -60,6 +61,8 @@ class Recorder(RpcHandler):
         self.seen.append(method)
         if method == "crash":
             raise RuntimeError("oh")
+        if method == "cancel" and self.cancelling is not None:
+            self.cancelling.cancel_incoming(**params)
         return self.gate_passed() if self.slow_notifications else None
 
     async def gate_passed(self) -> None:
@@ -100,7 +103,7 @@ class PeerCase(BoundedTestCase):
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():  # noqa: ASYNC110 - it depends on a thread, or on the system
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
 
 class Script:
@@ -323,11 +326,7 @@ class AnsweringTests(PeerCase):
 
     async def test_work_is_cancelled_and_answered_once_whenever_that_is_asked_for(self) -> None:
         peer, handler, script = await self.scripted()
-
-        def cancel(_: str, params: dict[str, Any]) -> None:
-            peer.cancel_incoming(**params)
-
-        handler.on_notification = cancel  # type: ignore[assignment, method-assign]
+        handler.cancelling = peer
         # Before its first step, and when it has begun to wait.
         script.send({"id": 1, "method": "wait"}, {"method": "cancel", "params": {"number": 1}})
         answer = await script.next()
@@ -347,6 +346,24 @@ class AnsweringTests(PeerCase):
         self.assertEqual((await script.next())["error"]["code"], INVALID_REQUEST, "id in use")
         handler.gate.set()
         self.assertEqual({(await script.next())["id"] for _ in range(2)}, {0, 1})
+
+    async def test_who_takes_no_answers_is_read_no_further(self) -> None:
+        peer, _, script = await self.scripted(buffer=4096, asking=4, write_seconds=None)
+        request = {"id": 1, "method": "echo", "params": {"x": "y" * 4000}}
+        script.send(*[request, [], {}] * 2000)
+        for _ in range(3000):  # turns of the loop: far more than reading all of it takes
+            await asyncio.sleep(0)
+        self.assertLessEqual(len(peer._tasks), 2 * 4 + 1)
+        script.writer.transport.abort()
+
+    async def test_a_side_that_has_closed_its_stream_still_gets_its_answers(self) -> None:
+        peer, handler, script = await self.scripted()
+        script.send({"id": 1, "method": "wait"}, {"id": 2, "method": "echo"})
+        script.writer.write_eof()
+        self.assertEqual((await script.next())["id"], 2)
+        handler.gate.set()
+        self.assertTrue(await peer.all_answered(60))
+        self.assertEqual((await script.next())["id"], 1)
 
     async def test_closing_cancels_the_work_and_says_nothing_more(self) -> None:
         peer, _, script = await self.scripted()

@@ -19,6 +19,7 @@ from typing import Any
 import crushlite.protocol
 from crushlite.errors import BadRequest
 from crushlite.protocol import codec, events, permissions
+from crushlite.protocol.agents import OfferedAgent, SessionAgent
 from crushlite.protocol.changes import ChangedRun, FileChange, RunChanges, UndoAnswer, UndoRequest
 from crushlite.protocol.codec import MAX_DEPTH, MAX_VALUES, decode, dumps, encode, loads, omitted
 from crushlite.protocol.config import (
@@ -34,7 +35,20 @@ from crushlite.protocol.config import (
     SetValue,
 )
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.features import (
+    CommandArgument,
+    CommandInfo,
+    ExpandCommand,
+    ExpandedCommand,
+    GetPrompt,
+    NamedServer,
+    ReadSkill,
+    SkillContent,
+    SkillInfo,
+    SkillsEvent,
+    SkillState,
+    SkillSummary,
+)
 from crushlite.protocol.health import Check, Health
 from crushlite.protocol.messages import (
     PARTS,
@@ -56,6 +70,7 @@ from crushlite.protocol.permissions import (
     Grant,
     PermissionAnswer,
     PermissionNotification,
+    PermissionOption,
     PermissionRequest,
     PermissionRule,
     PermissionSkip,
@@ -90,7 +105,16 @@ from crushlite.protocol.sessions import (
     ShellCommand,
     Todo,
 )
-from crushlite.protocol.web import WebAddress, WebCode, WebRequest, WebToken
+from crushlite.protocol.web import (
+    WebAddress,
+    WebChallenge,
+    WebCode,
+    WebHello,
+    WebProof,
+    WebRequest,
+    WebTab,
+    WebToken,
+)
 from crushlite.protocol.workspaces import Control, CreateWorkspace, Space, VersionInfo, Workspace
 
 # A class, the keys that are always there, and the keys that are left out when empty.
@@ -102,10 +126,14 @@ SHAPES: list[tuple[type, str, str]] = [
     ),
     (Workspace, "id path config", "yolo debug data_dir version env channels warning"),
     (Control, "command", "client"),
-    (WebRequest, "", "port path"),
+    (WebRequest, "", "port path allow_host"),
     (WebAddress, "url code page expires_in", ""),
     (WebCode, "code", ""),
     (WebToken, "token", "path"),
+    (WebTab, "id key", ""),
+    (WebHello, "id nonce", ""),
+    (WebChallenge, "nonce proof", ""),
+    (WebProof, "id proof", ""),
     (SetValue, "key value scope", ""),
     (RemoveValue, "key scope", ""),
     (ModelChoice, "model_type model scope", ""),
@@ -113,6 +141,15 @@ SHAPES: list[tuple[type, str, str]] = [
     (ProviderKey, "provider_id kind api_key scope", ""),
     (OAuthRefresh, "provider_id scope", ""),
     (ReadSkill, "skill_id", ""),
+    (SkillInfo, "id name description label source user_invocable", ""),
+    (SkillSummary, "name description source builtin", ""),
+    (SkillContent, "content result", ""),
+    (SkillState, "name path state", "error warning"),
+    (SkillsEvent, "states", ""),
+    (CommandArgument, "name", "description required"),
+    (CommandInfo, "id name description source arguments", ""),
+    (ExpandCommand, "command", "arguments text"),
+    (ExpandedCommand, "prompt", ""),
     (NamedServer, "name", "uri"),
     (GetPrompt, "client_id prompt_id", "args"),
     (VersionInfo, "version commit build_id go_version platform", "agent"),
@@ -180,11 +217,14 @@ SHAPES: list[tuple[type, str, str]] = [
     (
         PermissionRequest,
         "id session_id tool_call_id tool_name description action params path",
-        "scope rule",
+        "scope rule options",
     ),
     (PermissionNotification, "tool_call_id granted denied", ""),
     (Grant, "permission action", ""),
-    (PermissionAnswer, "action", "reason"),
+    (PermissionAnswer, "action", "reason option"),
+    (PermissionOption, "id name kind", ""),
+    (OfferedAgent, "name command", ""),
+    (SessionAgent, "agent", ""),
     (PermissionRule, "id tool_name action path words parts", "session_id created_at"),
     (PermissionSkip, "skip", ""),
     (Resolution, "resolved by", ""),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
+import hmac
 import json
+import os
 import re
+import tempfile
 import typing
 import unittest
 import uuid
@@ -345,6 +349,8 @@ class AnswerTests(BoundedTestCase):
     """Every route of a daemon is used, and every answer is checked."""
 
     async def asyncSetUp(self) -> None:
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
+        self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder}))
         self.daemon = await self.enterAsyncContext(LocalDaemon(Obliging(), tcp=True))
         # On a busy machine the answers are the same.
         for name in ("STORE_SECONDS", "LAG_SECONDS"):
@@ -433,6 +439,18 @@ class AnswerTests(BoundedTestCase):
             code = (await self.ask("POST", "/v1/web"))["code"]
             await self.ask("POST", f"/v1/web/{way}", {"code": code}, http=browser)
             await self.ask("POST", f"/v1/web/{way}", {"code": code}, 403, http=browser)
+        token = self.daemon.daemon.token_of(self.daemon.port)
+        await self.ask("POST", "/v1/web/tab", http=self.daemon.connect(tcp=True, token=token))
+        digest = hashlib.sha256((await self.ask("POST", "/v1/web"))["code"].encode()).digest()
+        name = hashlib.sha256(digest).hexdigest()[:32]
+        hello = {"id": name, "nonce": "n" * 22}
+        made = await self.ask("POST", "/v1/web/hello", hello, http=browser)
+        host = f"127.0.0.1:{self.daemon.port}"
+        words = "\n".join(("page", host, name, hello["nonce"], made["nonce"]))
+        proof = hmac.new(digest, words.encode(), "sha256").hexdigest()
+        await self.ask("POST", "/v1/web/renew", {"id": name, "proof": proof}, http=browser)
+        await self.ask("POST", "/v1/web/hello", hello, 403, http=browser)
+        await self.ask("POST", "/v1/web/renew", {"id": name, "proof": proof}, 403, http=browser)
 
     async def workspaces(self) -> None:
         body: dict[str, Any] = {"path": str(self.daemon.root / "project"), "version": "0"}

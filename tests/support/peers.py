@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PEERS = ROOT / ".peers"
 NODE_MODULES = PEERS / "node_modules"
@@ -36,3 +39,48 @@ def acp_schema() -> dict[str, Any]:
     path = NODE_MODULES / "@agentclientprotocol" / "sdk" / "schema" / "v1" / "schema.json"
     schema: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return schema
+
+
+class FrameCheck:
+    """Checks what an ACP agent sends by the published schema, each message by its own type: as a
+    whole the schema allows nearly everything."""
+
+    def __init__(self, validator: Callable[[Any], Any]) -> None:
+        self._validator = validator  # a class of the package jsonschema
+        self._validators: dict[str, Any] = {}  # one for each type: making one takes long
+        self._schema = acp_schema()
+        self._asked: dict[Any, str] = {}  # methods of requests to the agent, by their ids
+        self.checked: list[str] = []  # what was checked, by the names of types
+
+    def to_agent(self, message: dict[str, Any]) -> None:
+        if "method" in message and "id" in message:
+            self._asked[message["id"]] = message["method"]
+
+    def from_agent(self, message: dict[str, Any]) -> None:
+        """Raises ValidationError, or KeyError for a message of no known type."""
+        if "method" in message:
+            kind = "Request" if "id" in message else "Notification"
+            self._check(message["params"], message["method"], kind)
+        elif "error" in message:
+            self._check_type(message["error"], "Error")
+        else:
+            self._check(message["result"], self._asked[message["id"]], "Response")
+
+    def _check(self, value: Any, method: str, kind: str) -> None:
+        if method == "$/cancel_request":
+            name = "CancelRequestNotification"
+        else:
+            (name,) = (
+                name
+                for name, definition in self._schema["$defs"].items()
+                if definition.get("x-method") == method and name.endswith(kind)
+            )
+        self._check_type(value, name)
+
+    def _check_type(self, value: Any, name: str) -> None:
+        if name not in self._validators:
+            wanted = {"$ref": f"#/$defs/{name}", "$defs": self._schema["$defs"]}
+            self._validators[name] = self._validator(wanted)
+        self._validators[name].validate(value)
+        update = value.get("update", {}).get("sessionUpdate", "") if value else ""
+        self.checked.append(f"{name} {update}".strip())

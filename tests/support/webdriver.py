@@ -193,6 +193,13 @@ class Window:
         source = {"type": "key", "id": "keyboard", "actions": strokes}
         await self.run("POST", "/actions", {"actions": [source]})
 
+    async def chord(self, *keys: str) -> None:
+        """Press keys one after the other, and let them go in the end."""
+        strokes = [{"type": "keyDown", "value": key} for key in keys]
+        strokes += [{"type": "keyUp", "value": key} for key in reversed(keys)]
+        source = {"type": "key", "id": "keyboard", "actions": strokes}
+        await self.run("POST", "/actions", {"actions": [source]})
+
     async def text(self, css: str) -> str:
         return str(await self.script("return document.querySelector(arguments[0]).innerText", css))
 

@@ -7,15 +7,20 @@ is left out when empty is empty, and each has its type.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import json
+import os
+import tempfile
 import unittest
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.base import Scope
 from crushlite.agent.offline import OfflineAgent
 from crushlite.protocol.codec import encode
+from crushlite.protocol.permissions import PermissionOption
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say, Think, Wait
@@ -278,8 +283,59 @@ class OfflineShapes(Checks, BoundedTestCase):
             self.check("space", (await bert.call("POST", "/compact")).json)
             self.check_stream(bert.events)
 
-    @sends("web_address", "web_token")
+    @sends("offered_agent", "session_agent", "permission_option")
+    async def test_agents_of_other_makers_and_their_own_answers(self) -> None:
+        async with LocalDaemon() as daemon:
+            file = daemon.root / "home/.config/crush/crush.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps({"agents": {"other": {"command": "cat"}}}))
+            bert = await daemon.join()
+            session = await bert.session()
+            self.check("[offered_agent]", (await bert.call("GET", "/agents")).json)
+            chosen = await bert.call("PUT", f"/sessions/{session}/agent", {"agent": "other"})
+            self.check("session_agent", chosen.json)
+            await bert.call("PUT", f"/sessions/{session}/agent", {"agent": "default"})
+            run_id = (await bert.prompt(session, "hello")).json["run_id"]
+            run = await daemon.entered(1)
+            options = [PermissionOption("one", "Allow once", "allow_once")]
+            asking = run.do(lambda turn: turn.permission("x", "y", options=options))
+            asked = asyncio.ensure_future(asking)
+            request = await bert.events.wait_for("permission_request")
+            self.check("[permission_option]", request["options"])
+            await self.check_routes(bert, session, run_id)
+            await bert.grant(request.payload)
+            await asked
+            run.release()
+            await bert.events.wait_for("run_complete", run_id=run_id)
+            self.check_stream(bert.events)
+
+    @sends(
+        *("skill_info", "skill_content", "skill_summary", "skill_state", "skills_event"),
+        *("event_skills_event", "command_info", "command_argument", "expanded_command"),
+    )
+    async def test_skills_and_commands(self) -> None:
+        home, kim = self.daemon.root / "home", await self.daemon.join(self.daemon.root / "kim")
+        for path, text in (
+            (".claude/skills/pdf/SKILL.md", "---\nname: other\ndescription: d\n---\nbody"),
+            (".claude/skills/broken/SKILL.md", "no front matter"),
+            (".crush/commands/review.md", "Review $BRANCH, $ARGUMENTS"),
+        ):
+            (home / path).parent.mkdir(parents=True)
+            (home / path).write_text(text)
+        skills = (await kim.call("GET", "/skills")).json
+        self.check("[skill_info]", skills)
+        read = await kim.call("POST", "/skills/read", {"skill_id": skills[0]["id"]})
+        self.check("skill_content", read.json)
+        self.check("[command_info]", (await kim.call("GET", "/commands")).json)
+        body = {"command": "review", "arguments": {"BRANCH": "main"}}
+        self.check("expanded_command", (await kim.call("POST", "/commands/expand", body)).json)
+        await kim.events.wait_for("skills_event")
+        self.check_stream(kim.events)
+
+    @sends("web_address", "web_token", "web_tab", "web_challenge")
     async def test_the_way_in_for_a_browser(self) -> None:
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
+        self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder}))
         async with LocalDaemon(OfflineAgent(pace=0), tcp=True) as daemon:
             address = await daemon.call("POST", "/v1/web", {"port": daemon.port})
             self.check("web_address", address.json)
@@ -287,6 +343,12 @@ class OfflineShapes(Checks, BoundedTestCase):
             http = daemon.connect(tcp=True)
             token = await daemon.call("POST", "/v1/web/token", body, http=http)
             self.check("web_token", token.json)
+            http = daemon.connect(tcp=True, token=token.json["token"])
+            tab = await daemon.call("POST", "/v1/web/tab", http=http)
+            self.check("web_tab", tab.json)
+            hello = {"id": tab.json["id"], "nonce": "n" * 22}
+            challenge = await daemon.call("POST", "/v1/web/hello", hello, http=http)
+            self.check("web_challenge", challenge.json)
 
     async def test_what_clients_send_is_taken_as_they_send_it(self) -> None:
         own = {"{sid}": self.session, "{client}": self.anna.id}

@@ -15,13 +15,11 @@ from ...records import dataclass
 from .arguments import schema, text
 from .base import ToolOutcome, failure
 from .offered import CoderTool
-from .refused import with_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ...agent.base import OfferedTool, Turn
-    from ...config import ToolHook
     from .base import Tool, ToolUse
 
 SHARE = 8  # such tools may take one part in so many of the window
@@ -44,19 +42,17 @@ class StepTools:
 
 class Toolbox:
     """`own` are the coder's tools. Offered ones are left out if they are `disabled` or have the
-    name of one of these, and refused if one of `hooks` matches them."""
+    name of one of these."""
 
     def __init__(
         self,
         own: Sequence[Tool],
         *,
         disabled: Collection[str] = (),
-        hooks: Sequence[ToolHook] = (),
         window: int = 0,
     ) -> None:
         self.own = {tool.name: tool for tool in own}
         self._disabled = frozenset(disabled)
-        self._hooks = hooks
         self._room = 4 * (window or UNKNOWN_WINDOW) // SHARE  # in characters
         # By the identity of an offered tool; the tool is held, so that none gets its identity.
         self._made: dict[int, tuple[OfferedTool, Tool, int]] = {}
@@ -93,7 +89,7 @@ class Toolbox:
         return self._made
 
     def _form(self, offered: OfferedTool) -> tuple[OfferedTool, Tool, int]:
-        (tool,) = with_hooks([CoderTool(offered)], self._hooks)
+        tool = CoderTool(offered)
         size = len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters))
         return offered, tool, size
 

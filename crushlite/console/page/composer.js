@@ -51,6 +51,13 @@ export class Composer {
     });
   }
 
+  // Put a text into the box, in place of what is there if that is a suggestion or nothing.
+  insert(text) {
+    this.fill(text, this.files);
+    this.box.focus();
+    this.box.setSelectionRange(text.length, text.length);
+  }
+
   // A draft belongs to its session, and survives a reload.
   open(session) {
     this.session = session;

@@ -5,7 +5,7 @@
 // another client has answered. They show what the daemon lists; nothing is remembered here.
 
 import { compare, counts, drawDiff } from "./diff.js";
-import { el, putExactly, setText } from "./text.js";
+import { el, plural, putExactly, setText } from "./text.js";
 
 const HOLD = 350; // milliseconds: an earlier click may have been meant for what was there before
 
@@ -35,6 +35,8 @@ class RequestDialog {
       if ([document.body, null].includes(document.activeElement)) this.dialog.querySelector("h2").focus();
     }
     this.more?.replaceChildren(requests.length > 1 ? `and ${requests.length - 1} more` : "");
+    const link = this.elsewhere(first); // another session may be shown by now
+    if (this.where?.textContent !== (link?.textContent || "")) this.where?.replaceChildren(link || "");
   }
 
   // Disable the buttons of a new dialog for a moment.
@@ -55,15 +57,16 @@ class RequestDialog {
     if (inside) document.getElementById("prompt").focus();
   }
 
-  head(id, title, request) {
+  head(id, title) {
     this.more = el("span", { class: "hint" });
+    this.where = el("span");
     return el(
       "div",
       { class: "row" },
       el("h2", { id, tabindex: "-1" }, title),
       this.more,
       el("span", { class: "grow" }),
-      this.elsewhere(request),
+      this.where,
     );
   }
 
@@ -79,7 +82,28 @@ class RequestDialog {
   }
 }
 
+// The keys that answer: with Alt everywhere, alone only while a button of the dialog has the focus. (The
+// heading may get it by itself, and the next letter be meant for the prompt.)
+const KEYS = { allow: "A", allow_session: "S", deny: "D" };
+
 export class PermissionDialog extends RequestDialog {
+  constructor(...given) {
+    super(...given);
+    document.addEventListener("keydown", (event) => this.onKey(event));
+  }
+
+  onKey(event) {
+    if (this.id === null || event.ctrlKey || event.metaKey || event.isComposing || event.repeat) return;
+    if (document.querySelector("dialog:modal")) return;
+    const alone = event.target.closest("button") !== null && this.dialog.contains(event.target);
+    if (!event.altKey && !alone) return;
+    const [action] = Object.entries(KEYS).find(([, letter]) => event.code === `Key${letter}`) || [];
+    const button = action && this.dialog.querySelector(`[data-action=${action}]`);
+    if (!button) return;
+    event.preventDefault();
+    button.click(); // nothing, as long as the button is disabled
+  }
+
   form(request) {
     const params = request.params || {};
     const rows = changes(params);
@@ -91,14 +115,19 @@ export class PermissionDialog extends RequestDialog {
     });
     const send = (action) => () =>
       this.send(request, { action, ...(action === "deny" && reason.value ? { reason: reason.value } : {}) });
-    const button = (action, kind, text) =>
-      el("button", { type: "button", class: kind, "data-action": action, onclick: send(action) }, text);
+    const button = (action, kind, text) => {
+      const letter = KEYS[action];
+      const attributes = { type: "button", class: kind, "data-action": action, onclick: send(action) };
+      if (!letter) return el("button", attributes, text);
+      const shortcut = { "aria-keyshortcuts": `Alt+${letter}`, title: `Alt+${letter}` };
+      return el("button", { ...attributes, ...shortcut }, text, " ", el("kbd", { "aria-hidden": "true" }, `Alt ${letter}`));
+    };
     const box = this.what(request, params, rows);
     const rules = rulesOf(request);
     return el(
       "form",
       { onsubmit: (event) => event.preventDefault() },
-      this.head("permission-title", `Allow ${request.tool_name}?`, request),
+      this.head("permission-title", `Allow ${request.tool_name}?`),
       box,
       rest(box),
       el(
@@ -135,7 +164,7 @@ export class PermissionDialog extends RequestDialog {
     if (rows) {
       const { added, removed } = counts(rows);
       box.append(
-        el("p", { class: "hint" }, `Lines: ${added} added, ${removed} removed`),
+        el("p", { class: "hint" }, `${plural(added, "line")} added, ${plural(removed, "line")} removed`),
         drawDiff(rows, true),
       );
     }
@@ -203,7 +232,7 @@ export class QuestionDialog extends RequestDialog {
     const form = el(
       "form",
       {},
-      this.head("question-title", "The agent asks", batch),
+      this.head("question-title", "The agent asks"),
       el("div", { class: "asked" }, ...fields.map((each) => each.node)),
       el(
         "div",
@@ -277,10 +306,11 @@ function field(question) {
   return { node, read };
 }
 
-// RequestDialog before something that cannot be undone; resolves to true or false.
-export function confirmed(dialog, title, text) {
+// Ask before something that cannot be taken back; resolves to true or false. `verb` is what is done.
+export function confirmed(dialog, title, text, verb) {
   setText(dialog.querySelector("h2"), title);
   setText(dialog.querySelector("p"), text);
+  setText(dialog.querySelector("[value=yes]"), verb);
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => {

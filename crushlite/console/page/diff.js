@@ -42,6 +42,11 @@ export function compare(before, after, exact = false) {
   return rows;
 }
 
+// The rows of a change of which only a piece is known: where it stands in the file is not.
+export function comparePiece(before, after) {
+  return compare(before, after).map((row) => ({ ...row, old: null, now: null }));
+}
+
 // The lines of a text, each with its line end.
 function wholeLines(text) {
   return text.match(/[^\n]*\n|[^\n]+$/g) || [];

@@ -46,13 +46,15 @@ export class Feed {
     }
   }
 
-  async open(path, client, token) {
+  // `key` (keys.js) is what the stream finds back with after a restart of the daemon.
+  async open(path, client, token, key) {
     if (this.worker) {
       await this.locked; // else the worker could get the lock first, and take this tab for closed
-      this.worker.port.postMessage({ type: "open", path, client, token, lock: this.lock });
+      this.worker.port.postMessage({ type: "open", path, client, token, key, lock: this.lock });
     } else {
       this.own?.stop();
-      const stream = new EventStream(path, client, token, (message) => this.own === stream && this.take(message));
+      const emit = (message) => this.own === stream && this.take(message);
+      const stream = new EventStream({ path, client, token, key, emit });
       this.own = stream;
     }
   }
@@ -63,9 +65,9 @@ export class Feed {
     this.own = null;
   }
 
-  retryNow(token) {
-    this.worker?.port.postMessage({ type: "retry", token });
-    this.own?.retryNow(token);
+  retryNow(token, key) {
+    this.worker?.port.postMessage({ type: "retry", token, key });
+    this.own?.retryNow(token, key);
   }
 
   // Make the other tabs of this workspace refresh: the daemon has no event for changes of the queue.

@@ -4,7 +4,8 @@
 
 import { ApiError, at, request, uuid } from "./api.js";
 import { Feed } from "./feed.js";
-import { PATH, ask, forget, keep, share, token } from "./keys.js";
+import { PATH, ask, forget, keep, key, pair, renewed, replace, share, token } from "./keys.js";
+import { canProve, codeKey, renew } from "./proof.js";
 import { byId, el, setText } from "./text.js";
 import { WorkspaceView } from "./workspace.js";
 
@@ -21,18 +22,22 @@ function client() {
 const isRefused = ({ status }) => status === 401 || status === 429; // a wrong token, or many
 
 async function api(method, path, body) {
+  // Until the stream is back, somebody else may listen at the port.
+  if (opened !== null && patience !== null) throw notYet();
   const used = token();
   try {
     return await request(used, method, path, body);
   } catch (error) {
-    if (error instanceof ApiError && isRefused(error)) needToken(used);
-    // A daemon that was started again does not know the workspace until the stream is back.
-    if (error.status === 404 && patience !== null) {
-      feed.retryNow(token());
-      throw new ApiError(0, "", "The daemon is just back. Try again.");
-    }
+    if (!(error instanceof ApiError) || !isRefused(error)) throw error;
+    if (await renewed()) return request(token(), method, path, body);
+    needToken(used);
     throw error;
   }
+}
+
+function notYet() {
+  feed.retryNow(token(), key());
+  return new ApiError(0, "", "There is no connection to the daemon yet. Try again.");
 }
 
 const feed = new Feed(take);
@@ -46,9 +51,10 @@ function take(message) {
   if (message.type === "event") view.take(message);
   else if (message.type === "relay") view.soon();
   else if (message.type === "client") localStorage.setItem(CLIENT, message.id);
+  else if (message.type === "token") replace(message.token);
   else if (message.type === "unauthorized") needToken(message.token);
   else if (message.type === "failed") choose(message.message).catch((error) => retryLater(error, enter));
-  else if (message.type === "lost") lost(message.message);
+  else if (message.type === "lost") lost(message.message, message.code);
   else if (message.type === "live") {
     // Not before: a workspace that cannot be opened is not tried again at the next visit.
     sessionStorage.setItem(PATH, opened);
@@ -65,8 +71,9 @@ function take(message) {
 
 // A restart takes a moment; a daemon that has left does not come back by itself.
 let patience = null;
-function lost(why) {
+function lost(why, code = "") {
   connection("lost", "reconnecting", why);
+  if (code === "stranger" && byId("trouble").hidden) view.trouble(why);
   const advice = "No connection. If the daemon has left, run “crushlite web” in a terminal.";
   patience ??= setTimeout(() => view.trouble(advice), PATIENCE);
 }
@@ -85,7 +92,7 @@ function open(path) {
   setText(byId("workspace").querySelector(".folder"), path.slice(0, cut));
   setText(byId("workspace").querySelector(".name"), path.slice(cut));
   connection("connecting", "connecting", "");
-  feed.open(path, client(), token());
+  feed.open(path, client(), token(), key());
 }
 
 // The screens ------------------------------------------------------------------------------------
@@ -102,7 +109,7 @@ function needToken(refused) {
   if (token()) return; // another tab has brought a new one meanwhile
   connection("lost", "no key", "");
   const why = ended
-    ? "Its key is no longer valid: the daemon has been started again, and a key ends with its daemon."
+    ? "Its key is no longer valid: the daemon does not know this tab."
     : "It has no key for this daemon yet.";
   setText(byId("login-why"), why);
   if (byId("login").hidden) {
@@ -115,7 +122,7 @@ async function choose(trouble = "") {
   opened = null;
   feed.close();
   sessionStorage.removeItem(PATH);
-  for (const id of ["workspace", "yolo", "presence", "model", "effort"]) byId(id).hidden = true;
+  for (const id of ["workspace", "yolo", "presence", "menu-open"]) byId(id).hidden = true;
   chooserError(trouble);
   if (!byId("chooser-path").value) byId("chooser-path").value = localStorage.getItem(PATH) || "";
   const live = (await api("GET", at("workspaces"))) || [];
@@ -138,8 +145,11 @@ function chooserError(text) {
 // Exchange a code. It may be the end of a line that was pasted.
 async function exchange(text) {
   const code = text.split(/\s+/).pop();
-  const answer = await request("", "POST", "/v1/web/token", { code });
+  const answer = canProve
+    ? await renew(await codeKey(code))
+    : await request("", "POST", "/v1/web/token", { code });
   keep(answer.token, answer.path);
+  await pair(true);
 }
 
 // Begin, or begin again with a new token.
@@ -168,6 +178,7 @@ async function start() {
     retryLater(error, start);
     return;
   }
+  await pair();
   await enter();
 }
 
@@ -187,7 +198,7 @@ byId("login-form").addEventListener("submit", async (event) => {
     return;
   }
   byId("login-code").value = "";
-  feed.retryNow(token());
+  feed.retryNow(token(), key());
   await enter();
 });
 byId("chooser-form").addEventListener("submit", (event) => {
@@ -199,12 +210,13 @@ byId("chooser-form").addEventListener("submit", (event) => {
 });
 byId("workspace").addEventListener("click", () => choose().catch((error) => retryLater(error, enter)));
 
-share(() => {
-  feed.retryNow(token());
+share(async () => {
+  await pair(ended);
+  feed.retryNow(token(), key());
   if (!byId("login").hidden) enter();
 });
-addEventListener("online", () => feed.retryNow(token()));
-document.addEventListener("visibilitychange", () => document.hidden || feed.retryNow(token()));
+addEventListener("online", () => feed.retryNow(token(), key()));
+document.addEventListener("visibilitychange", () => document.hidden || feed.retryNow(token(), key()));
 addEventListener("pageshow", (event) => event.persisted && opened && open(opened));
 
 // The drawer of a narrow window ------------------------------------------------------------------
@@ -221,17 +233,27 @@ byId("drawer-toggle").addEventListener("click", () =>
 byId("shade").addEventListener("click", () => drawer(false));
 document.addEventListener("chosen", () => drawer(false));
 
-// Escape closes the drawer or leaves a form, and else stops the run.
+// A window that has become wide, as a tablet that was turned, has no drawer.
+matchMedia("(min-width: 720px)").addEventListener("change", () => drawer(false));
+
+// Escape closes the drawer or leaves a form. Pressed twice it stops the run: once may be an accident.
+let escaped = 0; // when it was pressed last, milliseconds
+const TWICE = 1500;
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
-  if (document.querySelector("dialog:modal")) return;
+  if (document.querySelector("dialog:modal, :popover-open")) return;
   if (document.body.classList.contains("drawer-open")) {
     drawer(false);
     byId("drawer-toggle").focus();
   } else if (event.target.closest(".ask, #rename-form")) {
     byId("prompt").focus();
   } else if (!byId("cancel").hidden) {
-    view.attempt(() => view.cancel());
+    const again = event.timeStamp - escaped < TWICE && !event.repeat;
+    escaped = again ? 0 : event.timeStamp;
+    if (again) view.attempt(() => view.cancel());
+    else view.announce("Press Escape again to stop the run");
+    byId("cancel").classList.toggle("armed", !again);
+    setTimeout(() => byId("cancel").classList.remove("armed"), TWICE);
   }
 });
 

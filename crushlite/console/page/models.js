@@ -4,6 +4,21 @@ import { el } from "./text.js";
 
 const key = (provider, model) => JSON.stringify([provider, model]);
 
+const OFFLINE = "offline"; // the provider of the agent that answers without a model
+
+// What is said of the agent that is in use (an answer of `GET W/agent`).
+export function nameOf({ model, model_cfg: used }) {
+  if (used?.provider === OFFLINE) return "No model";
+  return model?.name || model?.id || "No model";
+}
+
+export function statusOf(agent) {
+  const name = nameOf(agent);
+  if (name !== "No model") return `${name} answers${agent.model_cfg?.provider ? `, at ${agent.model_cfg.provider}` : ""}.`;
+  const fix = "Set one up: “crushlite doctor” in a terminal says how.";
+  return agent.model?.id ? `No model is set up: the built-in demonstration answers. ${fix}` : `No model is set up. ${fix}`;
+}
+
 // What the list says of a model: its name, and its context window if that is known.
 function described(model) {
   const window = model.context_window ? ` · ${Math.round(model.context_window / 1000)}k` : "";
@@ -21,10 +36,20 @@ export class ModelPicker {
     });
   }
 
+  // The models that could be chosen: [{name, choose}].
+  rows() {
+    return [...this.select.options]
+      .filter((option) => !option.selected)
+      .map((option) => {
+        const [provider, model] = JSON.parse(option.value);
+        return { name: option.textContent, choose: () => this.choose({ provider, model }) };
+      });
+  }
+
   // Show the model in use (an answer of `GET W/agent`) among those of all providers. An agent whose
   // model is nobody's is shown alone.
   draw({ model, model_cfg: used }, providers) {
-    this.select.hidden = !model?.name && !model?.id;
+    this.select.parentNode.hidden = !model?.name && !model?.id;
     const value = key(used?.provider, used?.model);
     const groups = providers.map((provider) =>
       el(
@@ -38,7 +63,8 @@ export class ModelPicker {
     this.select.replaceChildren(...groups);
     this.select.value = value;
     if (this.select.value !== value) {
-      this.select.prepend(el("option", { value }, model?.name || model?.id || ""));
+      const name = used?.provider === OFFLINE ? "none (demonstration)" : model?.name || model?.id || "";
+      this.select.prepend(el("option", { value }, name));
       this.select.value = value;
     }
   }
@@ -71,7 +97,7 @@ export class EffortPicker {
   }
 
   fill() {
-    this.select.hidden = !this.levels.length;
+    this.select.parentNode.hidden = !this.levels.length;
     this.select.replaceChildren(
       el("option", { value: "" }, `reasoning: ${this.usual}`),
       ...this.levels.map((level) => el("option", { value: level }, `reasoning: ${level}`)),

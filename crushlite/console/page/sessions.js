@@ -1,6 +1,10 @@
-// The list of sessions: what the daemon lists, kept up to date by events.
+// The list of sessions: what the daemon lists, kept up to date by events, with what each of them is
+// doing, and a filter.
 
 import { el, byId, setText } from "./text.js";
+
+const FAILED = 200; // sessions whose last run failed that are remembered
+const STATES = { needs: "needs you", busy: "working", failed: "failed" };
 
 export class Sessions {
   constructor(choose) {
@@ -8,6 +12,26 @@ export class Sessions {
     this.all = new Map();
     this.list = byId("session-list");
     this.buttons = new Map();
+    this.asking = new Set(); // ids of sessions that wait for a person
+    this.failed = new Set(); // whose last run failed, as far as this tab has seen it
+    this.current = null;
+    this.wanted = ""; // the state that is shown alone
+    byId("session-filter").addEventListener("input", () => this.draw(this.current));
+    byId("session-states").addEventListener("click", ({ target }) => {
+      const state = target.closest("button")?.dataset.state;
+      if (!state) return;
+      this.wanted = this.wanted === state ? "" : state;
+      this.draw(this.current);
+    });
+  }
+
+  // Show another workspace, whose sessions are not known yet.
+  open(path) {
+    this.key = `crushlite.failed.${path}`;
+    this.failed = new Set(JSON.parse(sessionStorage.getItem(this.key) || "[]"));
+    byId("session-filter").value = "";
+    this.wanted = "";
+    this.reset([]);
   }
 
   // Replace the list by the daemon's.
@@ -40,26 +64,74 @@ export class Sessions {
     if (session) session.is_busy = busy;
   }
 
+  setAsking(ids) {
+    this.asking = new Set(ids);
+  }
+
+  // Note how the last run of a session ended.
+  setFailed(id, failed) {
+    if (failed === this.failed.has(id)) return;
+    if (failed) this.failed.add(id);
+    else this.failed.delete(id);
+    sessionStorage.setItem(this.key, JSON.stringify([...this.failed].slice(-FAILED)));
+  }
+
+  // What a session is doing: "needs", "busy", "failed", or "".
+  stateOf(session) {
+    if (this.asking.has(session.id)) return "needs";
+    if (session.is_busy) return "busy";
+    return this.failed.has(session.id) ? "failed" : "";
+  }
+
   draw(current) {
-    const wanted = this.listed;
+    this.current = current;
+    const words = byId("session-filter").value.trim().toLowerCase();
+    const states = this.listed.map((session) => this.stateOf(session));
+    this.drawStates(states);
+    const wanted = this.listed.filter(
+      (session, index) =>
+        (!this.wanted || states[index] === this.wanted) && titleOf(session).toLowerCase().includes(words),
+    );
+    const kept = new Set(wanted.map(({ id }) => id));
     for (const [id, button] of this.buttons) {
-      if (this.all.has(id)) continue;
+      if (kept.has(id)) continue;
       button.parentNode.remove();
       this.buttons.delete(id);
     }
-    wanted.forEach((session, index) => {
-      const button = this.buttons.get(session.id) || this.make(session.id);
-      setText(button.querySelector(".title"), titleOf(session));
-      setText(button.querySelector(".when"), session.is_busy ? "working" : age(session.updated_at));
-      button.classList.toggle("busy", session.is_busy);
-      if (session.id === current) button.setAttribute("aria-current", "true");
-      else button.removeAttribute("aria-current");
-      const item = button.parentNode;
-      if (this.list.children[index] !== item) this.list.insertBefore(item, this.list.children[index] || null);
-    });
-    if (current === this.shown) return;
+    wanted.forEach((session, index) => this.place(session, index));
+    byId("session-none").hidden = wanted.length > 0 || this.all.size === 0;
+    const button = this.buttons.get(current);
+    if (current === this.shown || (current !== null && !button)) return;
     this.shown = current;
-    this.buttons.get(current)?.scrollIntoView({ block: "nearest" });
+    button?.scrollIntoView({ block: "nearest" });
+  }
+
+  place(session, index) {
+    const button = this.buttons.get(session.id) || this.make(session.id);
+    const state = this.stateOf(session);
+    setText(button.querySelector(".title"), titleOf(session));
+    setText(button.querySelector(".when"), STATES[state] || age(session.updated_at));
+    button.dataset.state = state;
+    if (session.id === this.current) button.setAttribute("aria-current", "true");
+    else button.removeAttribute("aria-current");
+    const item = button.parentNode;
+    if (this.list.children[index] !== item) this.list.insertBefore(item, this.list.children[index] || null);
+  }
+
+  // The buttons that show one state alone; only those that some session is in.
+  drawStates(states) {
+    let any = false;
+    for (const button of byId("session-states").children) {
+      const { state } = button.dataset;
+      const count = states.filter((each) => each === state).length;
+      if (!count && this.wanted === state) this.wanted = "";
+      button.hidden = count === 0;
+      any ||= count > 0;
+      setText(button, `${count} ${STATES[state]}`);
+      button.setAttribute("aria-pressed", String(this.wanted === state));
+    }
+    byId("session-states").hidden = !any;
+    byId("session-filter").hidden = this.all.size < 6 && !byId("session-filter").value;
   }
 
   make(id) {

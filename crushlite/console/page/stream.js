@@ -4,20 +4,30 @@
 //   {type: "live", workspace, refetch}  events come from now on; `refetch`: what is shown may be old
 //   {type: "event", kind, action, payload}
 //   {type: "lost", message}             no connection; it will be tried again
-//   {type: "unauthorized", token}       the token is not valid; waits for another
+//   {type: "unauthorized", token}       the token or the key is not valid; waits for another. (A key
+//                                       is tried again now and then: a stranger may have refused it.)
 //   {type: "failed", message}           the workspace cannot be opened; given up
 //   {type: "client", id}                our client id was retired, this is the new one
+//   {type: "token", token}              the daemon was started again, this is its token
+//
+// With a key, a stream that was lost sends nothing before the daemon has proven to be the same
+// user's: whoever listens at its port meanwhile gets neither the token nor a path.
 
 import { ApiError, at, bearer, parsed, request, uuid } from "./api.js";
+import { renew } from "./proof.js";
 
 const BACKOFF = { first: 250, most: 2000 }; // milliseconds; the daemon is on this machine
+const UNKNOWN = 5_000; // milliseconds between two attempts with a key that was not known
 const SILENCE = 40_000; // milliseconds until a stream counts as lost; the daemon writes every 15 s
 
 export class EventStream {
-  constructor(path, client, token, emit) {
+  constructor({ path, client, token, key, emit }) {
     this.path = path;
     this.client = client;
     this.token = token;
+    this.key = key; // null: the daemon asks for no token, or this browser cannot prove anything
+    this.doubtful = false; // whether somebody else may listen at the port by now
+    this.unknown = false; // whether who answers there does not know our key: that may be a stranger
     this.refused = null; // a token that is not sent again
     this.emit = (message) => emit({ ...message, path }); // a page may show another one by now
     this.workspace = null;
@@ -30,8 +40,9 @@ export class EventStream {
   }
 
   // Try again now: there is another token, or the machine woke up.
-  retryNow(token = this.token) {
+  retryNow(token = this.token, key = null) {
     this.token = token;
+    this.key = key ?? this.key;
     this.wake();
   }
 
@@ -45,17 +56,28 @@ export class EventStream {
     let delay = BACKOFF.first;
     while (!this.stopped) {
       try {
+        if (this.doubtful && this.key) await this.findBack();
         await this.follow(() => (delay = BACKOFF.first));
         if (!this.stopped) this.emit({ type: "lost", message: "The daemon closed the stream." });
       } catch (error) {
         if (this.stopped) return;
         if (!this.survives(error)) return;
       }
+      this.doubtful = true;
       while (this.token === this.refused && !this.stopped) await this.pause(null);
-      if (this.refused === null) await this.pause(delay * (0.75 + Math.random() / 2));
+      const usual = this.unknown ? UNKNOWN : delay * (0.75 + Math.random() / 2);
+      if (this.refused === null) await this.pause(usual);
       this.refused = null;
       delay = Math.min(delay * 2, BACKOFF.most);
     }
+  }
+
+  // Get the token of the daemon that is at the port now.
+  async findBack() {
+    const { token } = await renew(this.key);
+    this.unknown = false;
+    if (token !== this.token) this.emit({ type: "token", token });
+    this.token = token;
   }
 
   // Emit what an error means; returns whether to try again.
@@ -69,6 +91,10 @@ export class EventStream {
       this.client = uuid();
       this.workspace = null;
       this.emit({ type: "client", id: this.client });
+    } else if (code === "bad_code") {
+      this.unknown = true;
+      this.emit({ type: "unauthorized", token: this.token });
+      return true;
     } else if (status === 401 || status === 429) {
       this.refused = this.token;
       this.emit({ type: "unauthorized", token: this.token });
@@ -77,7 +103,7 @@ export class EventStream {
       this.emit({ type: "failed", message });
       return false;
     }
-    this.emit({ type: "lost", message });
+    this.emit({ type: "lost", message, code });
     return true;
   }
 

@@ -38,9 +38,11 @@ function named(character) {
   return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
+export const withoutColours = (text) => text.replace(COLOURS, "");
+
 // Append text to a node; characters that cannot be seen are shown by name.
 export function put(node, text) {
-  append(node, text.replace(COLOURS, "").replaceAll("\r\n", "\n"), UNSEEN);
+  append(node, withoutColours(text).replaceAll("\r\n", "\n"), UNSEEN);
 }
 
 // The same for what a person is asked to allow: every character of it is shown, line ends too.
@@ -125,96 +127,5 @@ function sliceEnd(text, from) {
   return text.charCodeAt(to - 1) >= 0xd800 && text.charCodeAt(to - 1) < 0xdc00 ? to + 1 : to;
 }
 
-// A little Markdown --------------------------------------------------------------------------
-
-// Text in blocks: [{kind: "code" | "head" | "list" | "quote" | "text", text}]. Only what is common
-// in answers; everything else stays as it was written.
-function blocks(text) {
-  const found = [];
-  let lines = [];
-  let kind = "text";
-  let fence = "";
-  const flush = () => {
-    if (lines.length && (kind === "code" || lines.join("").trim()))
-      found.push({ kind, text: lines.join("\n") });
-    lines = [];
-  };
-  for (const line of text.split("\n")) {
-    const mark = /^ {0,3}(`{3,}|~{3,})/.exec(line);
-    if (fence) {
-      if (mark && mark[1].startsWith(fence) && line.trim() === mark[1]) {
-        flush();
-        fence = "";
-        kind = "text";
-      } else lines.push(line);
-      continue;
-    }
-    if (mark) {
-      flush();
-      fence = mark[1];
-      kind = "code";
-      continue;
-    }
-    const next = kindOf(line, kind);
-    if (next !== kind || line.trim() === "" || next === "head") flush();
-    kind = next;
-    if (line.trim() !== "") lines.push(line);
-  }
-  flush();
-  return found;
-}
-
-function kindOf(line, before) {
-  if (/^#{1,6} /.test(line)) return "head";
-  if (/^ {0,6}([-*+]|\d{1,3}[.)]) /.test(line)) return "list";
-  if (/^> ?/.test(line)) return "quote";
-  if (before === "list" && /^ {2,}\S/.test(line)) return "list";
-  return "text";
-}
-
-function drawn({ kind, text }) {
-  if (kind === "code") return el("pre", { class: "code", dir: "ltr" }, text);
-  if (kind === "head") return inline(el("h3", { dir: "auto" }), text.replace(/^#+ /, ""));
-  if (kind === "quote") return inline(el("blockquote", { dir: "auto" }), text.replace(/^> ?/gm, ""));
-  if (kind === "text") return inline(el("p", { dir: "auto" }), text);
-  const ordered = /^ *\d/.test(text);
-  const list = el(ordered ? "ol" : "ul", { start: ordered ? parseInt(text, 10) : null });
-  for (const item of text.split(/\n(?= {0,6}(?:[-*+]|\d{1,3}[.)]) )/)) {
-    list.append(inline(el("li", { dir: "auto" }), item.replace(/^ *([-*+]|\d{1,3}[.)]) /, "")));
-  }
-  return list;
-}
-
-function inline(node, text) {
-  let from = 0;
-  for (const match of text.matchAll(/`([^`\n]+)`|\*\*([^*\n]+)\*\*/g)) {
-    put(node, text.slice(from, match.index));
-    node.append(match[1] === undefined ? el("strong", {}, match[2]) : el("code", {}, match[1]));
-    from = match.index + match[0].length;
-  }
-  put(node, text.slice(from));
-  return node;
-}
-
-// An answer. Blocks that have not changed since the last call stay as they are.
-export function richText(node, text) {
-  if (isLong(text)) {
-    node.classList.add("raw");
-    plainText(node, text);
-    return;
-  }
-  if (node.shownText === text) return;
-  node.shownText = text;
-  node.classList.remove("raw");
-  const wanted = blocks(text);
-  const known = node.blocks || [];
-  if (known.length !== node.childNodes.length) node.replaceChildren();
-  for (const [index, block] of wanted.entries()) {
-    const old = node.childNodes[index];
-    if (old && known[index].kind === block.kind && known[index].text === block.text) continue;
-    if (old) old.replaceWith(drawn(block));
-    else node.append(drawn(block));
-  }
-  while (node.childNodes.length > wanted.length) node.lastChild.remove();
-  node.blocks = wanted;
-}
+// A number of things: "1 line", "2 lines".
+export const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;

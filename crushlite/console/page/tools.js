@@ -1,7 +1,7 @@
 // Tool calls as cards: what was asked, what changed, what came out.
 
-import { compare, counts, drawDiff, unified } from "./diff.js";
-import { el, plainText, put, setText } from "./text.js";
+import { compare, comparePiece, counts, drawDiff, unified } from "./diff.js";
+import { el, plainText, plural, put, setText } from "./text.js";
 import { parsed } from "./api.js";
 
 // The first of these keys that an input has is its headline.
@@ -16,8 +16,11 @@ const HEADLINES = [
   "question",
   "description",
 ];
-// Tools whose cards are closed unless something is wrong.
-const FOLDED = new Set(["view", "ls", "glob", "grep", "fetch", "todos", "question", "job_output"]);
+// Tools whose cards are closed unless something is wrong, besides those of tool servers.
+const FOLDED = new Set(["view", "ls", "glob", "grep", "fetch", "todos", "question", "job_output", "agent", "agentic_fetch", "task"]);
+const isFolded = (name) => FOLDED.has(name) || name.startsWith("mcp_");
+const NOT_RUN = "user cancelled assistant tool calling"; // the result of a call that was never made
+const DENIED = "User denied permission";
 const WORDS = 160; // characters in the headline
 
 function objectOf(text) {
@@ -38,12 +41,12 @@ export function changesOf(input, metadata) {
     return compare(text(metadata.old_content), text(metadata.new_content));
   }
   if (text(metadata.diff)) return unified(metadata.diff);
-  if (typeof input.new_string === "string") return compare(text(input.old_string), input.new_string);
+  if (typeof input.new_string === "string") return comparePiece(text(input.old_string), input.new_string);
   if (typeof input.content === "string" && "file_path" in input) return compare("", input.content);
   if (Array.isArray(input.edits)) {
     return input.edits.flatMap((edit, index) => [
       ...(index ? [{ gap: true }] : []),
-      ...compare(text(edit?.old_string), text(edit?.new_string)),
+      ...comparePiece(text(edit?.old_string), text(edit?.new_string)),
     ]);
   }
   return null;
@@ -71,8 +74,35 @@ export function inputRows(input, changes, headline = "") {
   return list;
 }
 
+// How tools are shown whose input is no list of names and values: by name, what to draw of the input.
+const RENDERERS = {
+  question: ({ questions }) => lines(questions, (each) => each?.question),
+  todos: ({ todos }) => lines(todos, (each) => `${{ completed: "✓", in_progress: "▸" }[each?.status] || "○"} ${each?.content}`),
+};
+
+function lines(items, words) {
+  if (!Array.isArray(items)) return null;
+  return el("ul", { class: "plainlist" }, ...items.slice(0, 100).map((each) => el("li", { dir: "auto" }, String(words(each) ?? ""))));
+}
+
+// The name of a tool for people: of one that a tool server has, its server and its own name.
+function shownName(name) {
+  const [, server, tool] = /^mcp_([^_]+)_(.+)$/.exec(name) || [];
+  return server ? `${server} · ${tool}` : name;
+}
+
+// The words for how a call ended: [kind, text].
+function ending(result, code) {
+  const failed = Number.isInteger(code) && code !== 0;
+  if (result.is_error && result.content === NOT_RUN) return ["stopped", "not run"];
+  if (result.is_error && (result.content || "").startsWith(DENIED)) return ["stopped", "denied"];
+  if (failed) return ["failed", `exit ${code}`];
+  return result.is_error ? ["failed", "failed"] : ["done", "done"];
+}
+
 export class Card {
-  constructor() {
+  // `opened()` is called when the card is opened.
+  constructor(opened) {
     this.name = el("span", { class: "tool-name" });
     this.words = el("bdi", { class: "tool-words" });
     this.counts = el("span", { class: "tool-counts" });
@@ -81,6 +111,7 @@ export class Card {
     this.changes = el("div", { class: "tool-changes" });
     this.output = el("pre", { class: "output", dir: "ltr", tabindex: "0", "aria-label": "Output" });
     this.image = el("div", {});
+    this.steps = el("ol", { class: "steps" });
     const summary = el("summary", {}, this.name, this.words, this.counts, this.status);
     // From now on only the reader opens and closes it.
     summary.addEventListener("click", () => (this.touched = true));
@@ -88,21 +119,36 @@ export class Card {
       "details",
       { class: "tool" },
       summary,
-      el("div", { class: "tool-body" }, this.input, this.changes, this.output, this.image),
+      el("div", { class: "tool-body" }, this.input, this.changes, this.steps, this.output, this.image),
     );
+    this.node.addEventListener("toggle", () => this.node.open && opened());
   }
 
   // `live` is the output so far, `waiting` whether a permission is asked for, `over` whether the
   // answer that holds the call was stopped.
-  update({ call, result, live, waiting, over }) {
+  update({ call, result, live, waiting, over, steps = [] }) {
     const raw = call.input || "";
-    setText(this.name, call.name);
+    setText(this.name, shownName(call.name));
     if (this.raw !== raw || this.result !== result) this.drawCall(call, raw, result);
     this.setStatus(call, result, waiting, over);
     const output = this.outputOf(result, live);
+    // What is still coming is followed, unless its reader has scrolled up.
+    const { scrollTop, scrollHeight, clientHeight } = this.output;
+    const follows = !result && scrollHeight - scrollTop - clientHeight < 40;
     plainText(this.output, output);
     this.output.hidden = output === "";
-    if (!this.touched) this.node.open = waiting || !FOLDED.has(call.name) || Boolean(result?.is_error);
+    this.drawSteps(steps);
+    // Of a change that waits to be allowed the dialog shows the one diff.
+    const wrong = this.status.dataset.kind === "failed" || (Boolean(result?.is_error) && !waiting);
+    if (!this.touched) this.node.open = wrong || (!isFolded(call.name) && !(waiting && this.changes.firstChild));
+    if (follows) this.output.scrollTop = this.output.scrollHeight;
+  }
+
+  // What a session that this call began has done: one line for each tool.
+  drawSteps(steps) {
+    if (this.steps.childNodes.length === steps.length) return;
+    this.steps.replaceChildren(...steps.map((name) => el("li", {}, shownName(name))));
+    if (!this.counts.querySelector(".plus")) setText(this.counts, steps.length ? plural(steps.length, "step") : "");
   }
 
   drawCall(call, raw, result) {
@@ -119,10 +165,10 @@ export class Card {
       plainText(this.input.appendChild(el("pre", { class: "output" })), raw); // still coming
     else if (call.name === "bash" && input.command)
       this.input.append(el("pre", { class: "command", dir: "ltr" }, `$ ${input.command}`));
-    else this.input.append(inputRows(input, rows, headline(input)));
+    else this.input.append(RENDERERS[call.name]?.(input) || inputRows(input, rows, headline(input)));
     this.changes.replaceChildren();
-    this.counts.replaceChildren();
     if (rows) {
+      this.counts.replaceChildren();
       const { added, removed } = counts(rows);
       this.counts.append(
         el("span", { class: "plus" }, `+${added}`),
@@ -138,10 +184,8 @@ export class Card {
 
   setStatus(call, result, waiting, over) {
     let [kind, words] = ["running", call.finished ? "running" : "writing"];
-    const code = this.metadata.exit_code;
-    if (result?.is_error) [kind, words] = ["failed", Number.isInteger(code) ? `exit ${code}` : "failed"];
-    else if (result) [kind, words] = ["done", "done"];
-    else if (over) [kind, words] = ["failed", "stopped"];
+    if (result) [kind, words] = ending(result, this.metadata.exit_code);
+    else if (over) [kind, words] = ["stopped", "stopped"];
     else if (waiting) [kind, words] = ["waiting", "asks you"];
     this.status.dataset.kind = kind;
     setText(this.status, words);

@@ -3,8 +3,10 @@
 // A message that is known is never created twice, an update replaces what is there, and `reset`
 // makes the view equal to a list, whatever it showed before. Changes are drawn once per frame.
 
+import { copied } from "./markdown.js";
+import { richText } from "./rich.js";
 import { Card, ShellCard, fileChip, imageOf } from "./tools.js";
-import { el, plainText, richText, setText } from "./text.js";
+import { el, plainText, plural, setText } from "./text.js";
 
 const ENDINGS = {
   canceled: "Canceled",
@@ -12,14 +14,25 @@ const ENDINGS = {
   max_tokens: "Cut off: the answer reached its length limit",
   content_filter: "Stopped by the provider's content filter",
 };
+const AGENTS = new Set(["agent", "agentic_fetch", "task"]); // tools that begin a session of their own
 const NEAR = 80; // pixels from the end that count as being there
 const PAUSE = 100; // milliseconds between two drawings in a hidden tab
+const SHOWN = 200; // messages that are drawn at first, and with each click on the button above them
 
 export class Transcript {
-  constructor(root, scroller, toEnd) {
+  // `edit(text)` and `again()` are called when the user wants to change or repeat a prompt;
+  // `fetchChild(session)` gives the messages of a session that a call has begun.
+  constructor({ root, scroller, toEnd, earlier, edit, again, fetchChild }) {
     this.root = root;
     this.scroller = scroller;
     this.toEnd = toEnd;
+    this.earlier = earlier;
+    this.edit = edit;
+    this.again = again;
+    this.fetchChild = fetchChild;
+    this.before = []; // the messages above those that are drawn
+    this.steps = new Map(); // by the id of a session that a call has begun: names of its tools
+    earlier.addEventListener("click", () => this.showEarlier());
     this.views = new Map(); // by message id
     this.results = new Map(); // by tool call: {from, part}
     this.calls = new Map(); // by tool call: the id of the message that holds it
@@ -36,12 +49,18 @@ export class Transcript {
       this.top = scroller.scrollTop;
       this.toEnd.hidden = this.sticky;
     });
-    new ResizeObserver(() => this.sticky && this.scrollToEnd()).observe(scroller);
+    const follow = new ResizeObserver(() => this.sticky && this.scrollToEnd());
+    for (const node of [scroller, ...scroller.children]) follow.observe(node);
     toEnd.addEventListener("click", () => this.scrollToEnd());
     document.addEventListener("visibilitychange", () => this.flush());
   }
 
-  reset(messages, { anew = false } = {}) {
+  // Make the view equal to a list. Of a long one the end is drawn, and what was drawn before.
+  reset(all, { anew = false } = {}) {
+    const known = anew ? -1 : all.findIndex((message) => this.views.has(message.id));
+    const last = Math.max(0, all.length - SHOWN);
+    this.hold(all, known < 0 ? last : Math.min(known, last));
+    const messages = all.slice(this.before.length);
     const wanted = new Set(messages.map((message) => message.id));
     for (const id of [...this.views.keys()]) if (!wanted.has(id)) this.remove(id);
     if (anew) {
@@ -56,7 +75,60 @@ export class Transcript {
       if (node === cursor) cursor = cursor.nextSibling;
       else this.root.insertBefore(node, cursor);
     }
+    this.sort(messages);
     this.flush();
+  }
+
+  // Keep the views in the order of the messages.
+  sort(messages) {
+    this.views = new Map(messages.map(({ id }) => [id, this.views.get(id)]));
+  }
+
+  hold(all, count) {
+    this.before = all.slice(0, count);
+    this.earlier.hidden = count === 0;
+    const more = Math.min(SHOWN, count);
+    setText(this.earlier, `Show ${plural(more, "earlier message")} of ${count.toLocaleString("en")}`);
+  }
+
+  // Draw more of what is above, and leave in view what was.
+  showEarlier() {
+    const fromEnd = this.scroller.scrollHeight - this.scroller.scrollTop;
+    const all = [...this.before, ...this.shown];
+    this.hold(all, Math.max(0, this.before.length - SHOWN));
+    const first = this.root.firstChild;
+    for (const message of all.slice(this.before.length)) {
+      if (this.views.has(message.id)) break;
+      this.set(message);
+      const { node } = this.views.get(message.id);
+      if (node) this.root.insertBefore(node, first);
+    }
+    this.sort(all.slice(this.before.length));
+    this.sticky = false;
+    this.flush();
+    this.scroller.scrollTop = this.scroller.scrollHeight - fromEnd;
+  }
+
+  get shown() {
+    return [...this.views.values()].map((view) => view.message);
+  }
+
+  // The last prompt, and whether something has been answered since; null without a prompt.
+  get asked() {
+    const messages = this.shown;
+    const at = messages.findLastIndex((message) => message.role === "user");
+    if (at < 0) return null;
+    const begun = messages.slice(at + 1).some(({ parts }) => parts.some((part) => part.type !== "finish"));
+    return { text: textOf(messages[at]), since: messages[at].created_at, begun };
+  }
+
+  // A message of a session that a call of this one has begun: a step of that call.
+  step(session, message) {
+    if (message.role !== "assistant") return;
+    const names = message.parts.filter(({ type }) => type === "tool_call").map(({ data }) => data.name);
+    const known = this.steps.get(session) || new Map();
+    this.steps.set(session, known.set(message.id, names));
+    for (const call of this.calls.keys()) if (session.endsWith(call)) this.touch(this.calls.get(call));
   }
 
   apply(action, message) {
@@ -82,7 +154,7 @@ export class Transcript {
   set(message) {
     let view = this.views.get(message.id);
     if (!view) {
-      view = { node: message.role === "tool" ? null : article(message), slots: [] };
+      view = { node: message.role === "tool" ? null : this.article(message), slots: [] };
       this.views.set(message.id, view);
       if (view.node) this.root.append(view.node);
     }
@@ -129,7 +201,7 @@ export class Transcript {
 
   scrollToEnd() {
     this.sticky = true;
-    this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.scroller.scrollTop = this.size ? this.scroller.scrollHeight : 0; // suggestions begin above
     this.toEnd.hidden = true;
   }
 
@@ -144,7 +216,7 @@ export class Transcript {
       let slot = view.slots[count];
       if (slot?.key !== key) {
         for (const old of view.slots.splice(count)) old.node.remove();
-        slot = makeSlot(part, message);
+        slot = makeSlot(part, message, this);
         if (slot === null) continue;
         slot.key = key;
         view.slots.push(slot);
@@ -164,8 +236,41 @@ export class Transcript {
       live: this.live.get(data.id),
       waiting: this.waiting.has(data.id),
       over: Boolean(finish) && ["canceled", "error"].includes(finish.reason),
+      steps: this.stepsOf(data.id),
     };
   }
+
+  // Fetch what the session of a call has done, if that is not known: its events came long ago.
+  async loadSteps(message, { id, name }) {
+    const session = `${message}$$${id}`;
+    if (!AGENTS.has(name) || this.steps.has(session)) return;
+    this.steps.set(session, new Map());
+    for (const each of (await this.fetchChild(session)) || []) this.step(session, each);
+  }
+
+  // The names of the tools that the session of a call has used, in order.
+  stepsOf(call) {
+    const child = [...this.steps.keys()].find((session) => session.endsWith(call));
+    return child ? [...this.steps.get(child).values()].flat() : [];
+  }
+
+  article(message) {
+    const node = article(message);
+    const view = () => this.views.get(message.id)?.message || message;
+    const act = message.role === "user" ? () => this.edit(textOf(view())) : (button) => copied(button, textOf(view()));
+    const words = message.role === "user" ? "Edit" : "Copy";
+    const title = message.role === "user" ? "Put it into the prompt, to change it and send it again" : "Copy this answer";
+    const button = el("button", { type: "button", class: "small quiet", title }, words);
+    button.addEventListener("click", () => act(button));
+    node.firstChild.append(button);
+    return node;
+  }
+}
+
+// What a message says, without reasoning and tools.
+function textOf(message) {
+  const texts = message.parts.filter(({ type }) => type === "text").map(({ data }) => data.text);
+  return texts.join("\n\n");
 }
 
 function article(message) {
@@ -184,11 +289,11 @@ function article(message) {
 }
 
 // For one part of a message: its node, and a function that draws a newer state of the part.
-function makeSlot({ type, data }, message) {
+function makeSlot({ type, data }, message, transcript) {
   if (type === "text") return textSlot(message);
   if (type === "reasoning") return reasoningSlot();
   if (type === "tool_call") {
-    const card = new Card();
+    const card = new Card(() => transcript.loadSteps(message.id, data));
     return { node: card.node, update: (_, state) => card.update(state) };
   }
   if (type === "shell_command") {
@@ -200,14 +305,14 @@ function makeSlot({ type, data }, message) {
     return { node, update: () => {} };
   }
   if (type === "image_url") return { node: el("div", {}, fileChip(data.url, "picture")), update: () => {} };
-  if (type === "finish") return finishSlot();
+  if (type === "finish") return finishSlot(transcript.again);
   return null;
 }
 
 function textSlot(message) {
   const node = el("div", { class: "text", dir: "auto" });
-  const draw = message.role === "user" ? plainText : richText;
-  return { node, update: ({ text }) => draw(node, text) };
+  if (message.role === "user") return { node, update: ({ text }) => plainText(node, text) };
+  return { node, update: ({ text }, { over }) => richText(node, text, !over) };
 }
 
 function reasoningSlot() {
@@ -226,14 +331,16 @@ function reasoningSlot() {
   return { node, update };
 }
 
-function finishSlot() {
-  const node = el("p", { class: "finish" });
+function finishSlot(again) {
+  const words = el("p", {});
+  const button = el("button", { type: "button", class: "small again", onclick: again }, "Try again");
+  const node = el("div", { class: "finish" }, words, button);
   const update = ({ reason, message, details }) => {
-    const words = ENDINGS[reason];
-    node.hidden = !words;
+    const ending = ENDINGS[reason];
+    node.hidden = !ending;
     node.dataset.reason = reason;
-    const title = reason === "canceled" ? message || words : [words, message].filter(Boolean).join(": ");
-    plainText(node, words ? [title, details].filter(Boolean).join("\n") : "");
+    const title = reason === "canceled" ? message || ending : [ending, message].filter(Boolean).join(": ");
+    plainText(words, ending ? [title, details].filter(Boolean).join("\n") : "");
   };
   return { node, update };
 }

@@ -26,19 +26,20 @@ self.onconnect = ({ ports: [port] }) => {
     } else if (data.type === "close") {
       leave();
     } else if (data.type === "retry") {
-      shared?.stream.retryNow(data.token);
+      shared?.stream.retryNow(data.token, data.key);
     } else if (data.type === "relay" && shared !== null) {
       for (const other of shared.ports) if (other !== port) other.postMessage(data);
     }
   };
 };
 
-function join(port, { path, client, token }) {
+function join(port, { path, client, token, key }) {
   const known = shares.get(path);
   if (known) {
     known.ports.add(port);
     if (known.last) port.postMessage({ ...known.last, refetch: true });
-    if (known.last?.type !== "live") known.stream.retryNow(token);
+    if (known.last?.type === "live") known.stream.key ??= key;
+    else known.stream.retryNow(token, key);
     return known;
   }
   if (shares.size >= MOST) {
@@ -48,10 +49,11 @@ function join(port, { path, client, token }) {
   }
   const shared = { path, ports: new Set([port]), last: null, stream: null };
   shares.set(path, shared);
-  shared.stream = new EventStream(path, client, token, (message) => {
-    if (message.type !== "event" && message.type !== "client") shared.last = message;
+  const emit = (message) => {
+    if (!["event", "client", "token"].includes(message.type)) shared.last = message;
     for (const each of shared.ports) each.postMessage(message);
     if (message.type === "failed") shares.delete(path);
-  });
+  };
+  shared.stream = new EventStream({ path, client, token, key, emit });
   return shared;
 }

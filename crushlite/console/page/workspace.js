@@ -4,17 +4,20 @@
 // being fetched wait, and are applied to what was fetched: each carries the whole message, so the
 // last one is right, whichever of the two was faster.
 
-import { ApiError, at } from "./api.js";
+import { Actions } from "./actions.js";
+import { ApiError, at, uuid } from "./api.js";
 import { Composer } from "./composer.js";
-import { PermissionDialog, QuestionDialog, confirmed } from "./dialogs.js";
+import { PermissionDialog, QuestionDialog } from "./dialogs.js";
 import { EffortPicker, ModelPicker } from "./models.js";
+import { Queue } from "./queue.js";
 import { RulesPanel } from "./rules.js";
 import { Sessions, titleOf } from "./sessions.js";
+import { drawAgent, drawSession, suggest } from "./status.js";
 import { Transcript } from "./transcript.js";
+import { Working } from "./working.js";
 import { byId, el, setText } from "./text.js";
 
 const POLL = 5_000; // milliseconds: presence, queue and skip have no events
-const WAITING = { steer: "joins in at the next step", interrupt: "starts at once" };
 const RETRY = 1_000;
 const SOON = 120; // milliseconds after an event: several at once cause one refresh
 
@@ -34,7 +37,18 @@ export class WorkspaceView {
     this.permissions = [];
     this.questions = [];
     this.queue = [];
-    this.transcript = new Transcript(byId("transcript"), byId("scroller"), byId("to-end"));
+    this.children = new Map(); // by the id of a session that a call began: the session of the call
+    this.transcript = new Transcript({
+      root: byId("transcript"),
+      scroller: byId("scroller"),
+      toEnd: byId("to-end"),
+      earlier: byId("earlier"),
+      edit: (text) => this.composer.insert(text),
+      again: () => this.attempt(() => this.again()),
+      fetchChild: (session) => this.api("GET", this.path("sessions", session, "messages")).catch(() => []),
+    });
+    this.working = new Working();
+    this.waiting = new Queue((run) => this.attempt(() => this.unqueue(run)));
     this.sessions = new Sessions((id) => this.choose(id));
     this.composer = new Composer({
       send: (session, prompt) => this.prompt(session, prompt),
@@ -62,22 +76,15 @@ export class WorkspaceView {
         this.attempt(() => this.api("DELETE", this.path("permissions", "rules", rule.id))),
       titleOf: (session) => titleOf(this.sessions.get(session) || { title: session.slice(0, 8) }),
     });
+    this.actions = new Actions(this);
     this.listen();
   }
 
   listen() {
     const on = (id, handler) => byId(id).addEventListener("click", () => this.attempt(handler));
     on("session-new", () => this.create());
-    on("session-delete", () => this.remove());
-    on("session-rename", () => this.rename(true));
-    on("rename-cancel", () => this.rename(false));
     on("cancel", () => this.cancel());
-    on("rules-open", () => this.rules.open());
-    byId("rename-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.attempt(() => this.saveTitle());
-    });
-    byId("rename-form").addEventListener("keydown", (event) => event.key === "Escape" && this.rename(false));
+    suggest((text) => this.composer.insert(text));
     setInterval(() => document.hidden || this.workspace === null || this.refresh(), POLL);
     document.addEventListener("visibilitychange", () => document.hidden || this.look());
   }
@@ -96,11 +103,6 @@ export class WorkspaceView {
   trouble(text) {
     byId("trouble").hidden = !text;
     setText(byId("trouble"), text);
-  }
-
-  retry(text) {
-    byId("retry").hidden = !text;
-    setText(byId("retry"), text);
   }
 
   announce(text) {
@@ -129,7 +131,7 @@ export class WorkspaceView {
     this.queue = [];
     this.permissions = [];
     this.questions = [];
-    this.sessions.reset([]);
+    this.sessions.open(this.workspace.path);
     this.transcript.reset([], { anew: true });
     this.drawAsked();
   }
@@ -168,6 +170,7 @@ export class WorkspaceView {
     this.window = agent.model?.context_window || 0;
     this.models.draw(agent, providers || []);
     this.efforts.use(agent);
+    drawAgent(agent);
   }
 
   // Fetch the open permissions and questions; again if an event about them came meanwhile.
@@ -201,7 +204,7 @@ export class WorkspaceView {
       this.queue = [];
       this.transcript.reset([], { anew: true });
       this.composer.open(session);
-      this.rename(false);
+      this.actions.rename(false);
     }
     const messages = session ? await this.api("GET", this.path("sessions", session, "messages")) : [];
     if (number !== this.fetches) return; // another session was chosen meanwhile
@@ -214,7 +217,7 @@ export class WorkspaceView {
 
   // Show another session; if that fails now it is tried again.
   async go(session) {
-    this.retry("");
+    this.working.retry("");
     try {
       await this.show(session);
     } catch (error) {
@@ -223,20 +226,20 @@ export class WorkspaceView {
       this.needed += 1;
       await this.catchUp();
     }
-    this.draw();
+    this.drawAsked();
   }
 
   // Fetch what no event carries: busy sessions, other clients, the queue, whether tools may run
   // without asking.
   async refresh() {
     if (this.refreshing) {
-      this.again = true;
+      this.outdated = true;
       return;
     }
     this.refreshing = true;
     try {
       do {
-        this.again = false;
+        this.outdated = false;
         const [, , skip] = await Promise.all([
           this.fetchSessions(),
           this.fetchQueue(),
@@ -244,7 +247,7 @@ export class WorkspaceView {
         ]);
         byId("yolo").hidden = !(skip?.skip || this.workspace.yolo);
         this.draw();
-      } while (this.again);
+      } while (this.outdated);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error; // the stream reports a lost connection
     } finally {
@@ -289,17 +292,21 @@ export class WorkspaceView {
       this.sessions.setBusy(message.session_id, true);
       this.soon();
     }
+    const parent = this.children.get(message.session_id);
+    if (parent === this.current && parent) this.transcript.step(message.session_id, message);
     if (message.session_id !== this.current) return;
-    this.retry("");
+    this.working.retry("");
     if (this.early !== null) {
       this.early.push(event);
       return;
     }
     this.transcript.apply(action, message);
     byId("empty").hidden = this.transcript.size > 0;
+    this.drawWorking();
   }
 
   onSession(action, session) {
+    if (session.parent_session_id) this.children.set(session.id, session.parent_session_id);
     this.sessions.apply(action, session);
     const gone = action === "deleted" && session.id === this.current;
     const first = this.current === null && byId("prompt").value === "";
@@ -325,12 +332,14 @@ export class WorkspaceView {
 
   // A model call has failed and will be made again: shown until the answer goes on.
   onRetry(event) {
-    if (event.session_id === this.current) this.retry(event.progress || "");
+    if (event.session_id === this.current) this.working.retry(event.progress || "");
+    this.drawWorking();
   }
 
   onEnd(run) {
+    this.sessions.setFailed(run.session_id, Boolean(run.error) && !run.cancelled);
     if (run.session_id !== this.current) return;
-    this.retry("");
+    this.working.retry("");
     this.announce(run.cancelled ? "Canceled" : run.error ? `Failed: ${run.error}` : "Answer complete");
   }
 
@@ -371,8 +380,10 @@ export class WorkspaceView {
     const before = typedIn ?? this.current;
     const session = before ?? (await this.create());
     const wish = { ...this.efforts.wish(session, before), session_id: session, detach: true };
-    await this.api("POST", this.path("agent"), { ...prompt, ...wish });
+    const text = await this.actions.expanded(prompt.prompt);
+    await this.api("POST", this.path("agent"), { ...prompt, ...wish, prompt: text });
     this.sessions.setBusy(session, true);
+    this.sessions.setFailed(session, false);
     this.transcript.scrollToEnd();
     this.trouble("");
     this.feed.relay();
@@ -414,31 +425,11 @@ export class WorkspaceView {
     await this.fetchAsked();
   }
 
-  rename(open) {
-    byId("rename-form").hidden = !open;
-    byId("session-title").hidden = open;
-    if (!open) return;
-    byId("rename-title").value = this.sessions.get(this.current)?.title || "";
-    byId("rename-title").focus();
-    byId("rename-title").select();
-  }
-
-  async saveTitle() {
-    await this.api("PUT", this.path("sessions", this.current), {
-      id: this.current,
-      title: byId("rename-title").value,
-    });
-    this.rename(false);
-    byId("session-rename").focus();
-  }
-
-  async remove() {
-    const session = this.sessions.get(this.current);
-    if (!session) return;
-    const text =
-      "Its messages and the history of its files go with it. Files themselves are left as they are.";
-    if (!(await confirmed(byId("confirm"), `Delete “${titleOf(session)}”?`, text))) return;
-    await this.api("DELETE", this.path("sessions", session.id));
+  // Send the last prompt of this session once more.
+  async again() {
+    const { text } = this.transcript.asked || {};
+    if (!text) throw new ApiError(0, "", "There is no prompt yet that could be sent again.");
+    await this.prompt(this.current, { prompt: text, run_id: uuid(), when_busy: "queue" });
   }
 
   // Drawing ------------------------------------------------------------------------------------
@@ -449,60 +440,23 @@ export class WorkspaceView {
     this.efforts.draw(this.current);
     byId("session-bar").hidden = !session;
     byId("empty").hidden = this.transcript.size > 0 || this.early !== null;
-    setText(
-      byId("empty"),
-      session
-        ? "Nothing here yet. Ask for something below."
-        : "No session yet. Ask for something, and one begins.",
-    );
+    setText(byId("empty-title"), session ? "Ask for something below" : "Ask for something, and a session begins");
     const busy = Boolean(session?.is_busy);
     byId("cancel").hidden = !busy;
     byId("when-busy").hidden = !busy;
-    document.title = `${busy ? "● " : ""}${session ? titleOf(session) : "crushlite"}`;
-    if (session) this.drawSession(session);
-    this.drawQueue();
+    const mark = this.permissions.length + this.questions.length ? "(!) " : busy ? "● " : "";
+    document.title = `${mark}${session ? titleOf(session) : "crushlite"}`;
+    if (session) drawSession(session, this.window);
+    this.actions.draw();
+    this.waiting.draw(this.queue);
+    this.drawWorking();
   }
 
-  drawSession(session) {
-    setText(byId("session-title"), titleOf(session));
-    const tokens = session.prompt_tokens + session.completion_tokens;
-    const share = this.window && tokens ? ` (${Math.round((100 * tokens) / this.window)}%)` : "";
-    setText(
-      byId("usage"),
-      tokens || session.cost ? `${short(tokens)} tokens${share} · $${session.cost.toFixed(2)}` : "",
-    );
-    const others = session.attached_clients - 1;
-    byId("presence").hidden = others < 1;
-    setText(byId("presence"), others === 1 ? "1 other here" : `${others} others here`);
-    const todos = session.todos || [];
-    byId("todos").hidden = !session.is_busy || todos.every((todo) => todo.status === "completed");
-    byId("todos").replaceChildren(
-      ...todos.map((todo) =>
-        el("span", { class: "todo", "data-status": todo.status }, todo.content.slice(0, 200)),
-      ),
-    );
-  }
-
-  drawQueue() {
-    const queue = JSON.stringify(this.queue);
-    if (queue === this.drawnQueue) return; // a button that is about to be pressed must stay
-    this.drawnQueue = queue;
-    const inside = byId("queue").contains(document.activeElement);
-    byId("queue").hidden = this.queue.length === 0;
-    byId("queue-list").replaceChildren(
-      ...this.queue.map((waiting) => {
-        const remove = el("button", { class: "small", "aria-label": "Take this prompt out" }, "Remove");
-        remove.addEventListener("click", () => this.attempt(() => this.unqueue(waiting.run_id)));
-        return el(
-          "li",
-          {},
-          el("bdi", { class: "grow" }, waiting.text.slice(0, 300)),
-          el("span", { class: "hint" }, WAITING[waiting.when_busy] || ""),
-          remove,
-        );
-      }),
-    );
-    if (inside) byId("prompt").focus();
+  drawWorking() {
+    const session = this.sessions.get(this.current);
+    const needs = this.sessions.asking.has(this.current);
+    const { since = 0, begun = false } = this.transcript.asked || {};
+    this.working.draw({ busy: Boolean(session?.is_busy), needs, since, begun });
   }
 
   drawAsked() {
@@ -511,7 +465,10 @@ export class WorkspaceView {
       [...list].sort((a, b) => (b.session_id === this.current) - (a.session_id === this.current));
     this.permissionDialog.show(here(this.permissions));
     this.questionDialog.show(here(this.questions));
-    this.transcript.setWaiting([...this.permissions, ...this.questions].map((each) => each.tool_call_id));
+    const open = [...this.permissions, ...this.questions];
+    this.transcript.setWaiting(open.map((each) => each.tool_call_id));
+    this.sessions.setAsking(open.map((each) => this.children.get(each.session_id) || each.session_id));
+    if (this.workspace !== null) this.draw();
     const now = this.permissionDialog.id || this.questionDialog.id;
     if (now && now !== before)
       this.announce(this.permissionDialog.id ? "A permission is asked for" : "The agent asks a question");
@@ -527,10 +484,4 @@ export class WorkspaceView {
       `in “${titleOf(known).slice(0, 40)}”`,
     );
   }
-}
-
-function short(number) {
-  return number < 10_000
-    ? number.toLocaleString("en")
-    : `${(number / 1000).toFixed(number < 100_000 ? 1 : 0)}k`;
 }

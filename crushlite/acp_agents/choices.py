@@ -1,0 +1,112 @@
+"""Which agent a user has chosen for a session, kept with the session.
+
+The database is in the project, and may have come with it: what it says about programs to start must
+not be believed. So a choice is kept with a seal that only this user's daemon can make: a keyed hash
+of the choice, the session and the directory. The key is in a private file of the user. A choice
+without a good seal counts as none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..store import notes as note_rows
+from ..wings import has_wing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..wing import OpenWorkspace
+
+OWNER = "agent-choice"
+_KEY_BYTES = 32
+_MOST = 8192  # characters of a choice with its seal
+
+
+class AgentChoices:
+    """The choices of one workspace. Without a place for the key they are not kept."""
+
+    def __init__(self, workspace: OpenWorkspace) -> None:
+        self._store = workspace.store
+        self._path = os.fsencode(workspace.path)
+        self._key_file = _key_file(workspace)
+
+    async def load(self) -> dict[str, str]:
+        """By session, what was chosen."""
+        kept = await self._store.read(note_rows.all_notes, OWNER, _MOST)
+        if not kept or self._key_file is None:
+            return {}
+        try:
+            key = await asyncio.to_thread(_read_key, self._key_file)
+        except ConfigError:
+            return {}
+        found = {}
+        for session_id, note in kept.items():
+            seal, _, choice = note.partition(" ")
+            if key and hmac.compare_digest(seal.encode(), self._seal(key, session_id, choice)):
+                found[session_id] = choice
+        return found
+
+    async def keep(self, session_id: str, choice: str) -> None:
+        """Keep a choice; an empty one is forgotten. Raises SessionNotFound, and ConfigError if the
+        key cannot be kept."""
+        note = ""
+        if choice and self._key_file is not None:
+            key = await asyncio.to_thread(_found_key, self._key_file)
+            note = f"{self._seal(key, session_id, choice).decode()} {choice}"
+        await self._store.write(note_rows.set_notes, session_id, note, OWNER)
+
+    def _seal(self, key: bytes, session_id: str, choice: str) -> bytes:
+        parts = (self._path, session_id.encode(), choice.encode("utf-8", "surrogateescape"))
+        sealed = b"\0".join(b"%d:%b" % (len(part), part) for part in parts)
+        return hmac.new(key, sealed, hashlib.sha256).hexdigest().encode()
+
+
+def _key_file(workspace: OpenWorkspace) -> Path | None:
+    if not has_wing("config"):
+        return None
+    from ..config.profile import FileProfile
+
+    profile = workspace.profile
+    if not isinstance(profile, FileProfile):
+        return None
+    return profile.files.roots.own_data(profile.files.env) / "agents" / "key"
+
+
+def _read_key(file: Path) -> bytes:
+    """The key; empty if there is none. Raises ConfigError if it cannot be read."""
+    from ..config.files import is_private, read_bytes
+
+    return (read_bytes(file, is_private) or b"")[:1024]
+
+
+def _found_key(file: Path) -> bytes:
+    """The key, made if there is none. Raises ConfigError."""
+    return _read_key(file) or _make_key(file)
+
+
+def _make_key(file: Path) -> bytes:
+    """Make the key, unless another process has just done so. Raises ConfigError."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as written:
+                written.write(secrets.token_hex(_KEY_BYTES).encode())
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, file)
+        finally:
+            os.unlink(fresh)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+    if key := _read_key(file):
+        return key
+    raise ConfigError(f"{file}: other users can write to it: remove it")

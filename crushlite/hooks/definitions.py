@@ -1,0 +1,138 @@
+"""The `hooks` section of the configuration as a list of hooks.
+
+Both forms are read, under the names of events in any spelling (`PreToolUse`, `pre_tool_use`):
+
+    {"PreToolUse": [{"name": "guard", "matcher": "^bash$", "command": "./guard.sh", "timeout": 10}]}
+    {"PreToolUse": [{"matcher": "Bash", "hooks": [{"type": "command", "command": "./guard.sh"}]}]}
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ..config import HookEntry
+
+PRE_TOOL = "PreToolUse"
+POST_TOOL = "PostToolUse"
+POST_TOOL_FAILURE = "PostToolUseFailure"
+PROMPT = "UserPromptSubmit"
+STOP = "Stop"
+SESSION_START = "SessionStart"
+SESSION_END = "SessionEnd"
+NOTIFICATION = "Notification"
+PERMISSION = "PermissionRequest"
+
+TIMEOUT = 30.0  # seconds, if a hook says nothing
+MOST_SECONDS = 600.0
+MOST_HOOKS = 100  # in one section
+_SHOWN = 60  # characters of a command that stands for a missing name
+
+# What Claude Code calls tools that have other names here: matchers were written for those.
+_OTHER_NAMES = {
+    "view": ("Read", "NotebookRead"),
+    "ls": ("LS",),
+    "fetch": ("WebFetch",),
+    "web_search": ("WebSearch",),
+    "todos": ("TodoWrite",),
+    "agent": ("Task", "Agent"),
+    "question": ("AskUserQuestion",),
+    "job_output": ("BashOutput",),
+    "job_kill": ("KillShell", "KillBash"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One hook. `problem` says why it cannot be run, if its entry is none."""
+
+    event: str
+    command: str
+    matcher: str = ""  # a regular expression; empty: everything
+    timeout: float = TIMEOUT
+    name: str = ""
+    origin: str = ""  # its key and its file
+    is_users: bool = True  # not from a file of the project
+    problem: str = ""
+
+    @property
+    def title(self) -> str:
+        """What users and models know it by."""
+        return self.name or self.command[:_SHOWN] or self.origin
+
+    def matches(self, subject: str) -> bool:
+        """Whether the hook is for this tool, or another thing that its event is about. In doubt it
+        is: whatever the case of letters, and if the expression cannot be read here."""
+        if self.matcher in ("", "*"):
+            return True
+        try:
+            found = re.compile(self.matcher, re.I)
+        except (re.error, RecursionError, OverflowError):
+            return True
+        return any(found.search(name) for name in _names(subject))
+
+
+def _names(tool: str) -> Iterator[str]:
+    """The names by which matchers may mean a tool."""
+    yield tool
+    yield from _OTHER_NAMES.get(tool, ())
+    if tool.startswith("mcp_"):
+        # mcp_SERVER_TOOL is mcp__SERVER__TOOL there; either name may hold more underscores.
+        rest = tool.removeprefix("mcp_")
+        for found in re.finditer("_", rest[:64]):
+            yield f"mcp__{rest[: found.start()]}__{rest[found.end() :]}"
+
+
+def hooks_of(entries: Iterable[HookEntry]) -> tuple[Hook, ...]:
+    """All hooks of a configuration, in its order. The same command for the same event counts once,
+    unless its matcher differs."""
+    found: dict[tuple[str, str, str], Hook] = {}
+    for entry in entries:
+        for hook in _hooks(entry):
+            if len(found) < MOST_HOOKS:
+                found.setdefault((hook.event, hook.command or hook.origin, hook.matcher), hook)
+    return tuple(found.values())
+
+
+def _hooks(entry: HookEntry) -> Iterator[Hook]:
+    value, event = entry.entry, entry.event
+    if not isinstance(value, dict):
+        yield _broken(entry, "", "it is no object")
+        return
+    matcher = value.get("matcher")
+    # What cannot be understood is for everything: it may have been meant to forbid something.
+    pattern = matcher if isinstance(matcher, str) else ""
+    inner = value.get("hooks")
+    for each in inner if isinstance(inner, list) else [value]:
+        command = each.get("command") if isinstance(each, dict) else None
+        kind = each.get("type", "command") if isinstance(each, dict) else "command"
+        if kind != "command":
+            yield _broken(entry, pattern, f"hooks of type {str(kind)[:40]!r} cannot be run")
+        elif not isinstance(command, str) or not command.strip():
+            yield _broken(entry, pattern, "it has no command")
+        else:
+            name = each.get("name") or value.get("name")
+            yield Hook(
+                event,
+                command,
+                pattern,
+                _seconds(each.get("timeout")),
+                name if isinstance(name, str) else "",
+                entry.origin,
+                entry.is_machine,
+            )
+
+
+def _broken(entry: HookEntry, matcher: str, problem: str) -> Hook:
+    return Hook(entry.event, "", matcher, 0, "", entry.origin, entry.is_machine, problem)
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        return TIMEOUT
+    return min(float(value), MOST_SECONDS)

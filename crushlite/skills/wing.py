@@ -1,0 +1,105 @@
+"""Skills and commands: what they are, and one catalogue of all commands of a workspace."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+from ..api.context import answer, body
+from ..api.entry import Entry, W
+from ..clock import time_limit
+from ..errors import CrushliteError, NotFound
+from ..protocol.features import (
+    CommandInfo,
+    ExpandCommand,
+    ExpandedCommand,
+    ReadSkill,
+    SkillContent,
+    SkillInfo,
+)
+from ..wing import Wing
+from .command import assign
+from .part import SkillsPart, reader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..api.context import Context
+    from ..hosting.workspace import Workspace
+    from ..http.messages import Request, Response
+    from ..wing import OfferedCommand, OpenWorkspace, WorkspacePart
+
+log = logging.getLogger(__name__)
+
+MOST_COMMANDS = 1000
+LIST_SECONDS = 2.0  # for the commands of one part
+EXPAND_SECONDS = 30.0  # a tool server may be asked
+
+
+class SkillsWing(Wing):
+    def routes(self) -> Sequence[Entry]:
+        expand = W + "/commands/expand"
+        return (
+            Entry("GET", W + "/skills", list_skills, gives=list[SkillInfo]),
+            Entry("POST", W + "/skills/read", read_skill, takes=ReadSkill, gives=SkillContent),
+            Entry("GET", W + "/commands", list_commands, gives=list[CommandInfo]),
+            Entry("POST", expand, expand_command, takes=ExpandCommand, gives=ExpandedCommand),
+        )
+
+    async def open(self, workspace: OpenWorkspace) -> SkillsPart:
+        return SkillsPart(workspace, reader(workspace))
+
+
+async def list_skills(context: Context, request: Request) -> Response:
+    found = await context.workspace(request).part(SkillsPart).refresh()
+    return answer([skill.info for skill in found.skills])
+
+
+async def read_skill(context: Context, request: Request) -> Response:
+    part, wanted = context.workspace(request).part(SkillsPart), body(ReadSkill, request).skill_id
+    skill = (await part.refresh()).by_id.get(wanted)
+    if skill is None:
+        raise NotFound(f"skill not found: {wanted}")
+    return answer(SkillContent(base64.b64encode(skill.content).decode(), skill.summary))
+
+
+async def list_commands(context: Context, request: Request) -> Response:
+    return answer([info for info, _ in await _commands(context.workspace(request))])
+
+
+async def expand_command(context: Context, request: Request) -> Response:
+    workspace, wanted = context.workspace(request), body(ExpandCommand, request)
+    for info, command in await _commands(workspace):
+        if wanted.command in (info.name, info.id):
+            arguments, text = assign(info, wanted.arguments, wanted.text)
+            async with time_limit(workspace.clock, EXPAND_SECONDS):
+                return answer(ExpandedCommand(await command.expand(arguments, text)))
+    raise NotFound(f"no command {wanted.command[:80]!r}: list W/commands")
+
+
+async def _commands(workspace: Workspace) -> list[tuple[CommandInfo, OfferedCommand]]:
+    """The commands of all parts, each with a name of its own: the first of a name has it, another
+    one has its id for a name."""
+    found: dict[str, tuple[CommandInfo, OfferedCommand]] = {}
+    for part in workspace.parts:
+        for command in await _of(part, workspace):
+            info = command.info
+            if info.name in found:
+                info = dataclasses.replace(info, name=info.id)
+            if len(found) < MOST_COMMANDS:
+                found.setdefault(info.name, (info, command))
+    return list(found.values())
+
+
+async def _of(part: WorkspacePart, workspace: Workspace) -> Sequence[OfferedCommand]:
+    """The commands of one part; none if it fails or is slow: the others are listed all the same."""
+    try:
+        async with time_limit(workspace.clock, LIST_SECONDS):
+            return await part.commands()
+    except (CrushliteError, TimeoutError) as error:
+        log.warning("workspace %s: %s lists no commands: %s", workspace.path, part, error)
+    except Exception:
+        log.exception("workspace %s: %s lists no commands", workspace.path, part)
+    return ()

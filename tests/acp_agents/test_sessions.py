@@ -1,0 +1,217 @@
+"""Sessions of external agents: they go on after a restart, and each may have another agent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+from crushlite.acp_agents.wing import AgentsWing
+from crushlite.agent.scripted import ScriptedAgent
+from crushlite.clock import SystemClock
+from crushlite.settings import Settings
+from crushlite.store import notes
+from crushlite.testing import LocalDaemon
+from tests.support.hosted import QUIRKY, HostedTestCase, quirky
+
+if TYPE_CHECKING:
+    from crushlite.testing import Participant
+
+
+class ReopenTests(HostedTestCase):
+    async def restarted(self, *switches: str) -> dict[str, Any]:
+        """What is asked of the agent by a prompt after the daemon, and with it the agent, was
+        started again: the methods by name."""
+        files = ("--log", str(self.log), "--state", str(self.state))
+        settings = Settings(data_dir=str(self.folder / "data"))
+        project = self.folder / "project"
+        project.mkdir()
+        session = ""
+        for prompt in ("say a", "blocks"):
+            make = AgentsWing().agent(f"acp:{quirky(*switches, *files)}", SystemClock())
+            async with LocalDaemon(make, settings=settings) as daemon:
+                client = await daemon.join(project)
+                session = session or await client.session()
+                self.log.unlink(missing_ok=True)
+                done = await self.ask(client, session, prompt)
+                self.assertIsNone(done["error"])
+                said = [m.text for m in await client.messages(session) if m["role"] == "assistant"]
+        self.assertNotIn("this was said before", "".join(said))
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        methods = [line["method"].removeprefix("session/") for line in lines]
+        texts = [block["text"] for block in json.loads(done["text"])]
+        return {"methods": methods[1:], "texts": texts}
+
+    async def test_it_is_resumed_if_the_agent_can(self) -> None:
+        found = await self.restarted()
+        self.assertEqual(found, {"methods": ["resume", "prompt"], "texts": ["blocks"]})
+
+    async def test_else_it_is_loaded_without_what_is_repeated(self) -> None:
+        found = await self.restarted("--offer", "load")
+        self.assertEqual(found, {"methods": ["load", "prompt"], "texts": ["blocks"]})
+
+    async def test_a_resume_that_is_offered_and_refused_is_followed_by_a_load(self) -> None:
+        found = await self.restarted("--offer", "broken-resume,load")
+        self.assertEqual(found, {"methods": ["resume", "load", "prompt"], "texts": ["blocks"]})
+
+    async def test_else_a_new_one_gets_the_transcript(self) -> None:
+        found = await self.restarted("--offer", "nothing")
+        self.assertEqual(found["methods"], ["new", "prompt"])
+        context, prompt = found["texts"]
+        self.assertEqual(prompt, "blocks")
+        self.assertIn("User: say a\n\nAssistant: a\n</conversation>", context)
+
+
+class ChoiceTests(HostedTestCase):
+    """A daemon with an agent of its own, and the quirky one in the user's crush.json."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.project = self.folder / "project"
+        self.project.mkdir()
+        self.home = self.folder / "home"
+        self.configure(self.home / ".config/crush/crush.json")
+
+    def configure(self, file: Any, **env: str) -> None:
+        args = ["-S", "-E", str(QUIRKY), "--log", str(self.log), "--state", str(self.state)]
+        entry = {"command": sys.executable, "args": args, "env": {"QUIRKY_KEY": "$HOME", **env}}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"agents": {"quirky": entry}}))
+
+    async def open(self) -> tuple[LocalDaemon, Participant]:
+        settings = Settings(user_files=str(self.home))
+        daemon = await self.enterAsyncContext(LocalDaemon(ScriptedAgent(), settings=settings))
+        return daemon, await daemon.join(self.project)
+
+    async def choose(self, client: Participant, session: str, agent: str) -> int:
+        answer = await client.call("PUT", f"/sessions/{session}/agent", {"agent": agent})
+        return answer.status
+
+    async def chosen(self, client: Participant, session: str) -> str:
+        return str((await client.call("GET", f"/sessions/{session}/agent")).json["agent"])
+
+    async def test_each_session_has_its_agent_which_can_be_changed_between_turns(self) -> None:
+        daemon, client = await self.open()
+        session, other = await client.session(), await client.session()
+        offered = (await client.call("GET", "/agents")).json
+        self.assertEqual([agent["name"] for agent in offered], ["quirky"])
+        self.assertEqual(await self.choose(client, session, "quirky"), 200)
+        self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+        for number, one in enumerate((other, session), 1):
+            if one == session:
+                self.assertEqual(await self.choose(client, session, "default"), 200)
+            run_id = (await client.prompt(one, "for the other")).json["run_id"]
+            run = await daemon.entered(number)
+            await run.say("by the daemon's own")
+            run.release()
+            await client.events.wait_for("run_complete", run_id=run_id)
+        await self.choose(client, session, "quirky")
+        context, prompt = json.loads((await self.ask(client, session, "blocks"))["text"])
+        self.assertEqual(prompt["text"], "blocks")
+        self.assertIn("User: for the other\n\nAssistant: by the daemon's own", context["text"])
+        self.assertNotIn("say a", context["text"])  # which it knows
+
+    async def test_a_command_can_be_chosen_as_well(self) -> None:
+        _, client = await self.open()
+        session = await client.session()
+        self.assertEqual(await self.choose(client, session, f"acp:{quirky()}"), 200)
+        self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+
+    async def test_an_agent_that_is_not_there_is_refused(self) -> None:
+        _, client = await self.open()
+        session = await client.session()
+        for name in ("nobody", "coder", "acp:", "acp:'", "module:attr"):
+            self.assertEqual(await self.choose(client, session, name), 400, name)
+        self.assertEqual(await self.choose(client, "unknown", "quirky"), 404)
+        self.assertEqual(await self.chosen(client, session), "")
+
+    async def test_an_entry_that_was_written_meanwhile_can_be_chosen(self) -> None:
+        file = self.home / ".config/crush/crush.json"
+        kept = file.read_text()
+        file.write_text("{}")
+        _, client = await self.open()
+        session = await client.session()
+        self.assertEqual(await self.choose(client, session, "quirky"), 400)
+        file.write_text(kept)
+        self.assertEqual(await self.choose(client, session, "quirky"), 200)
+
+    async def test_a_choice_outlives_the_daemon_and_is_believed_only_with_the_users_seal(
+        self,
+    ) -> None:
+        daemon, client = await self.open()
+        session, other = await client.session(), await client.session()
+        await self.choose(client, session, "quirky")
+        store = daemon.backend.hosted(client.workspace["id"]).workspace.store
+        sealed = await store.read(notes.get_notes, session, "agent-choice")
+        for note in (sealed, sealed[:64] + f" acp:{quirky()}", "0" * 64 + " quirky", "quirky"):
+            await store.write(notes.set_notes, other, note, "agent-choice")
+            async with LocalDaemon(
+                ScriptedAgent(), settings=Settings(user_files=str(self.home))
+            ) as second:
+                shutil.rmtree(second.root / "project")
+                shutil.copytree(self.project, second.root / "project")
+                copy = await second.join(second.root / "project")
+                # The database was copied: the seal names the directory, too.
+                self.assertEqual(await self.chosen(copy, session), "")
+        await client.events.close()
+        await daemon.daemon.stop()
+        _, client = await self.open()
+        self.assertEqual(await self.chosen(client, session), "quirky")
+        self.assertEqual(await self.chosen(client, other), "")
+        self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+
+    async def test_an_agent_that_is_gone_fails_the_run_and_no_other_answers(self) -> None:
+        _, client = await self.open()
+        session = await client.session()
+        await self.choose(client, session, "quirky")
+        (self.home / ".config/crush/crush.json").write_text("{}")
+        self.assertEqual((await client.call("POST", "/agent/update")).status, 200)
+        done = await self.ask(client, session, "say a")
+        self.assertIn("the agent of this session is not available", done["error"])
+
+    async def test_a_project_names_no_agent_before_it_is_trusted(self) -> None:
+        (self.home / ".config/crush/crush.json").write_text("{}")
+        self.configure(self.project / "crush.json")
+        daemon, client = await self.open()
+        session = await client.session()
+        self.assertIn("agents.quirky", client.workspace["warning"])
+        self.assertEqual((await client.call("GET", "/agents")).json, [])
+        self.assertEqual(await self.choose(client, session, "quirky"), 400)
+        files = daemon.backend.hosted(client.workspace["id"]).workspace.profile.files  # type: ignore[attr-defined]
+        files.trust(files.project_files())
+        self.assertEqual(await self.choose(client, session, "quirky"), 200)
+        self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+
+    async def test_a_project_does_not_change_an_agent_of_the_user(self) -> None:
+        (self.project / "crush.json").write_text(
+            json.dumps({"agents": {"quirky": {"args": ["--yolo"], "env": {"A": "b"}}}})
+        )
+        daemon, client = await self.open()
+        files = daemon.backend.hosted(client.workspace["id"]).workspace.profile.files  # type: ignore[attr-defined]
+        files.trust(files.project_files())
+        await client.call("POST", "/agent/update")
+        (agent,) = (await client.call("GET", "/agents")).json
+        self.assertNotIn("--yolo", agent["command"])
+
+    async def test_prompts_cannot_choose_models_for_it(self) -> None:
+        _, client = await self.open()
+        session = await client.session()
+        await self.choose(client, session, "quirky")
+        models = {"large": {"provider": "p", "model": "m"}}
+        self.assertEqual((await client.try_prompt(session, "say a", models=models)).status, 400)
+
+
+class UndoTests(HostedTestCase):
+    async def test_what_the_agent_changes_is_undone_with_its_run(self) -> None:
+        daemon = await self.host()
+        client, session = await self.join(daemon)
+        file = daemon.root / "project" / "a.txt"
+        file.write_text("before")
+        done = await self.ask(client, session, "write a.txt after")
+        self.assertEqual(file.read_text(), "after")
+        run = f"/runs/{done['run_id']}"
+        changes = (await client.call("GET", f"{run}/changes")).json
+        self.assertEqual([each["path"] for each in changes["files"]], [str(file.resolve())])
+        self.assertEqual((await client.call("POST", f"{run}/undo", {})).status, 200)
+        self.assertEqual(file.read_text(), "before")

@@ -1,0 +1,110 @@
+"""Skills and commands in a daemon."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from crushlite.testing import LocalDaemon
+from crushlite.testing.model import End, Say
+from crushlite.wing import WorkspacePart
+from tests.skills.test_reading import skill_text
+from tests.support.basics import BoundedTestCase
+from tests.support.configured import ConfiguredTestCase, results, use
+
+
+class RouteTests(BoundedTestCase):
+    async def asyncSetUp(self) -> None:
+        self.daemon = await self.enterAsyncContext(LocalDaemon())
+        self.home = self.daemon.root / "home"
+        self.project = Path(os.path.realpath(self.daemon.root / "project"))
+
+    def write(self, path: Path, text: str) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    async def test_skills_are_listed_read_and_announced(self) -> None:
+        mine = self.write(self.home / ".claude/skills/pdf/SKILL.md", skill_text("pdf"))
+        theirs = self.write(self.project / ".agents/skills/x/SKILL.md", skill_text("x"))
+        anna = await self.daemon.join()
+        (skill,) = (await anna.call("GET", "/skills")).json
+        self.assertEqual((skill["id"], skill["label"]), (str(mine), "user:pdf"))
+        read = (await anna.call("POST", "/skills/read", {"skill_id": str(mine)})).json
+        self.assertEqual(base64.b64decode(read["content"]).decode(), skill_text("pdf"))
+        self.assertEqual(read["result"]["source"], "user")
+        missing = await anna.call("POST", "/skills/read", {"skill_id": str(theirs)})
+        self.assertEqual((missing.status, missing.json["code"]), (404, "not_found"))
+        workspace = self.daemon.backend.get(anna.workspace["id"])
+        files = workspace.profile.files  # type: ignore[attr-defined]
+        files.trust_store.record({theirs: {hashlib.sha256(theirs.read_bytes()).hexdigest()}})
+        names = [each["name"] for each in (await anna.call("GET", "/skills")).json]
+        self.assertEqual(names, ["pdf", "x"])
+        event = await anna.events.wait_for("skills_event", states=_states(mine, theirs))
+        self.assertEqual(event.action, "updated")
+
+    async def test_commands_of_all_sources_are_in_one_list_and_give_prompts(self) -> None:
+        self.write(self.home / ".config/crush/commands/review.md", "Review $BRANCH now")
+        self.write(self.home / ".claude/skills/review/SKILL.md", skill_text("review"))
+        anna = await self.daemon.join()
+
+        class Broken(WorkspacePart):
+            async def commands(self) -> list[object]:  # type: ignore[override]
+                raise RuntimeError("broken")
+
+        self.daemon.backend.get(anna.workspace["id"]).parts.insert(0, Broken())
+        with self.assertLogs("crushlite.skills", "ERROR"):
+            listed = (await anna.call("GET", "/commands")).json
+        self.assertEqual(
+            [(each["id"], each["name"], each["source"]) for each in listed],
+            [("user:review", "review", "user"), ("skill:review", "skill:review", "skill")],
+        )
+        self.assertEqual(listed[0]["arguments"], [{"name": "BRANCH", "required": True}])
+        for body, status, words in (
+            ({"command": "review", "text": "main"}, 200, "Review main now"),
+            ({"command": "user:review", "arguments": {"BRANCH": "$BRANCH"}}, 200, "Review $BRANCH"),
+            ({"command": "skill:review", "text": "slowly"}, 200, "body of review"),
+            ({"command": "review"}, 400, "review needs BRANCH"),
+            ({"command": "other"}, 404, "no command 'other'"),
+        ):
+            answer = await anna.call("POST", "/commands/expand", body)
+            with self.subTest(body=body):
+                self.assertEqual(answer.status, status)
+                self.assertIn(words, json.dumps(answer.json))
+
+
+def _states(*files: Path) -> list[dict[str, object]]:
+    return [{"name": f.parent.name, "path": str(f.parent), "state": 0} for f in files]
+
+
+class ModelTests(ConfiguredTestCase):
+    async def test_a_model_is_told_of_skills_and_reads_one_without_asking(self) -> None:
+        top = self.home / ".config/crush/skills/deploy"
+        (top / "references").mkdir(parents=True)
+        (top / "SKILL.md").write_text(skill_text("deploy", "How to deploy: with care."))
+        (top / "references/hosts.md").write_text("the hosts")
+        os.symlink("/etc/passwd", top / "out")
+        client = await self.daemon.join(self.folder("skilled"))
+        session = await client.session()
+        self.plan = [
+            use("skill", "s1", name="deploy"),
+            use("skill", "s2", name="deploy", file="references/hosts.md"),
+            use("skill", "s3", name="deploy", file="out"),
+            [Say("deployed"), End()],
+        ]
+        await self.turn(client, session, "deploy it")
+        body, hosts, refused = results(await client.messages(session))
+        self.assertIn("body of deploy", body["content"])
+        self.assertIn("references/hosts.md", body["content"])
+        self.assertEqual(hosts["content"], "the hosts")
+        self.assertIn("not in the folder", refused["content"])
+        first, *later = self.model.requests
+        system = json.dumps(first["messages"][0])
+        self.assertIn("<name>deploy</name>", system)
+        self.assertIn("How to deploy: with care.", system)
+        for request in later:
+            self.assertEqual(request["messages"][0], first["messages"][0], "the cache stays")
+            self.assertEqual(request["tools"], first["tools"])
