@@ -119,6 +119,15 @@ def add_parser(commands: Any) -> None:
         help="how much the model reasons: none, low, medium, high ... (default: as configured)",
     )
     add("--detach", action="store_true", help="print the id of the run and leave; it goes on")
+    _add_permissions(parser)
+    _add_limits(parser)
+    add_output(parser)
+    add("-q", "--quiet", action="store_true", help="say only errors, and what --yolo means")
+    add_connection(parser)
+
+
+def _add_permissions(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--yolo",
         dest="auto_approve",
@@ -131,10 +140,6 @@ def add_parser(commands: Any) -> None:
         type=seconds,
         help="deny what was not answered in so many seconds (the daemon has a limit, too)",
     )
-    _add_limits(parser)
-    add_output(parser)
-    add("-q", "--quiet", action="store_true", help="say only errors, and what --yolo means")
-    add_connection(parser)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
