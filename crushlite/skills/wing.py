@@ -86,8 +86,10 @@ async def _commands(context: Context, request: Request) -> list[tuple[CommandInf
     first of a name has it, another one has its id for a name."""
     workspace = context.workspace(request)
     found: dict[str, tuple[CommandInfo, OfferedCommand]] = {}
+    sources: list[Callable[[], Awaitable[Sequence[OfferedCommand]]]]
     sources = [part.commands for part in workspace.parts]
-    for source in (*sources, functools.partial(server_prompts, context, request)):
+    sources.append(functools.partial(server_prompts, context, request))
+    for source in sources:
         for command in await _listed(source, workspace):
             info = command.info
             if info.name in found:
