@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Show what the files of a project would use (in crush.json providers and their addresses, models,
-variables, tool and language servers, hooks; named sub-agents, skills, commands), and after a yes let them.
-Until then a project's files choose no provider, no model and no key, nothing in them is started or
+variables, tool and language servers, hooks; named sub-agents, skills, commands), and after a yes
+let them. Until then a project's files choose no provider, no model and no key, nothing in them is started or
 expanded, and no model reads its skills. What is remembered is the path of each file and its
 content: a file that changes must be trusted again; the programs that it starts are not looked at.
 `$(...)` in a project's file is never run.
@@ -186,22 +186,27 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield f"  model {_plain(role)}: {_value(chosen or {})}"
     if (document.get("options") or {}).get("disable_default_providers"):
         yield "  the built-in providers are turned off"
-    for name, section in (document.get("agents") or {}).items():
-        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
-    for name, server in (document.get("mcp") or {}).items():
-        yield f"  tool server {_plain(name)}, which is then started: {_value(server or {})}"
-    for name, server in (document.get("lsp") or {}).items():
-        yield f"  starts the language server {_plain(name)}: {_value(server or {})}"
-    for event, entries in (document.get("hooks") or {}).items():
-        yield f"  hook {_plain(event)}, which runs programs: {_value(entries)}"
+    yield from _started(document)
     yield from _variables(document, files)
     programs = [key for key in _PROGRAMS if document.get(key)]
     if "$(" in json.dumps(document.get("providers")):
         programs.append("$(...)")
     if programs:
         yield f"  ignored, because a project's file starts nothing: {', '.join(programs)}"
+
+
+def _started(document: dict[str, Any]) -> Iterator[str]:
+    """The programs that a file brings."""
+    for name, section in (document.get("agents") or {}).items():
+        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
+    for name, server in (document.get("mcp") or {}).items():
+        yield f"  tool server {_plain(name)}, which is then started: {_value(server or {})}"
+    for name, server in (document.get("lsp") or {}).items():
+        yield f"  starts the language server {_plain(name)}: {_value(server or {})}"
+    for event, entries in (document.get("hooks") or {}).items():
+        yield f"  hook {_plain(event)}, which runs programs: {_value(entries)}"
 
 
 def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:

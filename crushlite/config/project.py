@@ -150,19 +150,18 @@ class ProjectRules:
             self._warn_of_choices(source, document, trust)
             document = _without_choices(document)
         answer: dict[str, Any] = {}
+        sections = {
+            "options": self._options,
+            "models": self._models,
+            "providers": self._providers,
+            "mcp": self._tool_servers,
+            "agents": self._agents,
+        }
         for key, value in document.items():
             if key in _PASSED:
                 answer[key] = value
-            elif key == "options":
-                answer[key] = self._options(value or {}, source)
-            elif key == "models":
-                answer[key] = self._models(value or {}, source)
-            elif key == "providers":
-                answer[key] = self._providers(value or {}, source)
-            elif key == "mcp":
-                answer[key] = self._tool_servers(value or {}, source)
-            elif key == "agents":
-                answer[key] = self._agents(value or {}, source)
+            elif key in sections:
+                answer[key] = sections[key](value or {}, source)
             elif key != "permissions":
                 self._ignored(source, (key,), _NO_SAY)
         for key in set(document.get("permissions") or {}) - {"allowed_tools"}:
