@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadRequest
 from ..protocol.features import SkillState
+from ..realpath import real_path
 from ..records import dataclass
 from .command import FileCommand, read_command
 from .skill import Skill, read_skill
@@ -92,8 +93,8 @@ def folders_of(  # noqa: PLR0913 - the places that folders are found by, by keyw
 ) -> Folders:
     """The folders of a workspace. `skills_dir` is the value of CRUSH_SKILLS_DIR."""
     tops = tuple(dict.fromkeys((git_root(workspace), workspace)))
-    extra = [workspace / _at_home(path, home) for path in skills_paths]
-    inside = [path for path in extra if path.resolve().is_relative_to(workspace)]
+    extra = [workspace / _at_home(path, home) for path in skills_paths if "\0" not in path]
+    inside = [path for path in extra if Path(real_path(path)).is_relative_to(workspace)]
     usual = (
         *(crush_config / "skills", config_home / "agents/skills"),
         *(home / ".agents/skills", home / ".claude/skills"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.base import OfferedTool, ToolAnswer
 from ..errors import BadRequest
+from ..realpath import real_path
 from .walking import FILE_BYTES, Walk, read_file
 
 if TYPE_CHECKING:
@@ -76,11 +77,10 @@ def _whole(skill: Skill) -> str:
 def _beside(skill: Skill, file: str) -> str:
     """A text file in the folder of a skill, through no link that leaves it. Raises BadRequest.
     Blocks."""
-    top = os.path.realpath(skill.path.parent)
-    try:
-        path = os.path.realpath(os.path.join(top, file))
-    except ValueError:
-        raise BadRequest("file must not hold NUL") from None
+    if "\0" in file:
+        raise BadRequest("file must not hold NUL")
+    top = real_path(skill.path.parent)
+    path = real_path(os.path.join(top, file))
     if os.path.commonpath([top, path]) != top:
         raise BadRequest(f"{file[:200]} is not in the folder of the skill")
     try:
