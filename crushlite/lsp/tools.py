@@ -48,8 +48,11 @@ _SYMBOL = {
 class WorkspaceServers(Protocol):
     """The language servers of a workspace, as tools use them. Implemented by part.py."""
 
-    root: Path
-    servers: Mapping[str, LanguageServer]
+    @property
+    def root(self) -> Path: ...
+
+    @property
+    def servers(self) -> Mapping[str, LanguageServer]: ...
 
     async def server(self, name: str) -> LanguageServer:
         """Raises NotFound."""

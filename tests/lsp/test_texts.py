@@ -45,7 +45,8 @@ class PositionTests(BoundedTestCase):
         self.assertEqual(apply_edits("a", [edit(99, 0, 0, "b")]), "ab")
         overlapping: list[Any] = [edit(0, 0, 2, ""), edit(0, 1, 3, "")]
         backwards: list[Any] = [edit(0, 2, 1, "x")]
-        for wrong in (overlapping, backwards, [{}], [None]):
+        cases: list[list[Any]] = [overlapping, backwards, [{}], [None]]
+        for wrong in cases:
             with self.subTest(wrong), self.assertRaises(BadRequest):
                 apply_edits("abcdef", wrong)
 
