@@ -183,7 +183,7 @@ class OfflineAgent:
     async def _delegate(self, turn: Turn, rest: str) -> None:
         prompt = rest or "look around"
         call = await turn.tool_call("agent", json.dumps({"prompt": prompt}))
-        answer = await turn.delegate(call, prompt, self.run)
+        answer = await turn.delegate(call, prompt, self)
         await turn.tool_result(call, answer.text)
         await self._stream(turn, "The sub-agent has answered.\n")
 

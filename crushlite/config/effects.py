@@ -25,18 +25,18 @@ _SKILLS = "skills are not read"
 _ABOVE = "its key is used, but it is not refreshed: log in with Crush again when it has expired"
 # By the path of a key, "*" for any name: why it has no effect.
 NO_EFFECT: dict[tuple[str, ...], str] = {
-    ("mcp", "*"): "tool servers are not started",
-    ("lsp", "*"): _LSP,
+    ("mcp", "*"): "the wing that starts tool servers is not there",
     ("env",): "set the variables in the environment that you start crushlite from",
     ("tools", "*"): "searches have limits of their own",
-    ("options", "auto_lsp"): _LSP,
-    ("options", "debug_lsp"): _LSP,
+    ("options", "debug_lsp"): "`crushlite serve --log-level debug` logs more",
     ("options", "debug"): "use `crushlite serve --log-level debug`",
     ("options", "skills_paths"): _SKILLS,
     ("options", "disabled_skills"): _SKILLS,
     ("providers", "*", "oauth"): _ABOVE,
     ("providers", "*", "aws_auth_refresh"): "this kind of provider is not supported",
 }
+if not has_wing("lsp"):
+    NO_EFFECT |= {("lsp", "*"): _LSP, ("options", "auto_lsp"): _LSP}
 # Keys that are fine although the schema does not name them, or their objects are free.
 _FREE = {("$schema",), ("mcp",), ("lsp",), ("hooks",), ("env",), ("recent_models",)}
 _MOST = 20  # keys that nobody knows which are named
@@ -53,6 +53,8 @@ def report(merged: Merged, warn: Warn) -> None:
             warn(reason, source.path, key, f"{key} {text}")
 
     for place, why in NO_EFFECT.items():
+        if has_wing(place[0]):
+            continue
         for path, value in _found(merged.values, place, ()):
             off = isinstance(value, dict) and value.get("disabled")
             known = why is _SKILLS and has_wing("skills")

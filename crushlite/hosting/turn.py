@@ -45,7 +45,7 @@ from .turn_requests import TurnRequests
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..agent.base import Delegated, OfferedTool
+    from ..agent.base import AnyAgent, Delegated, OfferedTool
     from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
@@ -224,6 +224,10 @@ class LiveTurn(TurnCommands, TurnRequests):
     def watchers(self) -> int:
         return self._services.lifetime.watchers
 
+    @property
+    def tokens(self) -> int:
+        return self.limits.prompt_tokens + self.limits.completion_tokens
+
     async def session(self) -> Session:
         self._check()
         return await self._services.store.read(session_rows.get_session, self.session_id)
@@ -241,8 +245,7 @@ class LiveTurn(TurnCommands, TurnRequests):
     async def recall(self) -> str:
         self._check()
         if self._notes is None:
-            store = self._services.store
-            owner = self._notes_owner
+            store, owner = self._services.store, self._notes_owner
             self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
@@ -298,7 +301,7 @@ class LiveTurn(TurnCommands, TurnRequests):
         self._show_calls()
         call = self._open_call(id)
         texts = await self._guards.result(
-            call.id, call.name, clean(content), json_text(metadata), is_error=bool(is_error)
+            call, clean(content), json_text(metadata), is_error=bool(is_error)
         )
         self._check()
         self._open_call(id)  # it may have got its result meanwhile
@@ -399,6 +402,11 @@ class LiveTurn(TurnCommands, TurnRequests):
         self._check()
         return found
 
+    async def notes_on_change(self, path: str) -> list[str]:
+        self._check()
+        services = self._services
+        return await offering.notes_on_change(services.parts, self, path, services.clock)
+
     def instructions(self) -> list[tuple[str, str]]:
         self._check()
         return offering.instructions(self._services.parts)
@@ -413,15 +421,14 @@ class LiveTurn(TurnCommands, TurnRequests):
             await self._summarize()
 
     async def delegate(
-        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+        self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
     ) -> Delegated:
         self._check()
         if self._delegate is None:
             raise BadRequest("a sub-agent cannot start another one: do this yourself")
         call = self._open_call(id)
         self._show_calls()
-        other = agent if isinstance(agent, Agent) else Agent(agent)
-        return await self._delegate(self, call.id, clean(prompt), other, clean(title))
+        return await self._delegate(self, call.id, clean(prompt), Agent(agent), clean(title))
 
     # For the agent: bookkeeping ------------------------------------------------------------------
 
@@ -475,9 +482,9 @@ class LiveTurn(TurnCommands, TurnRequests):
 
     async def title(self, text: str) -> None:
         self._check()
-        now, store = self._services.clock.now(), self._services.store
-        title = clean(text).replace("\0", "")[:TITLE_CHARS]
-        saved = store.write(session_rows.set_title, self.session_id, title, now, 0, 0, 0.0)
+        title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self._services.clock.now()
+        row = self.session_id, title, now, 0, 0, 0.0
+        saved = self._services.store.write(session_rows.set_title, *row)
         await self._save("title", saved)
 
     async def remember(self, notes: str) -> None:
@@ -492,6 +499,8 @@ class LiveTurn(TurnCommands, TurnRequests):
     async def file_read(self, path: str) -> None:
         self._check()
         now, store = self._services.clock.now(), self._services.store
+        for part in self._services.parts:
+            part.file_read(path)
         await store.write(file_rows.mark_read, self.session_id, path, now)
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:

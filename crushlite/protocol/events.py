@@ -7,7 +7,8 @@ from typing import Any
 from ..errors import BadRequest
 from ..records import dataclass
 from .codec import JSON, decode, encode
-from .features import SkillsEvent
+from .features import McpEvent, SkillsEvent
+from .lsp import LSPEvent
 from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
 from .questions import QuestionBatch, QuestionNotification
@@ -42,7 +43,9 @@ KINDS: dict[str, type] = {
     "run_complete": RunComplete,
     "agent_event": AgentEvent,
     "config_changed": ConfigChanged,
+    "mcp_event": McpEvent,
     "skills_event": SkillsEvent,
+    "lsp_event": LSPEvent,
 }
 _KIND_OF: dict[type, str] = {cls: kind for kind, cls in KINDS.items()}
 

@@ -311,7 +311,8 @@ class WarningTests(ConfigCase):
         gone = {"provider": "gone", "model": "m"}
         models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
         hooks = {"pre_tool_use": [{"command": "x"}]}
-        useless = {"lsp": {"go": {"command": "gopls"}}, "optoins": {}, "hooks": hooks}
+        useless = {"tools": {"ls": {"max_depth": 3}}, "optoins": {}, "hooks": hooks}
+        useless["agents"] = {"x y": {"command": "z"}}
         rules = {"rules": [{"tool": "bash"}]}
         providers = {"lab": LAB, "bad": {}}
         self.write(
@@ -338,7 +339,7 @@ class WarningTests(ConfigCase):
         wanted = [
             (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
             (Reason.CALL_IGNORED, script, ""),
-            (Reason.NO_EFFECT, outside, "lsp.go"),
+            (Reason.NO_EFFECT, outside, "tools.ls"),
             (Reason.TOOLS_REFUSED, outside, "hooks.pre_tool_use"),
             (Reason.KEY_UNKNOWN, outside, "optoins"),
             (Reason.UNTRUSTED, self.places["hidden"], ""),
@@ -347,6 +348,7 @@ class WarningTests(ConfigCase):
             (Reason.VARIABLE_WITHHELD, project, "providers.own.api_key"),
             (Reason.PROVIDER_MOVED, project, "providers.lab"),
             (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
+            (Reason.AGENT_LEFT_OUT, outside, "agents.x y"),
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
             (Reason.MODEL_UNLISTED, outside, "models.large"),
             (Reason.MODEL_UNKNOWN, outside, "models.small"),
@@ -905,9 +907,6 @@ class AllowedToolsTests(ConfigCase):
 class ProjectTests(ConfigCase):
     def test_what_starts_programs_is_ignored(self) -> None:
         document: JSONObject = {
-            "mcp": {"evil": {"type": "stdio", "command": "evil"}},
-            "lsp": {"evil": {"command": "evil"}},
-            "hooks": {"PreToolUse": [{"command": "evil"}]},
             "env": {"PATH": "/evil"},
         }
         path = self.write("project", document)
@@ -915,10 +914,14 @@ class ProjectTests(ConfigCase):
         for key in document:
             self.assert_warned(config, str(path), f"{key} is ignored")
         self.assertNotIn("evil", dumps(config.wire("/d")).decode())
-        self.assertEqual((config.mcp, config.lsp), ({}, {}))
-        self.write("global", document)
-        self.assertEqual(list(self.load().mcp), ["evil"])
-        self.assertEqual(list(self.load().lsp), ["evil"])
+
+    def test_language_servers_of_a_project_count_once_it_is_trusted(self) -> None:
+        path = self.write("project", {"lsp": {"go": {"command": "gopls"}}})
+        files = ConfigFiles(self.workspace, {}, self.roots, self.data_dir)
+        config = files.load()
+        self.assertEqual(config.lsp, {})
+        self.assert_warned(config, str(path), "ignored are lsp.go")
+        self.assertEqual(list(self.load().lsp), ["go"])  # trusts what was written
 
     def test_switches_go_only_to_the_safe_side(self) -> None:
         switches = {"disable_default_providers": True, "disable_metrics": True, "auto_lsp": False}
