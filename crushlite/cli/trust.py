@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Show what the files of a project would use (in crush.json providers and their addresses, models,
 variables, tool and language servers, hooks; named sub-agents, skills, commands), and after a yes
-let them. Until then a project's files choose no provider, no model and no key, nothing in them is started or
-expanded, and no model reads its skills. What is remembered is the path of each file and its
-content: a file that changes must be trusted again; the programs that it starts are not looked at.
+let them. Until then a project's files choose no provider, no model and no key, nothing in them is
+started or expanded, and no model reads its skills. What is remembered is the path of each file and
+its content: a file that changes must be trusted again; the programs that it starts are not looked
+at.
 `$(...)` in a project's file is never run.
 """
 EXAMPLES = """\
