@@ -20,6 +20,7 @@ WINGS = (
     (".skills.wing", "SkillsWing"),
     (".hooks.wing", "HooksWing"),
     (".undo.wing", "UndoWing"),
+    (".mcp.wing", "McpWing"),
     (".lsp.wing", "LspWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),

@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
-LIBRARIES = ("worktree", "jsonrpc")  # used by several wings, and by nothing else
+LIBRARIES = ("worktree", "jsonrpc", "outbound")  # used by several wings, and by nothing else
 WINGS = (
     "config",
     "coder",
@@ -40,6 +40,7 @@ WINGS = (
     "acp_agents",
     "acp",
     "undo",
+    "mcp",
     "lsp",
     "console",
     "reports",
@@ -59,6 +60,7 @@ NEEDS = {
     "skills": {"config"},
     "hooks": {"config"},
     "acp_agents": {"config"},
+    "mcp": {"config"},
     "lsp": {"config"},
     "cli": {"config", "console", "acp", "skills"},
 }

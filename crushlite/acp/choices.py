@@ -1,6 +1,6 @@
-"""What a person chooses in the editor for one session: whether tools ask, and the model.
+"""What a person chooses in the editor for one session: whether tools ask, the model, the agent.
 
-Both are sent with the prompts of this editor and change nothing for others.
+The first two are sent with the prompts of this editor and change nothing for others.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from ..protocol.config import SelectedModel
 if TYPE_CHECKING:
     from ..protocol.config import AgentInfo
 
+_CATEGORIES = {"mode": "mode", "model": "model", "agent": "_agent"}
 MODES = {
     "ask": ("Ask", "Tools ask before they change something"),
     "auto": ("Allow everything", "Tools of this thread never ask"),
 }
+_DEFAULT = "default"  # the agent of the workspace
 MOST_MODELS = 500
 
 
-class Choices:
+class EditorChoices:
     def __init__(self) -> None:
         self.mode = "ask"
         self._chosen = ""  # a model as PROVIDER/MODEL; empty: what is configured
         self._configured = ""
         self._names: dict[str, str] = {}  # of models, by PROVIDER/MODEL
         self._windows: dict[str, int] = {}
+        self.agents: dict[str, str] = {}  # by name, if there is a choice
+        self._agent = _DEFAULT
 
     def update(self, agent: AgentInfo, providers: list[Any]) -> None:
         """Take over what the daemon has now. A chosen model that is gone is chosen no more."""
@@ -47,6 +51,11 @@ class Choices:
         if self._chosen not in self._names:
             self._chosen = ""
 
+    def update_agents(self, names: list[str], current: str) -> None:
+        """Take over the agents that are configured, and which of them answers in the session."""
+        self.agents = {_DEFAULT: "crushlite", **{name: name for name in names}} if names else {}
+        self._agent = current or _DEFAULT
+
     @property
     def model(self) -> str:
         return self._chosen or self._configured
@@ -62,10 +71,10 @@ class Choices:
             self.mode = value
         elif option == "model" and isinstance(value, str) and value in self._names:
             self._chosen = value
-        elif option in ("mode", "model"):
+        elif option in ("mode", "model", "agent"):
             raise RpcError(INVALID_PARAMS, f"{str(value)[:80]!r} is no value of {option}")
         else:
-            raise RpcError(INVALID_PARAMS, f"{str(option)[:40]!r} is no option: mode or model")
+            raise RpcError(INVALID_PARAMS, f"{str(option)[:40]!r} is no option: mode, model, agent")
 
     def for_prompt(self) -> dict[str, Any]:
         """Fields of a prompt."""
@@ -97,13 +106,16 @@ class Choices:
                 for value, name in self._names.items()
             ]
             found.append(_select("model", "Model", self.model, models[:MOST_MODELS]))
+        if self.agents:
+            agents = [{"value": value, "name": name} for value, name in self.agents.items()]
+            found.append(_select("agent", "Agent", self._agent, agents))
         return found
 
 
 def _select(key: str, name: str, current: str, options: list[dict[str, str]]) -> dict[str, Any]:
     if all(option["value"] != current for option in options):
         options = [{"value": current, "name": current}, *options]
-    about = {"id": key, "name": name, "category": key, "type": "select"}
+    about = {"id": key, "name": name, "category": _CATEGORIES[key], "type": "select"}
     return {**about, "currentValue": current, "options": options}
 
 

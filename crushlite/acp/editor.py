@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..clock import time_limit
+from ..clock import all_done, time_limit
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..jsonrpc.errors import (
     INTERNAL_ERROR,
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 VERSION = 1  # of the protocol
 NOT_FOUND = -32002
 PAGE = 200  # sessions of a list
+END_SECONDS = 2.0  # for what is left to do when the editor has closed its side
 CLOSE_SECONDS = 10.0  # for the prompts of a session that is closed to end
 MOST_PROJECTS = 64  # directories of one editor
 
@@ -73,13 +74,18 @@ class Editor(RpcHandler):
         }
 
     async def run(self) -> None:
-        """Serve the editor until it closes its side. Then leave the daemon; runs go on."""
+        """Serve the editor until it closes its side. Then leave the daemon; runs go on. An editor
+        that still reads gets the answers that it waits for."""
         try:
             await self._peer.run()
+            for thread in self._threads.values():
+                thread.fail("the editor has closed its side; the run goes on")
+            await self._peer.all_answered(END_SECONDS)
         finally:
             await self._peer.close()
-            projects = self._projects.values()
-            await asyncio.gather(*(project.close() for project in projects))
+            closing = [asyncio.create_task(project.close()) for project in self._projects.values()]
+            if not await all_done(self._clock, closing, END_SECONDS):
+                log.warning("the daemon does not answer")
 
     # Arrivals ----------------------------------------------------------------------------------
 
@@ -239,7 +245,7 @@ class Editor(RpcHandler):
 
     async def _set_option(self, params: Params) -> Params:
         thread, option = self._thread(params), params.get("configId")
-        thread.choices.choose(option, params.get("value"))
+        await thread.choose(option, params.get("value"))
         if option == "mode":
             mode = thread.choices.mode
             await thread.send([{"sessionUpdate": "current_mode_update", "currentModeId": mode}])

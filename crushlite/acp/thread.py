@@ -20,7 +20,7 @@ from ..protocol.runs import RunComplete
 from ..protocol.sessions import File, Session
 from ..records import dataclass
 from . import words
-from .choices import Choices
+from .choices import EditorChoices
 from .commands import expanded, listed
 from .view import SessionView
 
@@ -69,7 +69,7 @@ class Thread:
         self.session_id = session_id
         self.project = project
         self.view = SessionView(session_id, project.path)
-        self.choices = Choices()
+        self.choices = EditorChoices()
         self.prompts: list[OpenPrompt] = []
         self._idle = asyncio.Event()  # no prompt is open
         self._idle.set()
@@ -255,8 +255,22 @@ class Thread:
     async def read_options(self, workspace: RemoteWorkspace) -> None:
         try:
             self.choices.update(await workspace.agent(), await workspace.providers())
-        except NotFound:  # a daemon without configuration
+            agents = [agent.name for agent in await workspace.offered_agents()]
+            current = await workspace.session_agent(self.session_id) if agents else ""
+            self.choices.update_agents(agents, current)
+        except NotFound:  # a daemon without configuration, or without other agents
             pass
+
+    async def choose(self, option: Any, value: Any) -> None:
+        """Set an option. The agent is the session's: it answers for every client. Raises RpcError,
+        or BadRequest for an agent that does not exist."""
+        if option == "agent" and isinstance(value, str) and value in self.choices.agents:
+            await self.project.call(
+                lambda workspace: workspace.choose_agent(self.session_id, value)
+            )
+            await self.read_options(await self.project.workspace())
+        else:
+            self.choices.choose(option, value)
 
     async def options_changed(self) -> None:
         """The configuration has changed: send the options if they have, too."""
@@ -316,8 +330,10 @@ class Thread:
         self._answered(request.id)
         if words.was_cancelled(answer) and any(prompt.is_cancelled for prompt in self.prompts):
             return  # closed by the cancel
-        action = words.chosen_action(answer, options)
-        await self.project.call(lambda workspace: workspace.grant(request.id, action))
+        action, option = words.chosen_action(answer, options)
+        await self.project.call(
+            lambda workspace: workspace.grant(request.id, action, option=option)
+        )
 
     def _answered(self, request_id: str) -> None:
         """From here on there is nothing to withdraw."""

@@ -34,6 +34,7 @@ _KINDS = {
     **dict.fromkeys(("todos", "question", "think"), "think"),
 }
 _TELLING = ("command", "file_path", "path", "pattern", "url", "query", "shell_id", "description")
+_OWN = "own:"  # before the ids of an agent's own options
 _PRIORITY = {"in_progress": "high", "pending": "medium", "completed": "low"}
 
 
@@ -221,7 +222,13 @@ def _cut(text: str) -> str:
 
 
 def permission_options(request: PermissionRequest) -> list[dict[str, str]]:
-    """The answers to a permission request; the id of each is the action that the daemon knows."""
+    """The answers to a permission request. The id of each is the action that the daemon knows, or
+    that of an option which the agent itself offers, marked."""
+    if request.options:
+        own = [(f"{_OWN}{one.id}", one.name, one.kind) for one in request.options]
+        if not all(one.allows for one in request.options):
+            return _options(own)
+        return _options([*own, ("deny", "Reject", "reject_once")])
     covered = request.scope or f"every {request.tool_name} ({request.action}) in {request.path}"
     options = [
         ("allow", "Allow once", "allow_once"),
@@ -232,16 +239,25 @@ def permission_options(request: PermissionRequest) -> list[dict[str, str]]:
     if request.rule:
         options.append(("allow_always", f"Always allow: {request.rule}", "allow_always"))
     options.append(("deny", "Reject", "reject_once"))
+    return _options(options)
+
+
+def _options(options: list[tuple[str, str, str]]) -> list[dict[str, str]]:
     return [{"optionId": key, "name": _cut(name), "kind": kind} for key, name, kind in options]
 
 
-def chosen_action(answer: Any, options: list[dict[str, str]]) -> str:
-    """The action that an answer chooses. Whatever is none of those offered is a denial."""
+def chosen_action(answer: Any, options: list[dict[str, str]]) -> tuple[str, str]:
+    """The action that an answer chooses, and the agent's own option, if it is one. Whatever is none
+    of those offered is a denial."""
     match answer:
         case {"outcome": {"outcome": "selected", "optionId": str(chosen)}}:
-            if any(option["optionId"] == chosen for option in options):
-                return chosen
-    return "deny"
+            for option in options:
+                if option["optionId"] == chosen and chosen.startswith(_OWN):
+                    action = "allow" if option["kind"].startswith("allow") else "deny"
+                    return action, chosen.removeprefix(_OWN)
+                if option["optionId"] == chosen:
+                    return chosen, ""
+    return "deny", ""
 
 
 def was_cancelled(answer: Any) -> bool:

@@ -8,6 +8,7 @@ without a good seal counts as none.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -29,7 +30,7 @@ _KEY_BYTES = 32
 _MOST = 8192  # characters of a choice with its seal
 
 
-class Choices:
+class AgentChoices:
     """The choices of one workspace. Without a place for the key they are not kept."""
 
     def __init__(self, workspace: OpenWorkspace) -> None:
@@ -43,7 +44,7 @@ class Choices:
         if not kept or self._key_file is None:
             return {}
         try:
-            key = _read_key(self._key_file)
+            key = await asyncio.to_thread(_read_key, self._key_file)
         except ConfigError:
             return {}
         found = {}
@@ -58,7 +59,7 @@ class Choices:
         key cannot be kept."""
         note = ""
         if choice and self._key_file is not None:
-            key = _read_key(self._key_file) or _make_key(self._key_file)
+            key = await asyncio.to_thread(_found_key, self._key_file)
             note = f"{self._seal(key, session_id, choice).decode()} {choice}"
         await self._store.write(note_rows.set_notes, session_id, note, OWNER)
 
@@ -84,6 +85,11 @@ def _read_key(file: Path) -> bytes:
     from ..config.files import is_private, read_bytes
 
     return (read_bytes(file, is_private) or b"")[:1024]
+
+
+def _found_key(file: Path) -> bytes:
+    """The key, made if there is none. Raises ConfigError."""
+    return _read_key(file) or _make_key(file)
 
 
 def _make_key(file: Path) -> bytes:

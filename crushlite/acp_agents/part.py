@@ -7,15 +7,16 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..agent.base import Agent
+from ..commands.environment import hide_secrets
 from ..errors import BadRequest, CrushliteError
 from ..protocol.agents import OfferedAgent
 from ..store import sessions as session_rows
 from ..wing import WorkspacePart
 from ..wings import has_wing
 from .agent import ExternalAgent
-from .choices import Choices
+from .choices import AgentChoices
 from .command import PREFIX, AgentCommand, read_command
-from .failures import AgentFailed
+from .failures import HIDDEN, AgentFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ DEFAULT = "default"  # as the name of an agent: that of the workspace
 class AgentsPart(WorkspacePart):
     def __init__(self, workspace: OpenWorkspace) -> None:
         self._workspace = workspace
-        self._choices = Choices(workspace)
+        self._choices = AgentChoices(workspace)
         self._chosen: dict[str, str] = {}  # by session
         self._agents: dict[AgentCommand, tuple[ExternalAgent, Agent]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -49,7 +50,7 @@ class AgentsPart(WorkspacePart):
     def offered(self) -> list[OfferedAgent]:
         """The agents that the configuration names."""
         return [
-            OfferedAgent(name, _command_of(program).line)
+            OfferedAgent(name, hide_secrets(_command_of(program).line, HIDDEN))
             for name, program in self._programs().items()
         ]
 

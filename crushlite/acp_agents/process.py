@@ -24,7 +24,7 @@ from .content import listed, object_of, size_of, text_of
 from .failures import LOGIN_NEEDED, AgentFailed, died, last_words, login_needed, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Iterator, Mapping
     from pathlib import Path
 
     from ..clock import Clock
@@ -165,7 +165,11 @@ class AgentProcess(RpcHandler):
     # Turns --------------------------------------------------------------------------------------
 
     def listen(self, session: str, listener: TurnListener) -> list[dict[str, Any]]:
-        """Hand what comes about a session to a turn; returns what has come since the last one."""
+        """Hand what comes about a session to a turn; returns what has come since the last one.
+        Raises AgentFailed if another turn has it: some agents give all sessions the same id."""
+        if session in self._listeners:
+            name = self.command.name
+            raise AgentFailed(f"{name} has one session only, and is at work there: try again later")
         self._listeners[session] = listener
         self.turns += 1
         waiting = self._waiting.pop(session, None)
@@ -178,7 +182,7 @@ class AgentProcess(RpcHandler):
             self.kill()
 
     @contextlib.contextmanager
-    def loading(self, session: str) -> Any:
+    def loading(self, session: str) -> Iterator[None]:
         """A context in which what comes about a session is dropped: its past is repeated."""
         self._loading.add(session)
         try:

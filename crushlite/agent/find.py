@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .base import Agent, FollowsConfig, agent_factory
+from .base import Agent, agent_factory
 from .offline import OfflineAgent
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
     if name == "auto":
         return agent_factory(OfflineAgent(why="this installation has no agent that uses a model"))
     if name == "offline":
-        return FollowsConfig(_offline)
+        return _offline
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UsageError(f"agent {name!r}: use auto, coder, offline, or module:attr")
@@ -46,7 +46,8 @@ def find_agent(name: str, clock: Clock, wings: Iterable[Wing]) -> AgentFactory:
 
 
 def _offline(path: Path, env: Mapping[str, str], config: Any) -> Agent:
-    """The offline agent, which says so if a model is configured that would answer instead."""
+    """The offline agent, which says so if a model is configured that would answer instead. It
+    follows no changes of the configuration: else prompts could choose models that do not answer."""
     large = getattr(config, "large", None)
     name = f"{large.provider.id}/{large.model.id}" if large is not None else ""
     return Agent(OfflineAgent(instead_of=name))

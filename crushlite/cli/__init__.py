@@ -56,6 +56,7 @@ COMMANDS = (
     CommandRow("Act", "undo", "put back the files that a run changed", "undo"),
     CommandRow("Care", "models", "models that can be used, with window and price", "config"),
     CommandRow("Care", "config", "effective configuration, and changing it", "config"),
+    CommandRow("Care", "mcp", "tool servers, their states and tools", "mcp"),
     CommandRow("Care", "trust", "let the files of a project choose models", "config"),
     CommandRow("Care", "doctor", "what works, what does not, what to do"),
     CommandRow("Care", "logs", "the daemon's log"),

@@ -24,6 +24,7 @@ from .chat_screen import Screen
 from .chat_session import Chat
 from .common import (
     add_connection,
+    choose_agent,
     command,
     new_session,
     opened,
@@ -254,7 +255,7 @@ async def _answer_lines(options: argparse.Namespace) -> int:
             async with opened(options, tell) as workspace:
                 session_id = await _session_id(workspace, options)
                 if (agent := session_agent(options)) and session_id:
-                    await workspace.choose_agent(session_id, agent)
+                    await choose_agent(workspace, session_id, agent)
                 elif agent:
                     session_id = (await new_session(workspace, "", agent)).id
                 await workspace.init(interactive=False)

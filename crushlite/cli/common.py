@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client import Client
-from ..errors import CrushliteError, NotFound, UsageError
+from ..errors import BadRequest, CrushliteError, NotFound, UsageError
 from ..launch import Wanted, default_address, here, joined
 from ..listen import default_socket, parse_address
 from ..protocol.codec import dumps, encode
@@ -142,11 +142,19 @@ async def new_session(workspace: RemoteWorkspace, title: str, agent: str) -> Ses
     session = await workspace.create_session(title)
     if agent:
         try:
-            await workspace.choose_agent(session.id, agent)
+            await choose_agent(workspace, session.id, agent)
         except CrushliteError:
             await workspace.delete(session.id)
             raise
     return session
+
+
+async def choose_agent(workspace: RemoteWorkspace, session_id: str, name: str) -> None:
+    """Let an agent answer in a session. Raises UsageError if there is no such agent."""
+    try:
+        await workspace.choose_agent(session_id, name)
+    except BadRequest as error:
+        raise UsageError(error.message) from None
 
 
 async def chosen_agent(workspace: RemoteWorkspace, session_id: str) -> str:

@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING
 
 from ..errors import CrushliteError, UsageError
 from ..protocol.permissions import PermissionNotification, PermissionRequest
+from ..protocol.questions import QuestionBatch, QuestionNotification
+from .answers import ANSWERS
+from .chat_dialogs import QuestionDialog
 from .common import say
 from .render import chosen_option, grant_words, option_lines, request_lines
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Coroutine
+    from typing import Any
 
     from ..client import RemoteWorkspace
+    from ..protocol.permissions import Resolution
     from .progress import Progress
 
-# What is typed, and the action that it means on the wire.
-ANSWERS = {
-    **dict.fromkeys(("y", "yes"), "allow"),
-    **dict.fromkeys(("n", "no"), "deny"),
-    **dict.fromkeys(("a", "always"), "allow_session"),
-    **dict.fromkeys(("r", "rule"), "allow_rule"),
-    **dict.fromkeys(("k", "keep"), "allow_always"),
-}
 KEYS = {"allow_session": "a", "allow_rule": "r", "allow_always": "k"}
 HINT = "answer here with y (yes), n (no) or a (always, in this session), and Enter"
 LATE_SECONDS = 2.0  # after an answer elsewhere, what is typed may still be meant for that request
@@ -74,7 +72,8 @@ async def warn_of_yolo(workspace: RemoteWorkspace, options: argparse.Namespace) 
 
 
 class TerminalAnswers:
-    """A context in which the user answers the permission requests of a run by typing.
+    """A context in which the user answers the permission requests and the questions of a run by
+    typing.
 
     A request is shown whole before it can be answered. Whole lines are read, as the terminal gives
     them: a key that was meant for something else allows nothing. A line that was typed before
@@ -86,6 +85,7 @@ class TerminalAnswers:
         self._progress = progress
         self._listening = wanted and is_there()
         self._open: dict[str, PermissionRequest] = {}  # by tool call; the first one is asked
+        self._dialogs: dict[str, QuestionDialog] = {}  # questions, by batch; asked one by one
         self._asked = ""  # the id of the request that was shown last
         self._late_until = 0.0  # until then, a line may be meant for a request that is closed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,6 +112,12 @@ class TerminalAnswers:
             if self._open.pop(payload.tool_call_id, None) is not None:
                 self._late_until = time.monotonic() + LATE_SECONDS
             self._ask()
+        elif isinstance(payload, QuestionBatch) and payload.id not in self._dialogs:
+            self._dialogs[payload.id] = QuestionDialog(payload)
+            self._ask()
+        elif isinstance(payload, QuestionNotification):
+            self._dialogs.pop(payload.batch_id, None)
+            self._ask()
 
     @property
     def _first(self) -> PermissionRequest | None:
@@ -121,8 +127,7 @@ class TerminalAnswers:
         """Show the first request, unless it is shown."""
         request = self._first
         if request is None:
-            self._progress.resume()
-            return
+            return self._ask_question()
         if request.id == self._asked:
             return
         self._asked = request.id
@@ -133,6 +138,25 @@ class TerminalAnswers:
             self._progress.say(HINT)
         else:
             self._stop_listening()  # what cannot be shown must not be answered here
+
+    def _ask_question(self) -> None:
+        """Show the first question, unless it is shown; with none, let the status be drawn again."""
+        dialog = next(iter(self._dialogs.values()), None)
+        if dialog is None:
+            self._progress.resume()
+        elif dialog.id != self._asked:
+            self._asked = dialog.id
+            self._progress.pause()
+            self._progress.show_whole(dialog.lines())
+
+    def _answer_question(self, dialog: QuestionDialog, line: str) -> None:
+        if line == "/skip":
+            dialog.dismiss()
+        elif shown := dialog.answer(line):
+            self._progress.show_whole(shown)
+        if dialog.done:
+            del self._dialogs[dialog.id]
+            self._spawn(self._workspace.answer(dialog.id, dialog.responses))
 
     def _typed(self) -> None:
         if os.tcgetpgrp(0) != os.getpgrp():
@@ -152,7 +176,9 @@ class TerminalAnswers:
     def _line(self, line: str) -> None:
         action = ANSWERS.get(line.lower())
         request = self._first
-        if request is None:
+        if request is None and self._dialogs:
+            self._answer_question(next(iter(self._dialogs.values())), line)
+        elif request is None:
             if line:
                 self._progress.say("not sent: `crushlite chat` is for conversations")
         elif request.id != self._asked:
@@ -161,23 +187,26 @@ class TerminalAnswers:
             self._late_until = 0.0
             self._progress.say(f"the request before was answered elsewhere: for this one, {HINT}")
         elif chosen := chosen_option(request, line):
-            self._send(request, *chosen)
+            self._grant(request, *chosen)
         elif action is None:
             self._progress.say(HINT)
         elif action not in ("allow", "deny", *grant_words(request)):
             self._progress.say(f"no such rule is offered for this: {HINT}")
         else:
-            self._send(request, action)
+            self._grant(request, action)
 
-    def _send(self, request: PermissionRequest, action: str, option: str = "") -> None:
+    def _grant(self, request: PermissionRequest, action: str, option: str = "") -> None:
         del self._open[request.tool_call_id]
-        task = asyncio.create_task(self._answer(request, action, option))
+        self._spawn(self._workspace.grant(request.id, action, option=option))
+
+    def _spawn(self, answer: Coroutine[Any, Any, Resolution]) -> None:
+        task = asyncio.create_task(self._send(answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, request: PermissionRequest, action: str, option: str) -> None:
+    async def _send(self, answer: Coroutine[Any, Any, Resolution]) -> None:
         try:
-            if not (await self._workspace.grant(request.id, action, option=option)).resolved:
+            if not (await answer).resolved:
                 self._progress.say("somebody else was faster")
         except CrushliteError as error:
             self._progress.say(f"the answer did not arrive: {error.message}")

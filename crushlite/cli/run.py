@@ -25,6 +25,7 @@ from . import CANCELED
 from .attachments import check_size, read_attachments
 from .common import (
     add_connection,
+    choose_agent,
     chosen_agent,
     command,
     new_session,
@@ -38,7 +39,7 @@ from .common import (
 from .follow import RunEnded, RunPrinter, add_output, do_nothing, form_of, signals
 from .helptext import positive, positive_count, seconds
 from .lookup import find_model, find_session
-from .person import TerminalAnswers
+from .person import TerminalAnswers, is_there
 from .progress import Progress
 from .result import CODES_HELP, EXIT_CODES, result_without_run
 
@@ -89,13 +90,7 @@ def add_parser(commands: Any) -> None:
         default="",
         help="send the prompt of this command; PROMPT is what would be typed behind its name",
     )
-    add(
-        "--arg",
-        action="append",
-        metavar="NAME=VALUE",
-        default=[],
-        help="an argument of that command; repeatable",
-    )
+    add("--arg", action="append", metavar="NAME=VALUE", default=[], help="its argument; repeatable")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--session", metavar="ID", help="go on in this session (default: a new one)")
     which.add_argument(
@@ -124,6 +119,15 @@ def add_parser(commands: Any) -> None:
         help="how much the model reasons: none, low, medium, high ... (default: as configured)",
     )
     add("--detach", action="store_true", help="print the id of the run and leave; it goes on")
+    _add_permissions(parser)
+    _add_limits(parser)
+    add_output(parser)
+    add("-q", "--quiet", action="store_true", help="say only errors, and what --yolo means")
+    add_connection(parser)
+
+
+def _add_permissions(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--yolo",
         dest="auto_approve",
@@ -136,10 +140,6 @@ def add_parser(commands: Any) -> None:
         type=seconds,
         help="deny what was not answered in so many seconds (the daemon has a limit, too)",
     )
-    _add_limits(parser)
-    add_output(parser)
-    add("-q", "--quiet", action="store_true", help="say only errors, and what --yolo means")
-    add_connection(parser)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -368,7 +368,9 @@ class _Asked:
 
     async def _follow(self) -> int:
         session_id = await self._session()
-        await self._workspace.init(interactive=False)
+        form = form_of(self._options)
+        talks = form in ("text", "final") and not self._options.quiet
+        await self._workspace.init(interactive=talks and is_there())
         self._posting = True
         start = self._workspace.start(self.prompt, session_id, **self._fields())
         async with start as run:
@@ -378,10 +380,8 @@ class _Asked:
             if run.ahead:
                 self._progress.say(f"waiting for {run.ahead} earlier prompt(s) in this session")
             self._progress.doing("waiting")
-            form = form_of(self._options)
             printer = RunPrinter(run, self._progress, form)
             printer.stop = self.stop
-            talks = form in ("text", "final") and not self._options.quiet
             async with (
                 _Denials(self._workspace, self._options.deny_after, self._progress) as denials,
                 TerminalAnswers(self._workspace, self._progress, wanted=talks) as answers,
@@ -399,7 +399,7 @@ class _Asked:
         if self._options.session or self._options.last:
             session_id = await find_session(workspace, self._options.session or "last")
             if agent or (self._options.agent and await chosen_agent(workspace, session_id)):
-                await workspace.choose_agent(session_id, agent or "default")
+                await choose_agent(workspace, session_id, agent or "default")
             return session_id
         session = await new_session(workspace, title_of(self.prompt), agent)
         self._progress.say(f"session {session.id}")

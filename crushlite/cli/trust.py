@@ -38,20 +38,28 @@ if TYPE_CHECKING:
     from ..config.agentfiles import AgentFile
     from ..skills.configured import ProjectText
 
+# Sections of programs by their names, and what is said of one.
+_STARTED = {
+    "agents": "agent {}, a program that can then be started",
+    "mcp": "tool server {}, which is then started",
+    "lsp": "language server {}, which is then started",
+    "hooks": "hook {}, which runs programs",
+}
 DESCRIPTION = """\
 Show what the files of a project would use (in crush.json providers and their addresses, models,
-variables, language servers, hooks; named sub-agents, skills, commands), and after a yes let them.
-Until then a project's files choose no provider, no model and no key, nothing in them is started or
-expanded, and no model reads its skills. What is remembered is the path of each file and its
-content: a file that changes must be trusted again; the programs that it starts are not looked at.
-Other commands in a project's file (tool servers, $(...)) are never run.
+variables, tool and language servers, hooks; named sub-agents, skills, commands), and after a yes
+let them. Until then a project's files choose no provider, no model and no key, nothing in them is
+started or expanded, and no model reads its skills. What is remembered is the path of each file and
+its content: a file that changes must be trusted again; the programs that it starts are not looked
+at.
+`$(...)` in a project's file is never run.
 """
 EXAMPLES = """\
   crushlite trust ~/src/parser
   crushlite trust --list
   crushlite trust --revoke ~/src/parser
 """
-_PROGRAMS = ("mcp", "env")
+_PROGRAMS = ("env",)
 
 
 def add_parser(commands: Any) -> None:
@@ -186,14 +194,11 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield f"  model {_plain(role)}: {_value(chosen or {})}"
     if (document.get("options") or {}).get("disable_default_providers"):
         yield "  the built-in providers are turned off"
-    for name, section in (document.get("agents") or {}).items():
-        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
-    for name, server in (document.get("lsp") or {}).items():
-        yield f"  starts the language server {_plain(name)}: {_value(server or {})}"
-    for event, entries in (document.get("hooks") or {}).items():
-        yield f"  hook {_plain(event)}, which runs programs: {_value(entries)}"
+    for key, words in _STARTED.items():
+        for name, section in (document.get(key) or {}).items():
+            yield f"  {words.format(_plain(name))}: {_value(section or {})}"
     yield from _variables(document, files)
     programs = [key for key in _PROGRAMS if document.get(key)]
     if "$(" in json.dumps(document.get("providers")):
@@ -214,7 +219,7 @@ def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:
 
 
 def _variables(document: dict[str, Any], files: ConfigFiles) -> Iterator[str]:
-    names = variables([document.get("providers"), document.get("agents")])
+    names = variables([document.get(key) for key in ("providers", "agents", "mcp")])
     withheld = files.withheld(names)
     if given := sorted(names - withheld):
         yield f"  variables that it gets: {', '.join(given)}"

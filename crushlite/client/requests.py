@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CrushliteError, NoAgent
 from ..protocol.agents import OfferedAgent, SessionAgent
 from ..protocol.changes import ChangedRun, RunChanges, UndoAnswer, UndoRequest
+from ..protocol.codec import decode
 from ..protocol.config import (
     AgentInfo,
     AgentInit,
@@ -20,7 +21,7 @@ from ..protocol.config import (
     SelectedModel,
     SetValue,
 )
-from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand
+from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand, McpState
 from ..protocol.messages import Attachment, Message, Prompt
 from ..protocol.permissions import (
     PermissionAnswer,
@@ -344,6 +345,11 @@ class WorkspaceRequests:
     async def set_key(self, provider_id: str, api_key: str, scope: int = 0) -> None:
         key = ProviderKey(provider_id, "string", api_key, scope)
         await self.wire.send("POST", self.at("config", "provider-key"), key)
+
+    async def tool_servers(self) -> list[McpState]:
+        """The tool servers of the workspace, by name."""
+        found = await self.wire.ask_plain(dict, self.at("mcp", "states"))
+        return [decode(McpState, found[name], name) for name in sorted(found)]
 
     async def reread_config(self, *, everywhere: bool = False) -> None:
         """Make the daemon read its configuration files again, after they were edited.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ..clock import Clock
     from ..config import Config, ConfigOptions, Selected
+    from ..outbound.proxies import Proxies
     from .loop import ServedModel
-    from .proxies import Proxies
     from .tools.results import ResultFiles
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ def coder(
     `results` are shared by all coders of a daemon."""
     if config.large is None or config.small is None:
         return None
+    from ..outbound.proxies import proxies_of
     from .attribution import commit_instructions
     from .loop import CoderAgent, CoderOptions
-    from .proxies import proxies_of
     from .subagents import AgentTool, Ingredients
     from .tools.base import SEARCHES, ToolContext, view_lines
     from .tools.registry import all_tools

@@ -22,6 +22,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..config import Provider
+from ..outbound.proxies import NO_PROXIES, proxies_of
 from ..records import dataclass
 from .listeners import listener_owners
 from .providers.base import ProviderError
@@ -29,15 +30,14 @@ from .providers.build import provider_of
 from .providers.failures import refusal
 from .providers.listing import can_chat, listed_models, with_windows
 from .providers.transport import MODELS_SECONDS, Timeouts, Transport
-from .proxies import NO_PROXIES, proxies_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..clock import Clock
     from ..config import Config
+    from ..outbound.proxies import Proxies
     from ..protocol.config import Model
-    from .proxies import Proxies
 
 log = logging.getLogger(__name__)
 

@@ -37,6 +37,7 @@ Only the machine's files have a say in `permissions`, apart from tools that a pr
     script     running the user's crushrc     crushrc    what its calls mean
     effects    keys without an effect         hooks      the section of them, which a wing runs
     agentfiles named sub-agents of user and project
+    toolservers  the section `mcp`
     wing, part, routes: how it plugs into the daemon
 
 All but the last line is synchronous and reads files: call it in a thread.
@@ -52,6 +53,7 @@ from .options import CONTEXT_FILES, Attribution, ConfigOptions
 from .providers import Provider, Selected
 from .script import ScriptRuns
 from .secrets import redact
+from .toolservers import ToolServer
 from .view import AgentChoice, Config
 from .warnings import ConfigWarning, Reason
 from .writing import remove_value, set_value
@@ -73,6 +75,7 @@ __all__ = [
     "ScriptRuns",
     "Selected",
     "ToolHook",
+    "ToolServer",
     "data_directory",
     "redact",
     "remove_value",

@@ -25,7 +25,7 @@ _SKILLS = "skills are not read"
 _ABOVE = "its key is used, but it is not refreshed: log in with Crush again when it has expired"
 # By the path of a key, "*" for any name: why it has no effect.
 NO_EFFECT: dict[tuple[str, ...], str] = {
-    ("mcp", "*"): "tool servers are not started",
+    ("mcp", "*"): "the wing that starts tool servers is not there",
     ("env",): "set the variables in the environment that you start crushlite from",
     ("tools", "*"): "searches have limits of their own",
     ("options", "debug_lsp"): "`crushlite serve --log-level debug` logs more",
@@ -53,6 +53,8 @@ def report(merged: Merged, warn: Warn) -> None:
             warn(reason, source.path, key, f"{key} {text}")
 
     for place, why in NO_EFFECT.items():
+        if has_wing(place[0]):
+            continue
         for path, value in _found(merged.values, place, ()):
             off = isinstance(value, dict) and value.get("disabled")
             known = why is _SKILLS and has_wing("skills")

@@ -28,6 +28,7 @@ from .providers import Builder
 from .rules import rules_of
 from .script import ScriptRuns
 from .secrets import literals
+from .toolservers import tool_servers
 from .trust import Trust, TrustedFiles, TrustStore, resolved
 from .view import Config, Loaded
 from .warnings import ConfigWarning, Reason
@@ -129,6 +130,7 @@ class ConfigFiles:
         machine, merged = _merged(layers, self.workspace, warn)
         expander = self._expander(machine, warn)
         providers = Builder(merged, expander, warn).providers()
+        servers = tool_servers(merged, expander, warn)
         programs = agent_programs(merged, expander, warn)
         effects.report(merged, warn)
         allowed = allowed_tools(layers, warn)
@@ -137,6 +139,7 @@ class ConfigFiles:
             merged,
             allowed_tools=allowed,
             rules=rules,
+            tool_servers=servers,
             programs=programs,
             secrets=frozenset({*expander.secrets, *_tokens(self.env)}),
             warnings=tuple(warnings),

@@ -141,7 +141,7 @@ class ConfigPart(WorkspacePart):
             if not same or config.warnings != profile.config.warnings:
                 for warning in config.warnings:
                     log.warning("%s", warning)
-                profile.config = config
+                profile.replace(config)
             # An agent that was given by hand stays: it was made once.
             follows = isinstance(profile.agents, FollowsConfig)
             if not same_agent and follows and not workspace.closing:

@@ -53,6 +53,12 @@ class FileProfile:
         self.config = config
         self.data_dir = files.data_dir
         self.agents = agents
+        self.followers: list[Callable[[], object]] = []  # called when `config` was replaced
+
+    def replace(self, config: Config) -> None:
+        self.config = config
+        for follow in list(self.followers):
+            follow()
 
     def make_agent(
         self, env: Mapping[str, str], models: Mapping[str, SelectedModel]

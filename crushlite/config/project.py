@@ -5,9 +5,10 @@ or from the data directory inside it, goes through `ProjectRules.admit` before i
 what is listed here is let through: a key that crushlite does not know is ignored.
 
 Until the user trusts the file (see `trust`), it has no say in who is asked, what is sent and what
-is started: all of its providers, models, recent models, agents, hooks and language servers are
-ignored, and the switch that turns the catalogue off, because taking a provider away chooses another
-one. What is left of it is never expanded. That is reported in one warning, which says what to do.
+is started: all of its providers, models, recent models, agents, hooks, tool servers and language
+servers are ignored, and the switch that turns the catalogue off, because taking a provider away
+chooses another one. What is left of it is never expanded. That is reported in one warning, which
+says what to do.
 
   permissions   `allowed_tools` of a project only removes: `"-bash"` or `"!bash"` takes back a tool
                 with all its actions, `"-bash:execute"` one action (and `bash` as a whole, if that
@@ -21,9 +22,10 @@ one. What is left of it is never expanded. That is reported in one warning, whic
                 key, headers and body fields are dropped. Headers and body fields alone are
                 ignored, for the reason given at models.
   agents        new ones only: what the user has named stays as it is.
+  mcp           new ones only: one that the user has named can be disabled.
   hooks         of a trusted file: they can forbid and change what tools do, and not allow it.
   lsp           of a trusted file: which language servers start, and how.
-  mcp, env      ignored: they start programs, or change those that are started.
+  env           ignored: it changes the programs that are started.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 # What counts only in a file that the user trusts: sections, and options.
-_CHOICES = ("providers", "models", "recent_models", "agents", "hooks", "lsp")
+_CHOICES = ("providers", "models", "recent_models", "agents", "mcp", "hooks", "lsp")
 _CHOICE_OPTIONS = ("disable_default_providers",)
 _NAMED = 5  # keys in a warning
 
@@ -139,6 +141,7 @@ class ProjectRules:
         self._warn = warn
         self._known = {} if merged.get("options", "disable_default_providers") else CATALOGUE
         self._ids = {*(merged.get("providers") or {}), *self._known}  # not the project's own
+        self._servers = set(merged.get("mcp") or {})  # not the project's own
         self._moved: set[str] = set()  # of these, those to which a project gave another address
 
     def admit(self, layer: Layer) -> dict[str, Any]:
@@ -149,17 +152,18 @@ class ProjectRules:
             self._warn_of_choices(source, document, trust)
             document = _without_choices(document)
         answer: dict[str, Any] = {}
+        examined = {
+            "options": self._options,
+            "models": self._models,
+            "providers": self._providers,
+            "mcp": self._tool_servers,
+            "agents": self._agents,
+        }
         for key, value in document.items():
             if key in _PASSED or key == "lsp":
                 answer[key] = value
-            elif key == "options":
-                answer[key] = self._options(value or {}, source)
-            elif key == "models":
-                answer[key] = self._models(value or {}, source)
-            elif key == "providers":
-                answer[key] = self._providers(value or {}, source)
-            elif key == "agents":
-                answer[key] = self._agents(value or {}, source)
+            elif key in examined:
+                answer[key] = examined[key](value or {}, source)
             elif key != "permissions":
                 self._ignored(source, (key,), _NO_SAY)
         for key in set(document.get("permissions") or {}) - {"allowed_tools"}:
@@ -175,7 +179,7 @@ class ProjectRules:
             named += f" and {len(keys) - _NAMED} more"
         text = (
             f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models, "
-            f"providers, agents, hooks and language servers: ignored are {named}"
+            f"providers, agents, tool servers, hooks and language servers: ignored are {named}"
         )
         self._warn(Reason.UNTRUSTED, source.path, "", text)
 
@@ -241,6 +245,19 @@ class ProjectRules:
                 self._ignored(
                     source, ("models", role, "provider_options"), "they can redirect a key"
                 )
+        return answer
+
+    def _tool_servers(self, servers: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Those with a name of their own: a program of the user gets no other arguments, and a
+        server of the user no other address."""
+        answer: dict[str, Any] = {}
+        for name, section in servers.items():
+            if name not in self._servers:
+                answer[name] = section
+            elif (section or {}).get("disabled"):
+                answer[name] = {"disabled": True}
+            else:
+                self._ignored(source, ("mcp", name), "there is a server of that name already")
         return answer
 
     def _agents(self, agents: dict[str, Any], source: Source) -> dict[str, Any]:

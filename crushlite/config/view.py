@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .hooks import HookEntry, ToolHook
     from .merge import Merged
     from .providers import Provider, Selected
+    from .toolservers import ToolServer
 
 _SHOWN_SERVER = ("type", "disabled", "timeout", "disabled_tools", "enabled_tools", "filetypes")
 
@@ -61,6 +62,7 @@ class Loaded:
     files: tuple[Path, ...]  # that exist, in order of rising priority
     own_folders: tuple[Path, ...] = ()  # of the daemon and its user: closed to tools
     rules: tuple[PermissionRule, ...] = ()  # granted for good
+    tool_servers: Mapping[str, ToolServer] = dataclasses.field(default_factory=dict)
     agents: Callable[[], dict[str, AgentFile]] = dict  # reads the files of named sub-agents
     programs: Mapping[str, AgentProgram] = dataclasses.field(default_factory=dict)
 
@@ -80,6 +82,7 @@ class Config:
         merged = loaded.merged
         self.allowed_tools = loaded.allowed_tools
         self.rules = loaded.rules
+        self.tool_servers = loaded.tool_servers  # the section `mcp`, expanded
         self.programs = loaded.programs  # agents that can be chosen for a session, by name
         self.files = loaded.files
         self.own_folders = loaded.own_folders
@@ -167,13 +170,12 @@ class Config:
 
     @property
     def mcp(self) -> dict[str, Any]:
-        """The tool servers. They are of the machine's files only, and not expanded: values may be
-        references or secrets."""
+        """The tool servers, not expanded: values may be references or secrets."""
         return dict(self._merged.get("mcp") or {})
 
     @property
     def lsp(self) -> dict[str, Any]:
-        """The language servers, as `mcp`."""
+        """The language servers. They are of the machine's files only, and not expanded."""
         return dict(self._merged.get("lsp") or {})
 
     @property

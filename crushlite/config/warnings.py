@@ -21,6 +21,7 @@ class Reason(enum.Enum):
     PROVIDER_LEFT_OUT = enum.auto()  # a provider cannot be used
     AGENT_LEFT_OUT = enum.auto()  # an entry of `agents` cannot be used
     HEADER_LEFT_OUT = enum.auto()  # a header cannot be set
+    SERVER_LEFT_OUT = enum.auto()  # a tool server cannot be started
     NO_EFFECT = enum.auto()  # a key of a feature that does not exist yet
     TOOLS_REFUSED = enum.auto()  # a hook that must be asked before tools cannot be run
     KEY_UNKNOWN = enum.auto()  # a key that nobody knows

@@ -232,11 +232,10 @@ class ConsoleWing(Wing):
             for port in self._tabs.ports():
                 try:
                     await self._ports.loopback(port)
+                    for host in self._tabs.hosts(port):
+                        self._ports.allow_host(host)
                 except UsageError as error:
                     log.warning("tabs of the console wait at port %d: %s", port, error.message)
-                    continue
-                for host in self._tabs.hosts(port):
-                    self._ports.allow_host(host)
         if self._listens:
             await self._ports.loopback(0)
 

@@ -23,12 +23,14 @@ from ..wing import Author, Ruling, ToolUsed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
     from ..wing import WorkspacePart
 
 log = logging.getLogger(__name__)
 
 MOST_STOPS = 5  # how often a turn goes on because a part wants it to
+READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
 _FAILED = "it could not be checked, which counts as a no; the daemon's log says why"
@@ -144,11 +146,14 @@ class TurnGuards:
         return None
 
     async def result(
-        self, call_id: str, name: str, content: str, metadata: str, *, is_error: bool
+        self, call: ToolCallPart, content: str, metadata: str, *, is_error: bool
     ) -> tuple[str, str]:
         """Ask about the result of a call; returns content and metadata with what parts add."""
+        call_id = call.id
         if call_id not in self._refused:
-            used = ToolUsed(self._author, call_id, name, self._inputs.get(call_id, {}))
+            given = self._inputs.pop(call_id, None)
+            value = _object(call.input) if given is None else given
+            used = ToolUsed(self._author, call_id, call.name, value)
             for part in self._parts:
                 ruling = await self._asked(
                     part, lambda p: p.after_tool(used, content, is_error), refuse=False
@@ -218,10 +223,18 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _with_shown(metadata: str, shown: Mapping[str, Any]) -> str:
     """The metadata of a result, an object of JSON, with what parts show to clients."""
+    value = _object(metadata) if metadata else {}
+    if metadata and not value:
+        return metadata
+    # At the top, where the base protocol has them, unless the tool has a key of that name; and
+    # under one key, where they cannot be mistaken for the tool's own.
+    return dumps({**shown, **value, SHOWN: dict(shown)}).decode("ascii")
+
+
+def _object(text: str) -> dict[str, Any]:
+    """An object of JSON; an empty one for what is none, or too long to be read on the way."""
     try:
-        value = loads(metadata.encode()) if metadata else {}
+        value = loads(text.encode("utf-8", "replace")) if len(text) <= READ_CHARS else None
     except NotJSON:
-        return metadata
-    if not isinstance(value, dict):
-        return metadata
-    return dumps({**value, SHOWN: dict(shown)}).decode("ascii")
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -81,6 +81,7 @@ class Titles:
 
 def _was_chosen(title: str, prompt: str) -> bool:
     """Whether the title of a new session says more than that there is none yet. One that is the
-    beginning of the first prompt was made by a client that had nothing better."""
+    beginning of the first prompt, or a command that was run before it, was made by a client that
+    had nothing better."""
     title, prompt = (" ".join(text.split()).casefold() for text in (title, prompt))
-    return title not in PLACEHOLDERS and not prompt.startswith(title)
+    return title not in PLACEHOLDERS and not title.startswith("!") and not prompt.startswith(title)

@@ -245,8 +245,7 @@ class LiveTurn(TurnCommands, TurnRequests):
     async def recall(self) -> str:
         self._check()
         if self._notes is None:
-            store = self._services.store
-            owner = self._notes_owner
+            store, owner = self._services.store, self._notes_owner
             self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
@@ -302,7 +301,7 @@ class LiveTurn(TurnCommands, TurnRequests):
         self._show_calls()
         call = self._open_call(id)
         texts = await self._guards.result(
-            call.id, call.name, clean(content), json_text(metadata), is_error=bool(is_error)
+            call, clean(content), json_text(metadata), is_error=bool(is_error)
         )
         self._check()
         self._open_call(id)  # it may have got its result meanwhile
@@ -483,9 +482,9 @@ class LiveTurn(TurnCommands, TurnRequests):
 
     async def title(self, text: str) -> None:
         self._check()
-        now, store = self._services.clock.now(), self._services.store
-        title = clean(text).replace("\0", "")[:TITLE_CHARS]
-        saved = store.write(session_rows.set_title, self.session_id, title, now, 0, 0, 0.0)
+        title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self._services.clock.now()
+        row = self.session_id, title, now, 0, 0, 0.0
+        saved = self._services.store.write(session_rows.set_title, *row)
         await self._save("title", saved)
 
     async def remember(self, notes: str) -> None:

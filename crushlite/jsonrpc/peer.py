@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..clock import time_limit
+from ..clock import all_done, time_limit
 from ..protocol.codec import LARGE, NotJSON
 from ..records import dataclass
 from . import frames, values
@@ -119,6 +119,7 @@ class RpcPeer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_to_write = asyncio.Lock()  # messages leave in the order of the calls
         self._gone: PeerGone | None = None
+        self._is_closed = False  # nothing can be written any more
         self.noises = 0
 
     # Asking ------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class RpcPeer:
 
     async def run(self) -> None:
         """Read until the stream ends. Then the requests that are open fail with PeerGone; those of
-        the other side go on until `close`."""
+        the other side go on, and are answered if it still reads, until `close`."""
         reason = "the other side has closed the connection"
         try:
             while data := await self._reader.read(_READ):
@@ -319,7 +320,7 @@ class RpcPeer:
     async def _answer(self, request: RpcRequest, result: JSON, error: BaseException | None) -> None:
         if error is None:
             try:
-                await self._send(_answer(request.id, result))
+                await self._send(_answer(request.id, result), is_answer=True)
             except PeerGone:
                 pass
             except Unsendable as unsendable:
@@ -350,26 +351,30 @@ class RpcPeer:
 
     # Writing -----------------------------------------------------------------------------------
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: dict[str, Any], *, is_answer: bool = False) -> None:
+        """Write a message. Answers are also written to a side that has closed its own stream."""
         async with self._turn_to_write:
             if values.is_large(message):
                 body = await asyncio.to_thread(values.write_large, message, self._options.frame)
             else:
                 body = values.write(message)
-            self._check()
+            if self._is_closed or not is_answer:
+                self._check()
             try:
                 self._writer.write(self._options.framing.pack(body))
                 async with time_limit(self._clock, self._options.write_seconds):
                     await self._writer.drain()
             except TimeoutError:
                 reason = f"the other side took nothing for {self._options.write_seconds:g} seconds"
+                self._is_closed = True
                 raise self._end(reason) from None
             except (OSError, RuntimeError) as error:
+                self._is_closed = True
                 raise self._end(f"the connection broke: {error}") from None
 
     async def _send_quietly(self, message: dict[str, Any]) -> None:
         try:
-            await self._send(message)
+            await self._send(message, is_answer=True)
         except (PeerGone, Unsendable) as error:
             log.debug("an answer was not sent: %s", error)
 
@@ -392,10 +397,15 @@ class RpcPeer:
                 answer.set_exception(PeerGone(self._gone.message))
         return PeerGone(self._gone.message)
 
+    async def all_answered(self, seconds: float) -> bool:
+        """Wait until every request of the other side is answered; False if the time was up."""
+        return await all_done(self._clock, list(self._tasks), seconds)
+
     async def close(self) -> None:
         """Cancel the work on requests of the other side, fail our own, and close the writer. Does
         not wait for the other side."""
         self._end("the connection was closed")
+        self._is_closed = True
         self._writer.close()
         for task in list(self._tasks):
             task.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import BadRequest
 from ..records import dataclass
 from .codec import JSON, decode, encode
-from .features import SkillsEvent
+from .features import McpEvent, SkillsEvent
 from .lsp import LSPEvent
 from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
@@ -43,6 +43,7 @@ KINDS: dict[str, type] = {
     "run_complete": RunComplete,
     "agent_event": AgentEvent,
     "config_changed": ConfigChanged,
+    "mcp_event": McpEvent,
     "skills_event": SkillsEvent,
     "lsp_event": LSPEvent,
 }

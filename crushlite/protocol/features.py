@@ -48,9 +48,9 @@ class SkillInfo:
 
 @dataclass(slots=True)
 class SkillSummary:
-    name: str
-    description: str
-    source: str
+    name: str = ""
+    description: str = ""
+    source: str = ""
     builtin: bool = False
 
 
@@ -59,7 +59,7 @@ class SkillContent:
     """The file of a skill, as base64, and what it says about itself."""
 
     content: str
-    result: SkillSummary
+    result: SkillSummary = field(default_factory=SkillSummary)
 
 
 @dataclass(slots=True)
@@ -118,3 +118,57 @@ class ExpandedCommand:
     """The prompt that a command stands for. It was not sent."""
 
     prompt: str
+
+
+# Tool servers -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class McpState:
+    """A tool server. What follows `connected_at` only crushlite has: the names of its tools, those
+    that cannot be offered with the reason, and the last lines of its log if it has failed."""
+
+    name: str
+    state: str  # disabled, starting, connected, error or "needs auth"
+    error: str = omitted()
+    tool_count: int = omitted(0)
+    prompt_count: int = omitted(0)
+    resource_count: int = omitted(0)
+    connected_at: str = "0001-01-01T00:00:00Z"
+    tools: list[str] = omitted(list)
+    left_out: list[str] = omitted(list)
+    last_lines: str = omitted()
+
+
+@dataclass(slots=True)
+class McpEvent:
+    """`type` is state_changed, tools_list_changed, prompts_list_changed or
+    resources_list_changed."""
+
+    type: str
+    name: str
+    state: str
+    error: str = omitted()
+    tool_count: int = omitted(0)
+    prompt_count: int = omitted(0)
+    resource_count: int = omitted(0)
+
+
+@dataclass(slots=True)
+class McpPromptArgument:
+    id: str
+    title: str
+    description: str = omitted()
+    required: bool = omitted(False)
+
+
+@dataclass(slots=True)
+class McpPrompt:
+    """A prompt of a tool server, whose name is in `client_id`."""
+
+    id: str
+    prompt_id: str
+    client_id: str
+    title: str = omitted()
+    description: str = omitted()
+    arguments: list[McpPromptArgument] = omitted(list)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 READ_SECONDS = 10.0  # for reading all files
 WAIT_SECONDS = 1.0  # that a prompt waits for it; then it is answered with what was known before
-FRESH_SECONDS = 1.0  # in which files are not read again
+FRESH_SECONDS = 1.0  # in which the files are not read again for a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class SkillsPart(WorkspacePart):
         self.catalogue = Catalogue()
         self._workspace = workspace
         self._read_all = read_all
-        self.threads = DaemonThreads(2, "skills")
-        self._tool = SkillTool(self)
+        self._threads = DaemonThreads(2, "skills")
+        self._tool = SkillTool(lambda: self.catalogue, self._threads)
         self._reading: asyncio.Task[None] | None = None
         self._read_at = -FRESH_SECONDS
         self._begin()
@@ -64,13 +64,13 @@ class SkillsPart(WorkspacePart):
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self.threads.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
-    async def refresh(self, seconds: float = READ_SECONDS) -> Catalogue:
-        """Read the files again, unless that was done just now, and wait for it at most so long."""
+    async def refresh(self, seconds: float = READ_SECONDS, fresh: float = 0.0) -> Catalogue:
+        """Read the files again, unless that was done within the last `fresh` seconds, and wait for
+        it at most `seconds`."""
         reading = self._reading
-        fresh = self._workspace.clock.time() - self._read_at < FRESH_SECONDS
-        if reading is None and not fresh:
+        if reading is None and self._workspace.clock.time() - self._read_at >= fresh:
             reading = self._begin()
         if reading is not None:
             await wait_at_most(self._workspace.clock, reading, seconds)
@@ -82,7 +82,7 @@ class SkillsPart(WorkspacePart):
 
     async def _read(self) -> None:
         try:
-            found = await self.threads.run(READ_SECONDS, self._read_all)
+            found = await self._threads.run(READ_SECONDS, self._read_all)
         except CrushliteError as error:
             log.warning("workspace %s: skills are not read: %s", self._workspace.path, error)
             return
@@ -101,7 +101,7 @@ class SkillsPart(WorkspacePart):
 
     async def before_prompt(self, author: Author, text: str) -> Ruling | None:
         """Read the files again: what the model is told of them is true when a turn begins."""
-        await self.refresh(WAIT_SECONDS)
+        await self.refresh(WAIT_SECONDS, FRESH_SECONDS)
         return None
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:

@@ -42,7 +42,7 @@ class AgentCommandTests(ChatCase):
     async def test_run_refuses_an_agent_that_is_not_there_and_leaves_no_session(self) -> None:
         call = await self.run_it("--agent", "nobody", "hello")
         code, _ = await call.end()
-        self.assertNotEqual(code, 0)
+        self.assertEqual(code, 2)
         self.assertIn("there is no agent 'nobody'", call.errors)
         client = await self.daemon.join()
         self.assertEqual((await client.call("GET", "/sessions")).json, [])

@@ -32,7 +32,7 @@ from crushlite.protocol.config import (
     RemoveValue,
     SetValue,
 )
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.features import ExpandCommand, GetPrompt, NamedServer, ReadSkill
 from crushlite.protocol.lsp import StartLSP
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
@@ -74,6 +74,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/config/provider-key"): ProviderKey,
     ("POST", W + "/config/refresh-oauth"): OAuthRefresh,
     ("POST", W + "/skills/read"): ReadSkill,
+    ("POST", W + "/commands/expand"): ExpandCommand,
     ("POST", W + "/mcp/auth"): NamedServer,
     ("POST", W + "/mcp/get-prompt"): GetPrompt,
     ("POST", W + "/mcp/read-resource"): NamedServer,
@@ -185,6 +186,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             ProviderKey: {"provider_id": "p", "kind": "string", "api_key": "k"},
             OAuthRefresh: {"provider_id": "p"},
             ReadSkill: {"skill_id": "s"},
+            ExpandCommand: {"command": "c"},
             StartLSP: {"path": "/p/a"},
             NamedServer: {"name": "n"},
             GetPrompt: {"client_id": "n", "prompt_id": "p"},
@@ -610,7 +612,7 @@ class Sizes(InputTestCase):
 class Mutations(InputTestCase):
     """A seeded fuzz of every body: no answer is a server error."""
 
-    ROUNDS = 2000
+    ROUNDS = 1000
 
     async def test_no_mutated_body_is_a_server_error(self) -> None:
         rng = random.Random(20240229)

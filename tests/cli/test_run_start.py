@@ -92,10 +92,10 @@ class StartTests(CommandCase):
         self.assertEqual(await child.end(), (0, "You said: hello\n"), child.errors)
 
     async def test_a_daemon_that_cannot_start_is_explained_with_its_own_words(self) -> None:
-        child = await self.start("run", "--agent=nonsense", "hello")
+        child = await self.start("run", "--agent=no_such_module:x", "hello")
         self.assertEqual(await child.end(), (2, ""))
         self.assertIn("ended with exit code 2", child.errors)
-        self.assertIn("agent 'nonsense': use auto", child.errors)
+        self.assertIn("agent 'no_such_module:x': No module named", child.errors)
 
     async def test_a_daemon_that_leaves_is_replaced(self) -> None:
         async with LocalDaemon() as leaving:

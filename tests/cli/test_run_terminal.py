@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.agent.base import Scope
+from crushlite.agent.base import Scope, Usage
 from crushlite.cli.person import TerminalAnswers
 from crushlite.protocol.permissions import (
     PermissionNotification,
@@ -160,6 +160,17 @@ class AskingTests(TerminalCase):
         )
         await terminal.hears("answer here with y")
         return terminal, scripted, verdict
+
+    async def test_a_limit_of_cost_asks_the_person_at_the_terminal_first(self) -> None:
+        terminal, scripted = await self.run_in_terminal("hello", "--max-cost", "0.5")
+        spending = scripted.begin(lambda turn: turn.usage(Usage(1, 1, 0.5)))
+        await terminal.hears("Go on with how much more?")
+        terminal.press("2\n")  # as much again
+        async with asyncio.timeout(PATIENCE):
+            await spending
+        await scripted.say("so it goes on")
+        scripted.release()
+        self.assertEqual(await terminal.ends(), 0)
 
     async def test_the_person_at_the_terminal_answers(self) -> None:
         terminal, scripted, verdict = await self.asked()

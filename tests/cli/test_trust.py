@@ -53,7 +53,7 @@ class TrustTests(CommandCase):
             'model large: {"provider": "own", "model": "m1"}',
             "variables that it gets: TEAM",
             "because they may be secrets: OWN_TOKEN",
-            "starts nothing: mcp",
+            'tool server evil, which is then started: {"command": "evil"}',
             "may then go to: http://own.example/$TEAM, http://odd.example",
         ):
             self.assertIn(words, printed)

@@ -92,6 +92,7 @@ class CanaryTests(BoundedTestCase):
             "models": {role: {"provider": "works", "model": "m"} for role in ("large", "small")},
             "options": {"disable_default_providers": True},
             "mcp": {"tool": {"env": {"T": canary(136)}, "headers": {"H": canary(137)}}},
+            "agents": {"other": {"command": "true", "env": {"T": canary(139)}}},
         }
         file = self.root / "home/.config/crush/crush.json"
         file.parent.mkdir(parents=True)

@@ -312,6 +312,7 @@ class WarningTests(ConfigCase):
         models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
         hooks = {"pre_tool_use": [{"command": "x"}]}
         useless = {"tools": {"ls": {"max_depth": 3}}, "optoins": {}, "hooks": hooks}
+        useless["agents"] = {"x y": {"command": "z"}}
         rules = {"rules": [{"tool": "bash"}]}
         providers = {"lab": LAB, "bad": {}}
         self.write(
@@ -347,6 +348,7 @@ class WarningTests(ConfigCase):
             (Reason.VARIABLE_WITHHELD, project, "providers.own.api_key"),
             (Reason.PROVIDER_MOVED, project, "providers.lab"),
             (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
+            (Reason.AGENT_LEFT_OUT, outside, "agents.x y"),
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
             (Reason.MODEL_UNLISTED, outside, "models.large"),
             (Reason.MODEL_UNKNOWN, outside, "models.small"),
@@ -905,8 +907,6 @@ class AllowedToolsTests(ConfigCase):
 class ProjectTests(ConfigCase):
     def test_what_starts_programs_is_ignored(self) -> None:
         document: JSONObject = {
-            "mcp": {"evil": {"type": "stdio", "command": "evil"}},
-            "hooks": {"PreToolUse": [{"command": "evil"}]},
             "env": {"PATH": "/evil"},
         }
         path = self.write("project", document)
@@ -914,9 +914,6 @@ class ProjectTests(ConfigCase):
         for key in document:
             self.assert_warned(config, str(path), f"{key} is ignored")
         self.assertNotIn("evil", dumps(config.wire("/d")).decode())
-        self.assertEqual(config.mcp, {})
-        self.write("global", document)
-        self.assertEqual(list(self.load().mcp), ["evil"])
 
     def test_language_servers_of_a_project_count_once_it_is_trusted(self) -> None:
         path = self.write("project", {"lsp": {"go": {"command": "gopls"}}})

@@ -21,14 +21,13 @@ class EffectTests(ConfigCase):
 
     def test_every_key_of_a_feature_that_does_not_exist_is_named(self) -> None:
         document = {
-            "mcp": {"a": {"type": "stdio", "command": "x"}, "b": {"url": "u", "disabled": True}},
             "env": {"A": "b"},
             "tools": {"ls": {"max_depth": 3}},
             "hooks": {"SessionStart": [{"command": "x"}]},
             "options": {"skills_paths": ["a"], "disabled_skills": ["b"]},
             "providers": {"lab": LAB | {"oauth": {"access_token": "t"}}},
         }
-        wanted = ["mcp.a", "env", "tools.ls", "hooks.SessionStart"]
+        wanted = ["env", "tools.ls", "hooks.SessionStart"]
         wanted += ["options.skills_paths", "options.disabled_skills", "providers.lab.oauth"]
         with without("hooks", "skills"):
             self.assertCountEqual(self.told(document, Reason.NO_EFFECT), wanted)
@@ -158,9 +157,9 @@ class RefusalTests(ConfiguredTestCase):
         self.assertFalse(project.startswith("/"))
 
     async def test_clients_are_told_which_keys_have_no_effect(self) -> None:
-        self.configure(mcp={"tickets": {"command": "x"}}, optoins={})
+        self.configure(tools={"ls": {"max_depth": 3}}, optoins={})
         with self.assertLogs("crushlite", "WARNING") as logged:
             client = await self.daemon.join(self.folder("configured"))
-        wanted = "no effect have mcp.tickets, optoins: `crushlite doctor` says why"
+        wanted = "no effect have tools.ls, optoins: `crushlite doctor` says why"
         self.assertEqual(client.workspace["warning"], f"{self.own_file()}: {wanted}")
-        self.assertIn("mcp.tickets has no effect: tool servers are not started", str(logged.output))
+        self.assertIn("tools.ls has no effect: searches have limits", str(logged.output))

@@ -64,21 +64,21 @@ class ToolTests(HookCase):
         self.assertEqual(seen["cwd"], str(folder.resolve()))
 
     async def test_what_is_asked_is_what_a_hook_made_of_it_and_that_is_run(self) -> None:
-        rewrite = says(updated_input={"command": "echo safe"}, context="remember the milk")
-        client, session, _ = await self.opened({"PreToolUse": [hook(rewrite, "bash")]})
+        rewrite = says(updated_input={"command": "touch safe"}, context="remember the milk")
+        client, session, folder = await self.opened({"PreToolUse": [hook(rewrite, "bash")]})
         self.plan = [use("bash", command="rm -r build", description="clean")]
         run = await self.prompt(client, session, "work")
         asked = await client.events.wait_for("permission_request")
-        self.assertEqual(asked["params"]["command"], "echo safe")
+        self.assertEqual(asked["params"]["command"], "touch safe")
         self.assertEqual(asked["params"]["description"], "clean", "other keys stay")
         calls = (await client.messages(session))[-1]["parts"]
         self.assertIn(
-            "echo safe", next(p for p in calls if p["type"] == "tool_call")["data"]["input"]
+            "touch safe", next(p for p in calls if p["type"] == "tool_call")["data"]["input"]
         )
         await client.grant(asked.payload)
         await self.ended(client, run)
         (result,) = await self.results(client, session)
-        self.assertIn("safe", result["content"])
+        self.assertTrue((folder / "safe").exists())
         self.assertIn("remember the milk", result["content"])
         self.assertTrue(json.loads(result["metadata"])["hook"]["input_rewrite"])
 
@@ -141,7 +141,7 @@ class PromptTests(HookCase):
         self.assertEqual((user.text, answer.finish), ("my secret", "error"))
         self.assertEqual(self.model.requests, [])
         await self.turn(client, session, "hello")
-        texts = json.dumps(self.model.requests[0].body["messages"])
+        texts = json.dumps(self.model.requests[0]["messages"])
         self.assertIn("be brief", texts)
 
     async def test_a_session_starts_once_and_its_stop_can_be_refused(self) -> None:
@@ -162,7 +162,7 @@ class PromptTests(HookCase):
         self.assertEqual(
             [message.text for message in messages][:4], ["one", "done", "test it first", "tested"]
         )
-        self.assertIn("the sky is green", json.dumps(self.model.requests[0].body["messages"]))
+        self.assertIn("the sky is green", json.dumps(self.model.requests[0]["messages"]))
         await client.call("DELETE", f"?client_id={client.id}")
         await client.events.end()
         await self.daemon.daemon.stop()

@@ -356,6 +356,15 @@ class AnsweringTests(PeerCase):
         self.assertLessEqual(len(peer._tasks), 2 * 4 + 1)
         script.writer.transport.abort()
 
+    async def test_a_side_that_has_closed_its_stream_still_gets_its_answers(self) -> None:
+        peer, handler, script = await self.scripted()
+        script.send({"id": 1, "method": "wait"}, {"id": 2, "method": "echo"})
+        script.writer.write_eof()
+        self.assertEqual((await script.next())["id"], 2)
+        handler.gate.set()
+        self.assertTrue(await peer.all_answered(60))
+        self.assertEqual((await script.next())["id"], 1)
+
     async def test_closing_cancels_the_work_and_says_nothing_more(self) -> None:
         peer, _, script = await self.scripted()
         script.send({"id": 1, "method": "wait"}, {"id": 2, "method": "echo"})

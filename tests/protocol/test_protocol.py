@@ -831,7 +831,7 @@ class EventTests(unittest.TestCase):
         kinds = (
             "session message file permission_request permission_notification"
             " question_batch_request question_batch_notification run_complete agent_event"
-            " config_changed skills_event lsp_event tool_output message_delta"
+            " config_changed mcp_event skills_event lsp_event tool_output message_delta"
         )
         self.assertEqual(set(events.KINDS), set(kinds.split()))
         self.assertEqual(len(set(events.KINDS.values())), len(events.KINDS))

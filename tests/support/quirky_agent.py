@@ -117,7 +117,9 @@ class Agent:
     # Sessions -----------------------------------------------------------------------------------
 
     def on_initialize(self, params: dict[str, Any]) -> Any:
-        offers = {"resume": {}} if {"resume", "broken-resume"} & {*self.offers} else {}
+        offers: dict[str, Any] = (
+            {"resume": {}} if {"resume", "broken-resume"} & {*self.offers} else {}
+        )
         return {
             "protocolVersion": int(switch("--version", "1")),
             "agentCapabilities": {
@@ -197,8 +199,14 @@ class Agent:
     def do_ask(self, session: str, rest: str) -> Any:
         """As gemini does it: no tool call before, the first update is the completion."""
         options = OPTIONS if rest != "always" else OPTIONS[:2]
-        call = {"toolCallId": "run_1", "status": "pending", "title": f"touch {rest}"}
-        call |= {"kind": "execute", "content": [text("[in /ws]")], "locations": []}
+        call = {
+            "toolCallId": "run_1",
+            "status": "pending",
+            "title": f"touch {rest}",
+            "kind": "execute",
+            "content": [text("[in /ws]")],
+            "locations": [],
+        }
         asked = {"sessionId": session, "toolCall": call, "options": options}
         answer = self.ask("session/request_permission", asked)
         outcome = answer.get("result", {}).get("outcome") or answer["error"]
@@ -257,7 +265,7 @@ class Agent:
         old, new = lines * (BIG // 80), ("y" + lines[1:]) * (BIG // 80)
         diff = {"type": "diff", "path": "/ws/a.txt", "oldText": old, "newText": new}
         call = {"toolCallId": "big", "title": title, "kind": "edit", "content": [diff]}
-        return {**call, "rawInput": {"content": new}}
+        return {**call, "rawInput": {"file": "a.txt"}}
 
     def do_cost(self, session: str, rest: str) -> Any:
         """Reports what everything has cost so far."""
@@ -321,7 +329,7 @@ class Agent:
 
     def do_flood(self, session: str, rest: str) -> Any:
         for _ in range(int(rest)):
-            self.say(session, "0123456789" * 100)
+            self.say(session, "0123456789" * 10_000)
 
 
 class Error(Exception):

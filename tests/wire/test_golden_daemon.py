@@ -309,6 +309,29 @@ class OfflineShapes(Checks, BoundedTestCase):
             await bert.events.wait_for("run_complete", run_id=run_id)
             self.check_stream(bert.events)
 
+    @sends(
+        *("skill_info", "skill_content", "skill_summary", "skill_state", "skills_event"),
+        *("event_skills_event", "command_info", "command_argument", "expanded_command"),
+    )
+    async def test_skills_and_commands(self) -> None:
+        home, kim = self.daemon.root / "home", await self.daemon.join(self.daemon.root / "kim")
+        for path, text in (
+            (".claude/skills/pdf/SKILL.md", "---\nname: other\ndescription: d\n---\nbody"),
+            (".claude/skills/broken/SKILL.md", "no front matter"),
+            (".crush/commands/review.md", "Review $BRANCH, $ARGUMENTS"),
+        ):
+            (home / path).parent.mkdir(parents=True)
+            (home / path).write_text(text)
+        skills = (await kim.call("GET", "/skills")).json
+        self.check("[skill_info]", skills)
+        read = await kim.call("POST", "/skills/read", {"skill_id": skills[0]["id"]})
+        self.check("skill_content", read.json)
+        self.check("[command_info]", (await kim.call("GET", "/commands")).json)
+        body = {"command": "review", "arguments": {"BRANCH": "main"}}
+        self.check("expanded_command", (await kim.call("POST", "/commands/expand", body)).json)
+        await kim.events.wait_for("skills_event")
+        self.check_stream(kim.events)
+
     @sends("web_address", "web_token", "web_tab", "web_challenge")
     async def test_the_way_in_for_a_browser(self) -> None:
         folder = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))

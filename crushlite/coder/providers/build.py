@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ...clock import Clock
     from ...config import Provider
-    from ..proxies import Proxies
+    from ...outbound.proxies import Proxies
     from .client import ProviderClient
 
 

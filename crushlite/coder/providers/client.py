@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ..proxies import NO_PROXIES
+from ...outbound.proxies import NO_PROXIES
 from .base import ProviderError
 from .listing import listed_models
 from .transport import MODELS_SECONDS, Transport
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
 
     from ...clock import Clock
+    from ...outbound.proxies import Proxies
     from ...protocol.config import Model
-    from ..proxies import Proxies
     from .base import ModelRequest, Piece
     from .decoding import Decoder
     from .transport import Timeouts

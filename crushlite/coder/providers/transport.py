@@ -13,17 +13,17 @@ import contextlib
 import re
 import ssl
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlsplit
 
 from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, ConnectFailed, HTTPClient
+from ...outbound.connecting import USER_AGENT
+from ...outbound.endpoint import Endpoint
+from ...outbound.proxies import NO_PROXIES
+from ...outbound.tunnel import ProxyRefused
 from ...records import dataclass
-from ..connecting import TLS, USER_AGENT, RemoteServer
 from ..jsontext import LIGHT_CHARS, dumps, is_heavy
 from ..listeners import is_own_listener
-from ..proxies import NO_PROXIES, PORTS
-from ..tunnel import ProxyRefused
 from .base import ProviderError
 from .decoding import decode_json
 from .failures import document_of, one_paragraph, refusal, retry_after
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     from ...clock import Clock
     from ...http.client import StreamResponse
-    from ..proxies import Proxies
-    from ..tunnel import Proxy
+    from ...outbound.proxies import Proxies
     from .base import Piece
     from .decoding import Decoder
 
@@ -57,7 +56,6 @@ _HEADERS = (
     ("Content-Type", "application/json"),
     ("Accept", "text/event-stream, application/json"),
 )
-_HOST = re.compile(r"[A-Za-z0-9._~:%-]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})
@@ -76,69 +74,26 @@ class _ForeignListener(ConnectFailed):
     """The port of a server that was found on this machine belongs to another user."""
 
 
-class Endpoint:
-    """A base URL, taken apart, and the connector of its server. Raises ProviderError for a URL that
-    can never work."""
+class _ProviderEndpoint(Endpoint):
+    """With `own_listener`, connects only if the port belongs to this user or to root. Raises
+    ProviderError for a URL that can never work."""
 
     def __init__(
-        self,
-        base_url: str,
-        clock: Clock,
-        timeout: float,
-        proxies: Proxies,
-        *,
-        own_listener: bool = False,
+        self, base_url: str, clock: Clock, timeout: float, proxies: Proxies, *, own_listener: bool
     ) -> None:
-        """`own_listener`: connect only if the port belongs to this user or to root."""
-        try:
-            url = urlsplit(base_url.strip())
-            host = (url.hostname or "").encode("idna").decode("ascii")
-            port = url.port
-        except ValueError as error:  # includes UnicodeError
-            raise ProviderError(f"not a base URL: {error}") from None
-        if url.scheme not in PORTS or not _HOST.fullmatch(host):
-            raise ProviderError("a base URL looks like https://host/prefix")
-        if "@" in url.netloc:
-            raise ProviderError("a base URL holds no user name: use api_key or extra_headers")
-        self.host = host
-        shown = f"[{host}]" if ":" in host else host
-        self.host_header = shown if port is None else f"{shown}:{port}"
-        self.prefix = quote(url.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
-        self._query = f"?{quote(url.query, safe='/%:@!$&()*+,;=~?')}" if url.query else ""
-        self._clock = clock
-        self._timeout = timeout
         self._own_listener = own_listener
-        secure, port = url.scheme == "https", port or PORTS[url.scheme]
-        proxy: Proxy | None = None
-        self._proxy_problem = ""  # reported by the first request: it must not prevent the start
         try:
-            proxy = proxies.find(host, port, secure=secure)
+            super().__init__(base_url, clock, timeout, proxies)
         except BadRequest as error:
-            self._proxy_problem = error.message
-        self.server = RemoteServer(host, port, secure, proxy, TLS())
-
-    def target(self, path: str) -> str:
-        """The target of a request for a path below the base URL, which may have a query."""
-        query = self._query.replace("?", "&", 1) if "?" in path else self._query
-        return self.server.target(self.host_header, f"{self.prefix}{path}{query}")
+            raise ProviderError(error.message) from None
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        """Raises ConnectFailed, also when it takes too long."""
-        if self._proxy_problem:
-            raise ProxyRefused(self._proxy_problem)
-        address = f"{self.host}:{self.server.port}"
-        try:
-            async with time_limit(self._clock, self._timeout):
-                transport = await self.server.connect(factory)
-        except TimeoutError:
-            reason = f"no connection within {self._timeout:g} s"
-            raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
-        except (OSError, ValueError) as error:  # a bad name, a bad file of certificates
-            raise ConnectFailed(f"cannot connect to {address}: {error}") from error
+        transport = await super().connect(factory)
         # Looked at when the connection stands: the listener of before may have ended.
-        if self._own_listener and not await asyncio.to_thread(is_own_listener, self.server.port):
+        port = self.server.port
+        if self._own_listener and not await asyncio.to_thread(is_own_listener, port):
             transport.abort()
-            raise _ForeignListener(f"{address} belongs to another user now")
+            raise _ForeignListener(f"{self.host}:{port} belongs to another user now")
         return transport
 
 
@@ -165,7 +120,7 @@ class Transport:
         pairs = _merged((*_HEADERS, *own), extra_headers)
         self._timeouts = timeouts or Timeouts()
         self._clock = clock
-        self.endpoint = Endpoint(
+        self.endpoint = _ProviderEndpoint(
             base_url, clock, self._timeouts.connect, proxies, own_listener=own_listener
         )
         server = self.endpoint.server

@@ -18,9 +18,9 @@ from urllib.parse import quote, urljoin, urlsplit
 from ...clock import time_limit
 from ...errors import BadRequest
 from ...http.client import ClientError, HTTPClient
+from ...outbound.connecting import TLS, USER_AGENT, RemoteServer
+from ...outbound.proxies import HOST, PORTS, proxies_of
 from ...records import dataclass
-from ..connecting import TLS, USER_AGENT, RemoteServer
-from ..proxies import HOST, PORTS, proxies_of
 from .arguments import number, schema, text
 from .base import ToolOutcome, denied, failure
 from .markup import markdown, plain_text
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...agent.base import Verdict
     from ...clock import Clock
     from ...http.messages import Headers
-    from ..proxies import Proxies
+    from ...outbound.proxies import Proxies
     from .base import ToolUse
 
 _CONVERTERS: dict[str, Callable[[str], str]] = {

@@ -82,7 +82,8 @@ class RequestDialog {
   }
 }
 
-// The keys that answer: with Alt everywhere, alone while the dialog has the focus and no text field.
+// The keys that answer: with Alt everywhere, alone only while a button of the dialog has the focus. (The
+// heading may get it by itself, and the next letter be meant for the prompt.)
 const KEYS = { allow: "A", allow_session: "S", deny: "D" };
 
 export class PermissionDialog extends RequestDialog {
@@ -94,7 +95,7 @@ export class PermissionDialog extends RequestDialog {
   onKey(event) {
     if (this.id === null || event.ctrlKey || event.metaKey || event.isComposing || event.repeat) return;
     if (document.querySelector("dialog:modal")) return;
-    const alone = this.dialog.contains(event.target) && !event.target.closest("input, textarea");
+    const alone = event.target.closest("button") !== null && this.dialog.contains(event.target);
     if (!event.altKey && !alone) return;
     const [action] = Object.entries(KEYS).find(([, letter]) => event.code === `Key${letter}`) || [];
     const button = action && this.dialog.querySelector(`[data-action=${action}]`);
@@ -119,7 +120,7 @@ export class PermissionDialog extends RequestDialog {
       const attributes = { type: "button", class: kind, "data-action": action, onclick: send(action) };
       if (!letter) return el("button", attributes, text);
       const shortcut = { "aria-keyshortcuts": `Alt+${letter}`, title: `Alt+${letter}` };
-      return el("button", { ...attributes, ...shortcut }, text, " ", el("kbd", { "aria-hidden": "true" }, letter));
+      return el("button", { ...attributes, ...shortcut }, text, " ", el("kbd", { "aria-hidden": "true" }, `Alt ${letter}`));
     };
     const box = this.what(request, params, rows);
     const rules = rulesOf(request);

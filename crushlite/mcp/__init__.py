@@ -1,0 +1,10 @@
+"""Tool servers: a client of the Model Context Protocol, in both of its eras.
+
+wing, routes   how it plugs in            part       the servers of one workspace
+server         one configured server: starting, its lists, calls, starting again
+session        what is said over a connection: initialize or discover, lists, requests
+links          connections: a program's pipes, or the old SSE transport
+web            the streamable HTTP transport
+tools          tools for the agent        naming     names that every provider takes
+schemas        schemas that every provider takes     content    what a call gave
+"""

@@ -1,0 +1,160 @@
+"""The tool servers of one workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from ..clock import all_done
+from ..config.secrets import redact
+from ..errors import NotFound
+from ..wing import WorkspacePart
+from .naming import safe_name
+from .prompts import ServerPrompt
+from .server import CLOSE_SECONDS, Server, Surroundings
+from .tools import ListResources, ReadResource, ServerTool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..agent.base import OfferedTool, Turn
+    from ..config.profile import FileProfile
+    from ..outbound.proxies import Proxies
+    from ..protocol.features import McpEvent
+    from ..wing import OfferedCommand, OpenWorkspace
+
+log = logging.getLogger(__name__)
+
+MOST_SERVERS = 100
+HEADLESS_SECONDS = 30.0  # that a prompt which nobody attends waits for servers that start
+RETRY_SECONDS = 30.0  # before a prompt lets a server that has failed be started again
+
+
+class McpPart(WorkspacePart):
+    """Follows the configuration: servers that it does not change stay as they are."""
+
+    def __init__(
+        self,
+        workspace: OpenWorkspace,
+        profile: FileProfile,
+        proxies: Proxies,
+        starting: asyncio.Semaphore,
+    ) -> None:
+        self._profile = profile
+        self._hub = workspace.hub
+        self._clock = workspace.clock
+        self._around = Surroundings(
+            path=workspace.path,
+            env=functools.partial(profile.command_env, workspace.env),
+            clock=workspace.clock,
+            proxies=proxies,
+            starting=starting,
+            redact=self._redact,
+            publish=self._publish,
+            changed=self._forget_tools,
+        )
+        self._servers: dict[str, Server] = {}
+        self._offered: list[OfferedTool] | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # servers that end
+        self._closed = False
+        profile.followers.append(self.follow)
+        self.follow()
+
+    @property
+    def servers(self) -> list[Server]:
+        """By name."""
+        return [self._servers[name] for name in sorted(self._servers)]
+
+    def find(self, name: str) -> Server | None:
+        return self._servers.get(name)
+
+    def server(self, name: str) -> Server:
+        """Raises NotFound."""
+        found = self.find(name)
+        if found is None:
+            raise NotFound(f"MCP server not found: {name}: the configuration has none of that name")
+        return found
+
+    def follow(self) -> None:
+        """Start, end and replace servers as the configuration says now."""
+        if self._closed:
+            return
+        wanted = dict(list(self._profile.config.tool_servers.items())[:MOST_SERVERS])
+        for name, server in list(self._servers.items()):
+            if wanted.get(name) != server.config:
+                del self._servers[name]
+                self._end(server)
+        for name, config in wanted.items():
+            if name not in self._servers:
+                server = self._servers[name] = Server(config, self._around)
+                server.start()
+        self._forget_tools()
+
+    def _end(self, server: Server) -> None:
+        task = asyncio.create_task(server.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._profile.followers.remove(self.follow)
+        for server in self._servers.values():
+            self._end(server)
+        self._servers = {}
+        await all_done(self._clock, list(self._closing), CLOSE_SECONDS)
+
+    # For the agent -------------------------------------------------------------------------------
+
+    async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
+        """What is ready. If nobody attends, servers that start are waited for."""
+        now = self._clock.time()
+        for server in self._servers.values():
+            failed = server.state == "error" and server.usable
+            if failed and now - server.tried_at >= RETRY_SECONDS:
+                server.start()
+        if not turn.interactive:
+            until = now + HEADLESS_SECONDS
+            for server in list(self._servers.values()):
+                await server.settled(max(0.0, until - self._clock.time()))
+        if self._offered is None:
+            self._offered = self._offers()
+        return self._offered
+
+    def _offers(self) -> list[OfferedTool]:
+        """All tools, by server and name: the order depends on nothing else."""
+        found: dict[str, OfferedTool] = {}
+        for server in self.servers:
+            for tool in server.tools:
+                name = safe_name(server.name, tool.name, found)
+                found.setdefault(name, ServerTool(name, server, tool))
+        readable = [server for server in self.servers if server.has_resources]
+        more = [ListResources(readable), ReadResource(readable)] if readable else []
+        return [*more, *found.values()]
+
+    def instructions(self) -> Sequence[tuple[str, str]]:
+        return [
+            (f"tool server {server.name}", server.instructions)
+            for server in self.servers
+            if server.instructions
+        ]
+
+    # For users -----------------------------------------------------------------------------------
+
+    async def commands(self) -> Sequence[OfferedCommand]:
+        return [
+            ServerPrompt(server, prompt) for server in self.servers for prompt in server.prompts
+        ]
+
+    # For servers ---------------------------------------------------------------------------------
+
+    def _forget_tools(self) -> None:
+        self._offered = None
+
+    def _publish(self, event: McpEvent) -> None:
+        if not self._closed:
+            self._hub.publish("updated", event)
+
+    def _redact(self, text: str) -> str:
+        return redact(text, self._profile.config.secrets())

@@ -1,0 +1,132 @@
+"""The routes about tool servers."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+from ..api.context import EMPTY, answer, body
+from ..api.files import NEVER
+from ..errors import BadRequest, CrushliteError, NotFound
+from ..protocol.features import (
+    GetPrompt,
+    McpPrompt,
+    McpPromptArgument,
+    McpState,
+    NamedServer,
+)
+from .part import McpPart
+
+if TYPE_CHECKING:
+    from ..api.context import Context
+    from ..http.messages import Request, Response
+    from .server import Server
+
+
+def _part(context: Context, request: Request) -> McpPart | None:
+    """The part of the workspace; None if its configuration is of another kind."""
+    workspace = context.workspace(request)
+    try:
+        return workspace.part(McpPart)
+    except NotFound:
+        return None
+
+
+def _server(context: Context, request: Request) -> Server | None:
+    """The server that the body names; None if there is none. Raises BadRequest without a name."""
+    part = _part(context, request)
+    name = body(NamedServer, request).name
+    if not name:
+        raise BadRequest("name is required")
+    return part.find(name) if part is not None else None
+
+
+async def states(context: Context, request: Request) -> Response:
+    part = _part(context, request)
+    return answer({s.name: _state(s) for s in (part.servers if part is not None else ())})
+
+
+def _state(server: Server) -> McpState:
+    when = NEVER
+    if server.connected_at is not None:
+        moment = datetime.datetime.fromtimestamp(server.connected_at, datetime.UTC)
+        when = moment.isoformat().replace("+00:00", "Z")
+    return McpState(
+        name=server.name,
+        state=server.state,
+        error=server.error,
+        tool_count=len(server.tools),
+        prompt_count=len(server.prompts),
+        resource_count=len(server.resources),
+        connected_at=when,
+        tools=[tool.name for tool in server.tools],
+        left_out=list(server.left_out),
+        last_lines=server.last_words,
+    )
+
+
+async def prompts(context: Context, request: Request) -> Response:
+    part = _part(context, request)
+    found = [
+        McpPrompt(
+            id=f"{server.name}:{prompt.name}",
+            title=prompt.title,
+            description=prompt.description,
+            prompt_id=prompt.name,
+            client_id=server.name,
+            arguments=[
+                McpPromptArgument(a.name, a.title or a.name, a.description, a.required)
+                for a in prompt.arguments
+            ],
+        )
+        for server in (part.servers if part is not None else ())
+        for prompt in server.prompts
+    ]
+    return answer(found)
+
+
+async def get_prompt(context: Context, request: Request) -> Response:
+    part, wanted = _part(context, request), body(GetPrompt, request)
+    server = part.find(wanted.client_id) if part is not None else None
+    known = {prompt.name for prompt in server.prompts} if server is not None else set()
+    if server is None or wanted.prompt_id not in known:
+        what = f"{wanted.client_id}:{wanted.prompt_id}"
+        raise NotFound(f"MCP prompt not found: {what}: no server that runs has it")
+    values = {name: str(value) for name, value in wanted.args.items()}
+    return answer({"prompt": await server.prompt(wanted.prompt_id, values)})
+
+
+async def read_resource(context: Context, request: Request) -> Response:
+    server = _server(context, request)
+    if server is None:
+        return answer([])
+    contents = await server.resource(body(NamedServer, request).uri)
+    return answer([_content(each) for each in contents])
+
+
+def _content(content: dict[str, Any]) -> dict[str, str]:
+    names = {"uri": "uri", "mimeType": "mime_type", "text": "text", "blob": "blob"}
+    found = {ours: content.get(theirs) for theirs, ours in names.items()}
+    return {key: value for key, value in found.items() if isinstance(value, str)}
+
+
+async def refresh_tools(context: Context, request: Request) -> Response:
+    return await _refresh(context, request, "tools")
+
+
+async def refresh_prompts(context: Context, request: Request) -> Response:
+    return await _refresh(context, request, "prompts")
+
+
+async def refresh_resources(context: Context, request: Request) -> Response:
+    return await _refresh(context, request, "resources")
+
+
+async def _refresh(context: Context, request: Request, what: str) -> Response:
+    server = _server(context, request)
+    if server is not None:
+        try:
+            await server.refresh(what)
+        except CrushliteError as error:
+            raise BadRequest(f"the tool server {server.name}: {error.message}") from None
+    return EMPTY

@@ -1,0 +1,139 @@
+"""The transport of 2024: answers come over one event stream, requests are posted to an address that
+the stream begins with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
+
+from ..clock import time_limit
+from ..http.client import ClientError
+from ..http.sse import SSEParser, SSETooLong
+from ..jsonrpc.errors import RpcError
+from ..jsonrpc.peer import RpcPeer
+from .errors import ServerError
+from .links import FRAME_BYTES, Hearing, PeerLink, peer_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..clock import Clock
+    from .web import WebClient
+
+
+class _EventReader:
+    """The messages of an event stream as lines."""
+
+    def __init__(self) -> None:
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)
+        self._rest = b""
+        self.endpoint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def pump(self, client: WebClient) -> None:
+        """Read the stream until it ends. Never raises."""
+        reason = "the stream has ended"
+        try:
+            async with client.stream("GET", headers=(("Accept", "text/event-stream"),)) as response:
+                await client.check(response)
+                parser = SSEParser(line_limit=FRAME_BYTES)
+                async for chunk in response:
+                    for event in parser.feed(chunk):
+                        if event.event == "endpoint" and not self.endpoint.done():
+                            self.endpoint.set_result(event.data)
+                        elif event.event == "message":
+                            # JSON holds no line breaks but between its values.
+                            await self._lines.put(event.data.replace("\n", " ").encode() + b"\n")
+        except (ServerError, RpcError) as error:
+            reason = error.message
+            if not self.endpoint.done():
+                self.endpoint.set_exception(error)
+        except (ClientError, OSError, SSETooLong, ValueError) as error:
+            reason = str(error)
+        finally:
+            if not self.endpoint.done():
+                self.endpoint.set_exception(ServerError(reason))
+            if not self.endpoint.cancelled():
+                self.endpoint.exception()  # nobody may be waiting any more
+            with contextlib.suppress(asyncio.QueueFull):
+                self._lines.put_nowait(None)
+
+    async def read(self, n: int, /) -> bytes:
+        if not self._rest:
+            self._rest = await self._lines.get() or b""
+        data, self._rest = self._rest[:n], self._rest[n:]
+        return data
+
+
+class _PostingWriter:
+    """Posts each line to the address that the server gave."""
+
+    def __init__(self, client: WebClient, target: str) -> None:
+        self._client = client
+        self._target = target
+        self._lines: list[bytes] = []
+
+    def write(self, data: bytes, /) -> None:
+        self._lines.append(data)
+
+    async def drain(self) -> None:
+        lines, self._lines = self._lines, []
+        for line in lines:
+            try:
+                await self._client.post(line.strip(), target=self._target)
+            except (ClientError, ServerError, RpcError, ValueError) as error:
+                raise ConnectionError(str(error)) from None
+
+    def close(self) -> None:
+        """The stream is closed by the link."""
+
+
+class EventLink(PeerLink):
+    """A link over an event stream and posts."""
+
+    def __init__(self, peer: RpcPeer, client: WebClient, pumping: asyncio.Task[None]) -> None:
+        super().__init__(peer)
+        self._client = client
+        self._pumping = pumping
+
+    @classmethod
+    async def open(
+        cls,
+        client: WebClient,
+        clock: Clock,
+        seconds: float,
+        notice: Callable[[str, dict[str, Any]], None],
+    ) -> EventLink:
+        """Raises ServerError."""
+        reader = _EventReader()
+        pumping = asyncio.create_task(reader.pump(client))
+        try:
+            async with time_limit(clock, seconds):
+                endpoint = await reader.endpoint
+            target = _target(client, endpoint)
+        except BaseException as error:
+            pumping.cancel()
+            await asyncio.gather(pumping, return_exceptions=True)
+            if isinstance(error, TimeoutError):
+                raise ServerError(f"no endpoint within {seconds:g} s") from None
+            raise
+        writer = _PostingWriter(client, target)
+        peer = RpcPeer(reader, writer, Hearing(notice), clock, peer_options())
+        return cls(peer, client, pumping)
+
+    async def close(self) -> None:
+        await super().close()
+        self._pumping.cancel()
+        await asyncio.gather(self._pumping, return_exceptions=True)
+        await self._client.aclose()
+
+
+def _target(client: WebClient, endpoint: str) -> str:
+    """Where to post, which must be on the same server: it gets the user's headers. Raises
+    ServerError."""
+    url = urljoin(client.url, endpoint)
+    there, here = urlsplit(url), urlsplit(client.url)
+    if (there.scheme, there.netloc) != (here.scheme, here.netloc):
+        raise ServerError("the server sends requests to another server: that is refused")
+    return client.target_of(there.path + (f"?{there.query}" if there.query else ""))

@@ -1,0 +1,62 @@
+"""Tool servers: each workspace has those that its configuration names."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ..api.entry import Entry, W
+from ..protocol.features import GetPrompt, McpPrompt, McpState, NamedServer
+from ..wing import Wing
+from ..wings import has_wing
+from . import routes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..wing import OpenWorkspace
+    from .part import McpPart
+
+STARTING = 4  # servers that start at the same time in a daemon
+
+
+class McpWing(Wing):
+    def __init__(self) -> None:
+        self._starting = asyncio.Semaphore(STARTING)
+
+    async def open(self, workspace: OpenWorkspace) -> McpPart | None:
+        if not has_wing("config"):
+            return None
+        from ..config.profile import FileProfile
+
+        if not isinstance(workspace.profile, FileProfile):
+            return None
+        from ..outbound.proxies import proxies_of
+        from .part import McpPart
+
+        proxies = proxies_of(workspace.env)
+        return McpPart(workspace, workspace.profile, proxies, self._starting)
+
+    def routes(self) -> Sequence[Entry]:
+        mcp = W + "/mcp"
+        return (
+            Entry("GET", mcp + "/states", routes.states, gives=dict[str, McpState]),
+            Entry("GET", mcp + "/prompts", routes.prompts, gives=list[McpPrompt]),
+            Entry(
+                "POST",
+                mcp + "/get-prompt",
+                routes.get_prompt,
+                takes=GetPrompt,
+                gives=dict[str, str],
+            ),
+            Entry(
+                "POST",
+                mcp + "/read-resource",
+                routes.read_resource,
+                takes=NamedServer,
+                gives=list[dict[str, str]],
+            ),
+            Entry("POST", mcp + "/refresh-tools", routes.refresh_tools, takes=NamedServer),
+            Entry("POST", mcp + "/refresh-prompts", routes.refresh_prompts, takes=NamedServer),
+            Entry("POST", mcp + "/refresh-resources", routes.refresh_resources, takes=NamedServer),
+        )
