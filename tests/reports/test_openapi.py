@@ -330,7 +330,6 @@ class BodyTests(BoundedTestCase, InputTestCase):
 
 # Routes of features that do not exist: no request succeeds.
 NEVER_GOOD = {
-    ("GET", W + "/lsps/{name}/diagnostics"),
     ("POST", W + "/config/refresh-oauth"),
     ("POST", W + "/mcp/auth"),
     ("POST", W + "/mcp/get-prompt"),
@@ -594,11 +593,11 @@ class AnswerTests(BoundedTestCase):
             await self.ask("GET", base + path)
         for path in ("/lsps/stop", "/project/init"):
             await self.ask("POST", base + path)
-        await self.ask("POST", base + "/lsps/start", {"path": "/a"})
         for path in ("refresh-tools", "refresh-prompts", "refresh-resources", "read-resource"):
             await self.ask("POST", f"{base}/mcp/{path}", {"name": "n"})
         await self.ask("GET", base + "/lsps/gopls/diagnostics", None, 404)
         await self.skills()
+        await self.language_servers()
         await self.ask("POST", base + "/mcp/auth", {"name": "n"}, 404)
         body = {"client_id": "n", "prompt_id": "p"}
         await self.ask("POST", base + "/mcp/get-prompt", body, 404)
@@ -617,6 +616,17 @@ class AnswerTests(BoundedTestCase):
         await self.ask("POST", base + "/commands/expand", {"command": command["name"]})
         await self.ask("POST", base + "/commands/expand", {"command": "c"}, 404)
         await self.anna.events.wait_for("skills_event")
+
+    async def language_servers(self) -> None:
+        base = self.base
+        toy = {"command": "no-such-server", "filetypes": ["toy"]}
+        setting = {"scope": 0, "key": "lsp.toy"}
+        await self.ask("POST", base + "/config/set", {**setting, "value": toy})
+        path = str(self.daemon.root / "project/a.toy")
+        await self.ask("POST", base + "/lsps/start", {"path": path})
+        await self.anna.events.wait_for("lsp_event", state=3)
+        await self.ask("GET", base + "/lsps/toy/diagnostics")
+        await self.ask("POST", base + "/config/remove", setting)
 
     async def refusals(self) -> None:
         base = self.base
