@@ -607,7 +607,7 @@ class Failures(Case):
         for length in range(4, len(KEY)):
             page = b"<p>" * 2724 + b"the key was " + KEY.encode()[:length]
             error = await self.failure(self.openai(), http(401, page))
-            self.assertTrue(str(error).endswith("the key was"), str(error))
+            self.assertTrue(error.said.endswith("the key was"), str(error))
 
     async def test_configured_secrets_are_not_shown_either(self) -> None:
         headers = {"X-Api-Token": "tok-abcdef", "Cookie": "session=zzzz"}

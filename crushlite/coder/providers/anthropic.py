@@ -108,7 +108,7 @@ class AnthropicProvider(ProviderClient):
     def _adapted(
         self, error: ProviderError, body: dict[str, Any], request: ModelRequest
     ) -> ModelRequest | None:
-        words = str(error)
+        words = error.said
         if "thinking" not in words:
             return None
         sent = body.get("thinking", {}).get("type", "")

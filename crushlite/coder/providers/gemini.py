@@ -80,7 +80,7 @@ class GeminiProvider(ProviderClient):
     def _adapted(
         self, error: ProviderError, body: dict[str, Any], request: ModelRequest
     ) -> ModelRequest | None:
-        words = str(error).lower().replace("_", " ")
+        words = error.said.lower().replace("_", " ")
         # Signatures are tied to the model, which may have been changed.
         return without_reasoning(request) if "thought signature" in words else None
 

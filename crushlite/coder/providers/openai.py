@@ -93,7 +93,7 @@ class OpenAIProvider(ProviderClient):
     def _adapted(
         self, error: ProviderError, body: dict[str, Any], request: ModelRequest
     ) -> ModelRequest | None:
-        words = str(error)
+        words = error.said
         if "stream_options" in words and "stream_options" in body:
             self._stream_options = False
         elif "max_completion_tokens" in words and "max_tokens" in body:

@@ -231,7 +231,8 @@ class Transport:
 
     def _without_secrets(self, error: ProviderError) -> ProviderError:
         return ProviderError(
-            one_paragraph(self._hider.hide(str(error))),
+            one_paragraph(self._hider.hide(error.said)),
+            advice=error.advice,
             status=error.upstream_status,
             retryable=error.retryable,
             retry_after=error.retry_after,
