@@ -63,6 +63,7 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 NOT_RUN = "not run: the run ended before it was allowed"
+NOT_RUN_CANCELED = "not run: cancelled before it was allowed"
 TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
@@ -204,14 +205,15 @@ class LiveTurn(TurnCommands, TurnRequests):
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "canceled before it had a result"
+            reason = "cancelled before it had a result"
         elif outcome is Outcome.FAILED:
             reason = "the turn failed before this tool call had a result"
         if self._step is not None:
             self._services.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
             if call.id not in self._results:
-                why = NOT_RUN if call.id in self._unallowed else reason
+                asked = NOT_RUN_CANCELED if outcome is Outcome.CANCELED else NOT_RUN
+                why = asked if call.id in self._unallowed else reason
                 self._result(ToolResultPart(call.id, call.name, why, is_error=True))
 
     # For the agent: reading ----------------------------------------------------------------------
