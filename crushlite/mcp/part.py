@@ -13,7 +13,6 @@ from ..config.secrets import redact
 from ..errors import NotFound
 from ..wing import WorkspacePart
 from .naming import safe_name
-from .prompts import ServerPrompt
 from .server import CLOSE_SECONDS, Server, Surroundings
 from .tools import ListResources, ReadResource, ServerTool
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ..config.profile import FileProfile
     from ..outbound.proxies import Proxies
     from ..protocol.features import McpEvent
-    from ..wing import OfferedCommand, OpenWorkspace
+    from ..wing import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
@@ -149,13 +148,6 @@ class McpPart(WorkspacePart):
             (f"tool server {server.name}", server.instructions)
             for server in self.servers
             if server.instructions
-        ]
-
-    # For users -----------------------------------------------------------------------------------
-
-    async def commands(self) -> Sequence[OfferedCommand]:
-        return [
-            ServerPrompt(server, prompt) for server in self.servers for prompt in server.prompts
         ]
 
     # For servers ---------------------------------------------------------------------------------
