@@ -154,6 +154,15 @@ class WorkspacePart:
         workspace."""
         return None
 
+    def file_read(self, path: str) -> None:
+        """An agent has read a file, by its absolute path."""
+
+    async def notes_on_change(self, turn: Turn, path: str) -> str:
+        """What to tell the model with the result of a tool that has just changed a file, by its
+        absolute path; empty if nothing. The agent waits for it: a second or two while somebody
+        attends (`turn.interactive`), some more else."""
+        return ""
+
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
         """Tools for the agent of the workspace, asked for at each step of a turn. In the same order
         each time: a provider's cache of a request is lost when the list changes. Must not wait for

@@ -21,6 +21,7 @@ WINGS = (
     (".hooks.wing", "HooksWing"),
     (".undo.wing", "UndoWing"),
     (".mcp.wing", "McpWing"),
+    (".lsp.wing", "LspWing"),
     (".console.wing", "ConsoleWing"),
     (".reports.wing", "ReportsWing"),
     (".acp.wing", "AcpWing"),

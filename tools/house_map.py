@@ -41,6 +41,7 @@ WINGS = (
     "acp",
     "undo",
     "mcp",
+    "lsp",
     "console",
     "reports",
     "cli",
@@ -60,6 +61,7 @@ NEEDS = {
     "hooks": {"config"},
     "acp_agents": {"config"},
     "mcp": {"config"},
+    "lsp": {"config"},
     "cli": {"config", "console", "acp", "skills"},
 }
 

@@ -20,13 +20,15 @@ from pathlib import Path
 
 from environment import MISLEADING, say
 
+GOPLS = "golang.org/x/tools/gopls@v0.20.0"  # built where go is installed, for its test
+GO_SECONDS = 600
 NODE_ADVICE = "npm is not on the PATH (Debian: sudo apt-get install npm)"
 
 
 def stamp_of(root: Path) -> str:
     """What an installation is made from; scripts in it hold the path of the checkout."""
     sources = ("pyproject.toml", "tests/peers/requirements.txt", "tests/peers/package.json")
-    texts = [(root / name).read_bytes() for name in sources]
+    texts = [GOPLS.encode(), *((root / name).read_bytes() for name in sources)]
     python = f"{sys.version} {root}".encode()
     return hashlib.sha256(b"\0".join([*texts, python])).hexdigest()
 
@@ -57,7 +59,21 @@ def install(root: Path, folder: Path) -> int:
         if subprocess.run(command, env=environment, stdout=sys.stderr, cwd=folder).returncode:
             say(f"`{' '.join(command[:5])} ...` failed; its reason is above.")
             return 1
+    install_gopls(folder, environment)
     return 0
+
+
+def install_gopls(folder: Path, environment: dict[str, str]) -> None:
+    """Build gopls with the go of this machine, if there is one. A failure is said, and no more: its
+    test is left out then."""
+    if shutil.which("go") is None:
+        return
+    places = {"GOBIN": str(folder / "go"), "GOFLAGS": "-modcacherw"}
+    command = ["go", "install", GOPLS]
+    try:
+        subprocess.run(command, env={**environment, **places}, check=True, timeout=GO_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"gopls could not be installed, its test is left out: {error}")
 
 
 def main() -> int:

@@ -167,8 +167,17 @@ def diffs(content: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 def transcript(messages: Sequence[Message]) -> str:
     """A conversation as context for an agent that does not know it: its end, if it is long. Empty
-    if nothing was said."""
-    pieces = [piece for message in messages for piece in _spoken(message)]
+    if nothing was said. A prompt that got no answer, canceled or failed, is left out: the user has
+    taken it back, or sends it again."""
+    pieces: list[str] = []
+    asked: list[str] = []
+    for message in messages:
+        spoken = list(_spoken(message))
+        if message.role == "user":
+            asked = spoken
+        elif spoken:
+            pieces += [*asked, *spoken]
+            asked = []
     kept: list[str] = []
     room = TRANSCRIPT_CHARS
     for piece in reversed(pieces):

@@ -108,6 +108,7 @@ class Title:
 
     text: str
     usage: Usage = Usage()
+    plain: bool = False  # only the prompt's first words: one given by a client is better
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,11 @@ class Turn(Protocol):
     @property
     def watchers(self) -> int:
         """How many clients are attached to the workspace."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many were sent and received in this turn so far, with those of its sub-agents."""
         ...
 
     async def session(self) -> Session: ...
@@ -332,7 +338,7 @@ class Turn(Protocol):
         ...
 
     async def delegate(
-        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+        self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
     ) -> Delegated:
         """Let another agent, a sub-agent, answer a prompt for the open tool call `id`, in a child
         session of this one. It has the limits of this turn, what it costs counts for both sessions,
@@ -362,6 +368,11 @@ class Turn(Protocol):
         """The tools that the wings of the daemon offer now, each name once. In the same order as
         long as they do not change, so that a provider's cache of a request's beginning stays
         valid."""
+        ...
+
+    async def notes_on_change(self, path: str) -> list[str]:
+        """What the wings of the daemon say of a file that a tool has just changed, by its absolute
+        path: texts for the model, to be put behind the result of the tool."""
         ...
 
     def instructions(self) -> list[tuple[str, str]]:
@@ -446,13 +457,17 @@ class RunsTurns(Protocol):
     def run(self, turn: Any) -> Any: ...
 
 
+# What can be made an Agent.
+AnyAgent = Callable[[Any], Any] | RunsTurns
+
+
 class Agent:
     """An agent of any accepted form. Methods that it does not have do nothing.
 
     Raises UsageError for what is no agent.
     """
 
-    def __init__(self, target: Callable[[Any], Any] | RunsTurns) -> None:
+    def __init__(self, target: AnyAgent) -> None:
         run = target.run if isinstance(target, RunsTurns) else target
         if not callable(run):
             raise UsageError(

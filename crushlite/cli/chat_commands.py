@@ -51,8 +51,8 @@ HELP = (
 
 
 KEYS_HELP = (
-    "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one.",
     "Tab completes /commands and @files, Ctrl-R searches what was typed before.",
+    "Enter sends; a line that ends with \\, or Alt-Enter, goes on in the next one.",
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..protocol.questions import QuestionResponse
-from .person import ANSWERS
+from .answers import ANSWERS
 from .render import chosen_option, grant_words, option_lines, request_lines
 from .text import count, visible
 
@@ -62,7 +62,7 @@ class Dialog:
 
 
 class PermissionDialog(Dialog):
-    prompt = "allow? [y/n/a] "
+    prompt = "allow? [y/n/always] "
 
     def __init__(self, request: PermissionRequest) -> None:
         super().__init__(request.id, request.tool_call_id, request.session_id)

@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:
     set_it = command(actions, "set", SET.lstrip(), _set, EXAMPLES, "write one value")
     example = "  crushlite config unset options.debug"
     unset_it = command(actions, "unset", UNSET, _unset, example, "remove one value")
-    name = {"metavar": "KEY", "help": "a dotted name, as in options.debug"}
+    name: dict[str, Any] = {"metavar": "KEY", "help": "a dotted name, as in options.debug"}
     show_it.add_argument("key", nargs="?", default="", **name)
     for each in (set_it, unset_it):
         each.add_argument("key", **name)

@@ -123,5 +123,5 @@ def choose(given: str, ids: Iterable[str], what: str) -> str:
 
 async def waiting_sessions(workspace: RemoteWorkspace) -> set[str]:
     """The ids of the sessions that wait for a person: for a permission, or for an answer."""
-    requests = [*await workspace.permissions(), *await workspace.questions()]
-    return {request.session_id for request in requests}
+    permissions, questions = await workspace.permissions(), await workspace.questions()
+    return {one.session_id for one in permissions} | {one.session_id for one in questions}

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from ..errors import CrushliteError, UsageError
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
+from .answers import ANSWERS
+from .chat_dialogs import QuestionDialog
 from .common import say
 from .render import chosen_option, grant_words, option_lines, request_lines
 
@@ -23,17 +25,8 @@ if TYPE_CHECKING:
 
     from ..client import RemoteWorkspace
     from ..protocol.permissions import Resolution
-    from .chat_dialogs import QuestionDialog
     from .progress import Progress
 
-# What is typed, and the action that it means on the wire.
-ANSWERS = {
-    **dict.fromkeys(("y", "yes"), "allow"),
-    **dict.fromkeys(("n", "no"), "deny"),
-    **dict.fromkeys(("a", "always"), "allow_session"),
-    **dict.fromkeys(("r", "rule"), "allow_rule"),
-    **dict.fromkeys(("k", "keep"), "allow_always"),
-}
 KEYS = {"allow_session": "a", "allow_rule": "r", "allow_always": "k"}
 HINT = "answer here with y (yes), n (no) or a (always, in this session), and Enter"
 LATE_SECONDS = 2.0  # after an answer elsewhere, what is typed may still be meant for that request
@@ -120,8 +113,6 @@ class TerminalAnswers:
                 self._late_until = time.monotonic() + LATE_SECONDS
             self._ask()
         elif isinstance(payload, QuestionBatch) and payload.id not in self._dialogs:
-            from .chat_dialogs import QuestionDialog  # only here: it imports this module
-
             self._dialogs[payload.id] = QuestionDialog(payload)
             self._ask()
         elif isinstance(payload, QuestionNotification):

@@ -95,7 +95,9 @@ async def _look(workspace: RemoteWorkspace) -> _WorkspaceState:
         runs=[info for info in await workspace.runs() if info.state != "ended"],
         permissions=len(permissions),
         questions=len(questions),
-        needs_you=sorted({request.session_id for request in (*permissions, *questions)}),
+        needs_you=sorted(
+            {one.session_id for one in permissions} | {one.session_id for one in questions}
+        ),
     )
 
 

@@ -90,13 +90,7 @@ def add_parser(commands: Any) -> None:
         default="",
         help="send the prompt of this command; PROMPT is what would be typed behind its name",
     )
-    add(
-        "--arg",
-        action="append",
-        metavar="NAME=VALUE",
-        default=[],
-        help="an argument of that command; repeatable",
-    )
+    add("--arg", action="append", metavar="NAME=VALUE", default=[], help="its argument; repeatable")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--session", metavar="ID", help="go on in this session (default: a new one)")
     which.add_argument(
@@ -125,6 +119,15 @@ def add_parser(commands: Any) -> None:
         help="how much the model reasons: none, low, medium, high ... (default: as configured)",
     )
     add("--detach", action="store_true", help="print the id of the run and leave; it goes on")
+    _add_permissions(parser)
+    _add_limits(parser)
+    add_output(parser)
+    add("-q", "--quiet", action="store_true", help="say only errors, and what --yolo means")
+    add_connection(parser)
+
+
+def _add_permissions(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--yolo",
         dest="auto_approve",
@@ -137,10 +140,6 @@ def add_parser(commands: Any) -> None:
         type=seconds,
         help="deny what was not answered in so many seconds (the daemon has a limit, too)",
     )
-    _add_limits(parser)
-    add_output(parser)
-    add("-q", "--quiet", action="store_true", help="say only errors, and what --yolo means")
-    add_connection(parser)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     from ..config.agentfiles import AgentFile
     from ..skills.configured import ProjectText
 
+# Sections of programs by their names, and what is said of one.
+_STARTED = {
+    "agents": "agent {}, a program that can then be started",
+    "mcp": "tool server {}, which is then started",
+    "lsp": "language server {}, which is then started",
+    "hooks": "hook {}, which runs programs",
+}
 DESCRIPTION = """\
 Show what the files of a project would use (in crush.json providers and their addresses, models,
 variables, tool and language servers, hooks; named sub-agents, skills, commands), and after a yes
@@ -189,25 +196,15 @@ def _lines(file: ProjectFile, files: ConfigFiles) -> Iterator[str]:
         yield "  the built-in providers are turned off"
     if recent := document.get("recent_models"):
         yield f"  models shown as used recently: {_value(recent)}"
-    yield from _started(document)
+    for key, words in _STARTED.items():
+        for name, section in (document.get(key) or {}).items():
+            yield f"  {words.format(_plain(name))}: {_value(section or {})}"
     yield from _variables(document, files)
     programs = [key for key in _PROGRAMS if document.get(key)]
     if "$(" in json.dumps(document.get("providers")):
         programs.append("$(...)")
     if programs:
         yield f"  ignored, because a project's file starts nothing: {', '.join(programs)}"
-
-
-def _started(document: dict[str, Any]) -> Iterator[str]:
-    """The programs that a file brings."""
-    for name, section in (document.get("agents") or {}).items():
-        yield f"  agent {_plain(name)}, a program that can then be started: {_value(section or {})}"
-    for name, server in (document.get("mcp") or {}).items():
-        yield f"  tool server {_plain(name)}, which is then started: {_value(server or {})}"
-    for name, server in (document.get("lsp") or {}).items():
-        yield f"  starts the language server {_plain(name)}: {_value(server or {})}"
-    for event, entries in (document.get("hooks") or {}).items():
-        yield f"  hook {_plain(event)}, which runs programs: {_value(entries)}"
 
 
 def _provider(ident: str, section: dict[str, Any]) -> Iterator[str]:

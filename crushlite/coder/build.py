@@ -58,6 +58,7 @@ def coder(
     from ..outbound.proxies import proxies_of
     from .attribution import commit_instructions
     from .loop import CoderAgent, CoderOptions
+    from .subagents import AgentTool, Ingredients
     from .tools.base import SEARCHES, ToolContext, view_lines
     from .tools.registry import all_tools
     from .tools.results import ResultFiles
@@ -70,22 +71,34 @@ def coder(
         commits=commit_instructions(config.options.attribution, config.large.model.id),
         disabled_tools=config.options.disabled_tools,
     )
+    context = ToolContext(
+        path,
+        config.command_env(env),
+        OwnFolders(path, (*config.own_folders, default_socket().parent)),
+        searches=searches or asyncio.Semaphore(SEARCHES),
+        view_lines=view_lines(config.large.model.context_window),
+        images=config.large.model.supports_attachments,
+        results=results or ResultFiles(),
+    )
+    large, small = (_served(each, clock, proxies) for each in (config.large, config.small))
+
+    def serve(name: str) -> ServedModel | None:
+        return _served_as(name, config, clock, proxies)
+
+    made_of = Ingredients(context, large, small, options, clock, config.read_agents, serve)
+    tools = all_tools(config.options.disabled_tools, clock=clock)
+    sub_agents = AgentTool(made_of, tools)
+    if sub_agents.name not in config.options.disabled_tools:
+        tools = [*tools, sub_agents]
     return Agent(
         CoderAgent(
-            context=ToolContext(
-                path,
-                config.command_env(env),
-                OwnFolders(path, (*config.own_folders, default_socket().parent)),
-                searches=searches or asyncio.Semaphore(SEARCHES),
-                view_lines=view_lines(config.large.model.context_window),
-                images=config.large.model.supports_attachments,
-                results=results or ResultFiles(),
-            ),
-            large=_served(config.large, clock, proxies),
-            small=_served(config.small, clock, proxies),
-            tools=all_tools(config.options.disabled_tools, clock=clock),
+            context=context,
+            large=large,
+            small=small,
+            tools=tools,
             options=options,
             clock=clock,
+            sub_agents=sub_agents,
         )
     )
 
@@ -112,3 +125,9 @@ def _served(selected: Selected, clock: Clock, proxies: Proxies) -> ServedModel:
     provider = provider_of(selected.provider, clock, proxies, options)
     prefix = selected.provider.system_prompt_prefix
     return ServedModel(provider, selected.model, selected.choice, prefix)
+
+
+def _served_as(name: str, config: Config, clock: Clock, proxies: Proxies) -> ServedModel | None:
+    """The model of a name; None if there is none."""
+    selected = config.served_as(name)
+    return None if selected is None else _served(selected, clock, proxies)

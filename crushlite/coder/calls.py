@@ -56,7 +56,6 @@ class TurnState:
     guard: RepeatGuard = dataclasses.field(default_factory=RepeatGuard)
     # The ids of its tool calls, of those that were summarized too.
     used: set[str] = dataclasses.field(default_factory=set)
-    tokens: int = 0
 
 
 class ToolRunner:
@@ -117,6 +116,8 @@ class ToolRunner:
         more = [state.guard.warning()]
         if call.name in FILE_TOOLS and not outcome.is_error:
             more += await self._files_on_the_way(turn, state.briefing, call)
+            if tool is not None and not tool.read_only:
+                more += await self._notes_on_change(turn, call)
         await self._report(turn, call, outcome, [text for text in more if text])
         return outcome
 
@@ -137,6 +138,14 @@ class ToolRunner:
             briefing.told |= {name: digest(text) for name, text in new}
             await turn.remember(briefing.dump())
         return [block(name, text) for name, text in bounded(new, TOTAL_CHARS // 4)]
+
+    async def _notes_on_change(self, turn: Turn, call: ToolRequest) -> list[str]:
+        """What wings say of the file that a call has changed."""
+        try:
+            place = await self._context.locate(str(call.value.get("file_path", "")))
+        except CrushliteError:
+            return []
+        return await turn.notes_on_change(str(place.path))
 
     async def _report(
         self, turn: Turn, call: ToolRequest, outcome: ToolOutcome, more: Sequence[str] = ()

@@ -18,7 +18,7 @@ import functools
 import logging
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..agent.base import Info, Title, Usage
 from ..clock import time_limit
@@ -48,9 +48,9 @@ from .tools.base import spec_of
 from .tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ..agent.base import Turn
+    from ..agent.base import OfferedTool, Turn
     from ..clock import Clock
     from ..protocol.config import Model, SelectedModel
     from ..protocol.messages import Message
@@ -95,12 +95,23 @@ class CoderOptions:
     commits: str = ""  # what the system prompt says about commit messages
     disabled_tools: tuple[str, ...] = ()  # of those that wings offer
     budget: int = BUDGET
+    # Of a sub-agent: what it is told to be, and which of the tools that wings offer it gets.
+    instructions: str = ""
+    admits: Callable[[OfferedTool], bool] | None = None
+
+
+class SubAgents(Protocol):
+    """The tool that runs sub-agents, as the loop sees it."""
+
+    async def refresh(self) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 class CoderAgent:
     """The agent. `large` answers prompts, `small` writes titles."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by keyword
         self,
         *,
         context: ToolContext,
@@ -109,6 +120,7 @@ class CoderAgent:
         tools: Sequence[Tool],
         options: CoderOptions,
         clock: Clock,
+        sub_agents: SubAgents | None = None,
     ) -> None:
         self._context = context
         self._large = large
@@ -117,7 +129,9 @@ class CoderAgent:
             tools,
             disabled=options.disabled_tools,
             window=large.model.context_window,
+            admits=options.admits,
         )
+        self._sub_agents = sub_agents
         self._runner = ToolRunner(context, options.context_paths)
         self._options = options
         self._clock = clock
@@ -128,6 +142,8 @@ class CoderAgent:
     async def aclose(self) -> None:
         await self._large.provider.aclose()
         await self._small.provider.aclose()
+        if self._sub_agents is not None:
+            await self._sub_agents.aclose()
 
     # The turn ------------------------------------------------------------------------------------
 
@@ -138,12 +154,14 @@ class CoderAgent:
         if turn.context and prompt_id:
             briefing.add(prompt_id, turn.context)
             await turn.remember(briefing.dump())
+        if self._sub_agents is not None:
+            await self._sub_agents.refresh()
         state = TurnState(briefing, await self._toolbox.of_step(turn))
         while True:
             await turn.step()
-            if state.tokens >= self._options.budget:
+            if turn.tokens >= self._options.budget:
                 raise LimitReached(
-                    f"stopped after {state.tokens} tokens, the budget of a run: ask again to go on"
+                    f"stopped after {turn.tokens} tokens, the budget of a run: ask again to go on"
                 )
             # Before the first step too: a conversation without any tool calls grows as well.
             if self._is_full(session, history):
@@ -272,7 +290,7 @@ class CoderAgent:
             briefing.facts,
             tools=self._toolbox.own,
             window=large.model.context_window,
-            prefix=large.system_prefix,
+            prefix="\n\n".join(filter(None, (large.system_prefix, self._options.instructions))),
             commits=self._options.commits,
         )
         request = _model_request(large, system, messages, specs)
@@ -303,7 +321,6 @@ class CoderAgent:
                 usage = self._usage(self._large, request, answer)
                 if state is not None:
                     state.used |= answer.used
-                    state.tokens += usage.prompt_tokens + usage.completion_tokens
                 await turn.usage(usage)
                 return answer
         raise AssertionError("the last attempt returns or raises")

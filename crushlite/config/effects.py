@@ -26,17 +26,17 @@ _ABOVE = "its key is used, but it is not refreshed: log in with Crush again when
 # By the path of a key, "*" for any name: why it has no effect.
 NO_EFFECT: dict[tuple[str, ...], str] = {
     ("mcp", "*"): "the wing that starts tool servers is not there",
-    ("lsp", "*"): _LSP,
     ("env",): "set the variables in the environment that you start crushlite from",
     ("tools", "*"): "searches have limits of their own",
-    ("options", "auto_lsp"): _LSP,
-    ("options", "debug_lsp"): _LSP,
+    ("options", "debug_lsp"): "`crushlite serve --log-level debug` logs more",
     ("options", "debug"): "use `crushlite serve --log-level debug`",
     ("options", "skills_paths"): _SKILLS,
     ("options", "disabled_skills"): _SKILLS,
     ("providers", "*", "oauth"): _ABOVE,
     ("providers", "*", "aws_auth_refresh"): "this kind of provider is not supported",
 }
+if not has_wing("lsp"):
+    NO_EFFECT |= {("lsp", "*"): _LSP, ("options", "auto_lsp"): _LSP}
 # Keys that are fine although the schema does not name them, or their objects are free.
 _FREE = {("$schema",), ("mcp",), ("lsp",), ("hooks",), ("env",), ("recent_models",)}
 _MOST = 20  # keys that nobody knows which are named

@@ -88,6 +88,7 @@ class ConfigOptions:
     disabled_tools: tuple[str, ...] = ()
     disabled_skills: tuple[str, ...] = ()
     disable_auto_summarize: bool = False
+    auto_lsp: bool = True  # language servers that are installed are used without being named
     disable_metrics: bool = True  # there are none; and the Crush client then sends none either
     debug: bool = False
     data_directory: str = ""  # as written; empty if no file says

@@ -4,10 +4,11 @@ A repository brings its own `crush.json`, and opening it must be safe. So a docu
 or from the data directory inside it, goes through `ProjectRules.admit` before it is merged. Only
 what is listed here is let through: a key that crushlite does not know is ignored.
 
-Until the user trusts the file (see `trust`), it has no say in who is asked and what is sent: all of
-its providers, models, recent models, agents and tool servers are ignored, and the switch that turns
-the catalogue off, because taking a provider away chooses another one. What is left of it is never
-expanded. That is reported in one warning, which says what to do.
+Until the user trusts the file (see `trust`), it has no say in who is asked, what is sent and what
+is started: all of its providers, models, recent models, agents, hooks, tool servers and language
+servers are ignored, and the switch that turns the catalogue off, because taking a provider away
+chooses another one. What is left of it is never expanded. That is reported in one warning, which
+says what to do.
 
   permissions   `allowed_tools` of a project only removes: `"-bash"` or `"!bash"` takes back a tool
                 with all its actions, `"-bash:execute"` one action (and `bash` as a whole, if that
@@ -23,7 +24,8 @@ expanded. That is reported in one warning, which says what to do.
   agents        new ones only: what the user has named stays as it is.
   mcp           new ones only: one that the user has named can be disabled.
   hooks         of a trusted file: they can forbid and change what tools do, and not allow it.
-  lsp, env      ignored: they start programs, or change those that are started.
+  lsp           of a trusted file: which language servers start, and how.
+  env           ignored: it changes the programs that are started.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from .warnings import Warn
 
 # What counts only in a file that the user trusts: sections, and options.
-_CHOICES = ("providers", "models", "recent_models", "agents", "mcp", "hooks")
+_CHOICES = ("providers", "models", "recent_models", "agents", "mcp", "hooks", "lsp")
 _CHOICE_OPTIONS = ("disable_default_providers",)
 _NAMED = 5  # keys in a warning
 
@@ -150,7 +152,7 @@ class ProjectRules:
             self._warn_of_choices(source, document, trust)
             document = _without_choices(document)
         answer: dict[str, Any] = {}
-        sections = {
+        examined = {
             "options": self._options,
             "models": self._models,
             "providers": self._providers,
@@ -158,10 +160,10 @@ class ProjectRules:
             "agents": self._agents,
         }
         for key, value in document.items():
-            if key in _PASSED:
+            if key in _PASSED or key == "lsp":
                 answer[key] = value
-            elif key in sections:
-                answer[key] = sections[key](value or {}, source)
+            elif key in examined:
+                answer[key] = examined[key](value or {}, source)
             elif key != "permissions":
                 self._ignored(source, (key,), _NO_SAY)
         for key in set(document.get("permissions") or {}) - {"allowed_tools"}:
@@ -177,7 +179,7 @@ class ProjectRules:
             named += f" and {len(keys) - _NAMED} more"
         text = (
             f"{trust.value}: until `{how_to_trust(self._workspace)}` it has no say in models, "
-            f"providers, agents, tool servers and hooks: ignored are {named}"
+            f"providers, agents, tool servers, hooks and language servers: ignored are {named}"
         )
         self._warn(Reason.UNTRUSTED, source.path, "", text)
 

@@ -26,7 +26,7 @@ from ..wing import Author, Ruling, WorkspacePart
 from . import definitions as events
 from .definitions import hooks_of
 from .running import run_hook
-from .verdicts import HookResult, Outcome, read_output
+from .verdicts import HookResult, HooksOutcome, read_output
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -186,17 +186,17 @@ class HooksPart(WorkspacePart):
             if hook.event == event and (not subject or hook.matches(subject))
         ]
 
-    async def _ask_of_tool(self, event: str, used: ToolUsed, more: dict[str, Any]) -> Outcome:
+    async def _ask_of_tool(self, event: str, used: ToolUsed, more: dict[str, Any]) -> HooksOutcome:
         named = {"tool_name": used.name, "tool_input": used.input, "tool_use_id": used.call_id}
         return await self._ask(event, used.author, named | more, used.name)
 
     async def _ask(
         self, event: str, author: Author, more: dict[str, Any], subject: str = ""
-    ) -> Outcome:
+    ) -> HooksOutcome:
         """Run all hooks of an event that match a subject, and return what they say."""
         hooks = self._matching(event, subject)
         if not hooks:
-            return Outcome(())
+            return HooksOutcome(())
         path = str(self._workspace.path)
         payload = {
             "event": event,
@@ -210,7 +210,7 @@ class HooksPart(WorkspacePart):
         }
         given = dumps(payload)
         env = self._environment(event, author, more)
-        return Outcome(await asyncio.gather(*(self._run(hook, given, env) for hook in hooks)))
+        return HooksOutcome(await asyncio.gather(*(self._run(hook, given, env) for hook in hooks)))
 
     async def _run(self, hook: Hook, payload: bytes, env: dict[str, str]) -> HookResult:
         workspace = self._workspace
@@ -246,6 +246,6 @@ class HooksPart(WorkspacePart):
         return {**workspace.profile.command_env(workspace.env), **own}
 
 
-def _without_failures(outcome: Outcome) -> Outcome:
+def _without_failures(outcome: HooksOutcome) -> HooksOutcome:
     """What is said by the hooks that could be run."""
-    return Outcome([result for result in outcome.results if not result.failed])
+    return HooksOutcome([result for result in outcome.results if not result.failed])

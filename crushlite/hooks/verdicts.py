@@ -185,7 +185,7 @@ def _texts(value: Any) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HooksOutcome:
     """What all hooks of one event say together."""
 
     results: Sequence[HookResult]

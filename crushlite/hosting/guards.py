@@ -226,7 +226,9 @@ def _with_shown(metadata: str, shown: Mapping[str, Any]) -> str:
     value = _object(metadata) if metadata else {}
     if metadata and not value:
         return metadata
-    return dumps({**value, SHOWN: dict(shown)}).decode("ascii")
+    # At the top, where the base protocol has them, unless the tool has a key of that name; and
+    # under one key, where they cannot be mistaken for the tool's own.
+    return dumps({**shown, **value, SHOWN: dict(shown)}).decode("ascii")
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from .turn_requests import TurnRequests
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..agent.base import Delegated, OfferedTool
+    from ..agent.base import AnyAgent, Delegated, OfferedTool
     from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
@@ -224,6 +224,10 @@ class LiveTurn(TurnCommands, TurnRequests):
     def watchers(self) -> int:
         return self._services.lifetime.watchers
 
+    @property
+    def tokens(self) -> int:
+        return self.limits.prompt_tokens + self.limits.completion_tokens
+
     async def session(self) -> Session:
         self._check()
         return await self._services.store.read(session_rows.get_session, self.session_id)
@@ -296,13 +300,14 @@ class LiveTurn(TurnCommands, TurnRequests):
         await self._watches_ended()
         self._show_calls()
         call = self._open_call(id)
-        texts = await self._guards.result(
-            call, clean(content), json_text(metadata), is_error=bool(is_error)
-        )
+        texts, failed = (clean(content), json_text(metadata)), bool(is_error)
+        try:
+            texts = await self._guards.result(call, *texts, is_error=failed)
+        finally:  # if the run is canceled meanwhile, too: the tool has run
+            if not self._over and call.id not in self._results:
+                media = clean(data), clean(mime_type)
+                self._result(ToolResultPart(call.id, call.name, *texts, failed, *media))
         self._check()
-        self._open_call(id)  # it may have got its result meanwhile
-        media = clean(data), clean(mime_type)
-        self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._yield()
 
@@ -398,6 +403,11 @@ class LiveTurn(TurnCommands, TurnRequests):
         self._check()
         return found
 
+    async def notes_on_change(self, path: str) -> list[str]:
+        self._check()
+        services = self._services
+        return await offering.notes_on_change(services.parts, self, path, services.clock)
+
     def instructions(self) -> list[tuple[str, str]]:
         self._check()
         return offering.instructions(self._services.parts)
@@ -412,15 +422,14 @@ class LiveTurn(TurnCommands, TurnRequests):
             await self._summarize()
 
     async def delegate(
-        self, id: str, prompt: str, agent: Agent | Callable[[Any], Any], *, title: str = ""
+        self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
     ) -> Delegated:
         self._check()
         if self._delegate is None:
             raise BadRequest("a sub-agent cannot start another one: do this yourself")
         call = self._open_call(id)
         self._show_calls()
-        other = agent if isinstance(agent, Agent) else Agent(agent)
-        return await self._delegate(self, call.id, clean(prompt), other, clean(title))
+        return await self._delegate(self, call.id, clean(prompt), Agent(agent), clean(title))
 
     # For the agent: bookkeeping ------------------------------------------------------------------
 
@@ -491,6 +500,8 @@ class LiveTurn(TurnCommands, TurnRequests):
     async def file_read(self, path: str) -> None:
         self._check()
         now, store = self._services.clock.now(), self._services.store
+        for part in self._services.parts:
+            part.file_read(path)
         await store.write(file_rows.mark_read, self.session_id, path, now)
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:

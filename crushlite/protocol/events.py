@@ -8,6 +8,7 @@ from ..errors import BadRequest
 from ..records import dataclass
 from .codec import JSON, decode, encode
 from .features import McpEvent, SkillsEvent
+from .lsp import LSPEvent
 from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
 from .questions import QuestionBatch, QuestionNotification
@@ -44,6 +45,7 @@ KINDS: dict[str, type] = {
     "config_changed": ConfigChanged,
     "mcp_event": McpEvent,
     "skills_event": SkillsEvent,
+    "lsp_event": LSPEvent,
 }
 _KIND_OF: dict[type, str] = {cls: kind for kind, cls in KINDS.items()}
 

@@ -48,9 +48,9 @@ class SkillInfo:
 
 @dataclass(slots=True)
 class SkillSummary:
-    name: str
-    description: str
-    source: str
+    name: str = ""
+    description: str = ""
+    source: str = ""
     builtin: bool = False
 
 
@@ -59,7 +59,7 @@ class SkillContent:
     """The file of a skill, as base64, and what it says about itself."""
 
     content: str
-    result: SkillSummary
+    result: SkillSummary = field(default_factory=SkillSummary)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BadRequest
 from ..protocol.features import SkillState
+from ..realpath import real_path
 from ..records import dataclass
 from .command import FileCommand, read_command
 from .skill import Skill, read_skill
@@ -54,7 +55,7 @@ class Folders(NamedTuple):
     project_commands: tuple[Path, ...] = ()
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file as it was read, before it is known whether it counts."""
 
     path: Path
@@ -92,8 +93,8 @@ def folders_of(  # noqa: PLR0913 - the places that folders are found by, by keyw
 ) -> Folders:
     """The folders of a workspace. `skills_dir` is the value of CRUSH_SKILLS_DIR."""
     tops = tuple(dict.fromkeys((git_root(workspace), workspace)))
-    extra = [workspace / _at_home(path, home) for path in skills_paths]
-    inside = [path for path in extra if path.resolve().is_relative_to(workspace)]
+    extra = [workspace / _at_home(path, home) for path in skills_paths if "\0" not in path]
+    inside = [path for path in extra if Path(real_path(path)).is_relative_to(workspace)]
     usual = (
         *(crush_config / "skills", config_home / "agents/skills"),
         *(home / ".agents/skills", home / ".claude/skills"),
@@ -118,12 +119,12 @@ def _at_home(path: str, home: Path) -> str:
     return str(home / path.removeprefix("~/")) if path.startswith("~/") else path
 
 
-def skill_files(folders: Folders) -> Iterator[Found]:
+def skill_files(folders: Folders) -> Iterator[FoundFile]:
     """Every SKILL.md, at most MOST_SKILLS. Blocks."""
     return _found(folders.user_skills, folders.project_skills, MOST_SKILLS, _is_skill, stop=True)
 
 
-def command_files(folders: Folders) -> Iterator[Found]:
+def command_files(folders: Folders) -> Iterator[FoundFile]:
     """Every command, at most MOST_COMMANDS. Blocks."""
     some = (folders.user_commands, folders.project_commands, MOST_COMMANDS)
     return _found(*some, lambda name: name.endswith(".md"), stop=False)
@@ -140,7 +141,7 @@ def _found(
     wanted: Callable[[str], bool],
     *,
     stop: bool,
-) -> Iterator[Found]:
+) -> Iterator[FoundFile]:
     walk, left = Walk(), MOST_BYTES
     for source, tops in ((USER, user), (PROJECT, project)):
         for top in tops:
@@ -153,10 +154,10 @@ def _found(
                 try:
                     data = read_file(path)
                 except BadRequest as error:
-                    yield Found(path, source, steps, b"", error.message)
+                    yield FoundFile(path, source, steps, b"", error.message)
                 else:
                     left -= len(data)
-                    yield Found(path, source, steps, data)
+                    yield FoundFile(path, source, steps, data)
 
 
 def read(
@@ -204,7 +205,7 @@ class Untrusted(BadRequest):
     """A file of a project that the user has not trusted as it is now."""
 
 
-def _check(found: Found, is_trusted: Callable[[Path, bytes], str]) -> None:
+def _check(found: FoundFile, is_trusted: Callable[[Path, bytes], str]) -> None:
     """Raise BadRequest if a file cannot be read, or may not be used."""
     if found.problem:
         raise BadRequest(found.problem)

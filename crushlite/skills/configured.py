@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config import ConfigFiles, ConfigOptions
-    from .catalogue import Folders, Found
+    from .catalogue import Folders, FoundFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +66,17 @@ def project_texts(files: ConfigFiles) -> list[ProjectText]:
     return texts
 
 
-def _skill_line(found: Found) -> str:
+def _skill_line(found: FoundFile) -> str:
     skill = read_skill(found.path, found.data, found.source)
     return f"skill {skill.name}, {_lines(found)} for the model: {skill.description}"
 
 
-def _command_line(found: Found) -> str:
+def _command_line(found: FoundFile) -> str:
     info = read_command(found.path, found.data, found.source, found.steps).info
     return f"command /{info.name}, {_lines(found)}: {info.description}"
 
 
-def _lines(found: Found) -> str:
+def _lines(found: FoundFile) -> str:
     number = len(found.data.splitlines())
     return f"{number} line{'s' * (number != 1)}"
 

@@ -20,7 +20,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "", "e": ""}
 Value = str | list[str] | dict[str, str]
 
 
-class Page(NamedTuple):
+class MarkdownPage(NamedTuple):
     """A file in two parts. `closed` is False if front matter begins and does not end: then all of
     it is taken for front matter."""
 
@@ -30,19 +30,19 @@ class Page(NamedTuple):
     closed: bool = True
 
 
-def split(text: str) -> Page:
+def split(text: str) -> MarkdownPage:
     """The fields and the body of a file. Without front matter all of it is the body."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if lines[first].rstrip() != "---":
-        return Page({}, text, has_fields=False)
+        return MarkdownPage({}, text, has_fields=False)
     end = min(len(lines), first + MOST_LINES)
     for number in range(first + 1, end):
         if lines[number].rstrip() in ("---", "..."):
             body = "\n".join(lines[number + 1 :])
-            return Page(parse(lines[first + 1 : number]), body, has_fields=True)
-    return Page(parse(lines[first + 1 : end]), "", has_fields=True, closed=False)
+            return MarkdownPage(parse(lines[first + 1 : number]), body, has_fields=True)
+    return MarkdownPage(parse(lines[first + 1 : end]), "", has_fields=True, closed=False)
 
 
 def parse(lines: list[str]) -> dict[str, Value]:

@@ -54,8 +54,8 @@ class SkillsPart(WorkspacePart):
         self.catalogue = Catalogue()
         self._workspace = workspace
         self._read_all = read_all
-        self.threads = DaemonThreads(2, "skills")
-        self._tool = SkillTool(self)
+        self._threads = DaemonThreads(2, "skills")
+        self._tool = SkillTool(lambda: self.catalogue, self._threads)
         self._reading: asyncio.Task[None] | None = None
         self._read_at = -FRESH_SECONDS
         self._begin()
@@ -64,7 +64,7 @@ class SkillsPart(WorkspacePart):
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self.threads.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
     async def refresh(self, seconds: float = READ_SECONDS, fresh: float = 0.0) -> Catalogue:
         """Read the files again, unless that was done within the last `fresh` seconds, and wait for
@@ -82,7 +82,7 @@ class SkillsPart(WorkspacePart):
 
     async def _read(self) -> None:
         try:
-            found = await self.threads.run(READ_SECONDS, self._read_all)
+            found = await self._threads.run(READ_SECONDS, self._read_all)
         except CrushliteError as error:
             log.warning("workspace %s: skills are not read: %s", self._workspace.path, error)
             return

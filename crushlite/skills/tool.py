@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.base import OfferedTool, ToolAnswer
 from ..errors import BadRequest
+from ..realpath import real_path
 from .walking import FILE_BYTES, Walk, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..agent.base import ToolQuestion, Turn
-    from .part import SkillsPart
+    from ..threads import DaemonThreads
+    from .catalogue import Catalogue
     from .skill import Skill
 
 MOST_FILES = 50  # that are named with a skill
@@ -28,7 +30,7 @@ class SkillTool(OfferedTool):
         "Read the instructions of a skill that is listed in your context, or a text file of its "
         "folder, such as references/forms.md."
     )
-    parameters = {
+    parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
             "name": {"type": "string", "description": "The name of the skill"},
@@ -38,8 +40,9 @@ class SkillTool(OfferedTool):
     }
     read_only = True
 
-    def __init__(self, part: SkillsPart) -> None:
-        self._part = part
+    def __init__(self, catalogue: Callable[[], Catalogue], threads: DaemonThreads) -> None:
+        self._catalogue = catalogue
+        self._threads = threads
 
     def question(self, arguments: Mapping[str, Any]) -> ToolQuestion | None:
         return None
@@ -48,12 +51,12 @@ class SkillTool(OfferedTool):
         name, file = arguments.get("name"), arguments.get("file") or ""
         if not isinstance(name, str) or not isinstance(file, str):
             raise BadRequest("name and file must be texts")
-        catalogue = self._part.catalogue
+        catalogue = self._catalogue()
         skill = catalogue.named(name)
         if skill is None or not skill.model_invocable:
             known = ", ".join(each.name for each in catalogue.for_models) or "none"
             raise BadRequest(f"there is no skill {name[:80]!r}; there are {known[:2000]}")
-        read = self._part.threads.run
+        read = self._threads.run
         if file and file.lower() != "skill.md":
             return ToolAnswer(await read(_READ_SECONDS, _beside, skill, file))
         return ToolAnswer(await read(_READ_SECONDS, _whole, skill))
@@ -74,11 +77,10 @@ def _whole(skill: Skill) -> str:
 def _beside(skill: Skill, file: str) -> str:
     """A text file in the folder of a skill, through no link that leaves it. Raises BadRequest.
     Blocks."""
-    top = os.path.realpath(skill.path.parent)
-    try:
-        path = os.path.realpath(os.path.join(top, file))
-    except ValueError:
-        raise BadRequest("file must not hold NUL") from None
+    if "\0" in file:
+        raise BadRequest("file must not hold NUL")
+    top = real_path(skill.path.parent)
+    path = real_path(os.path.join(top, file))
     if os.path.commonpath([top, path]) != top:
         raise BadRequest(f"{file[:200]} is not in the folder of the skill")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,15 @@ from ..protocol.features import (
 from ..wing import Wing
 from .command import assign
 from .part import SkillsPart, reader
+from .prompts import server_prompts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ..api.context import Context
     from ..hosting.workspace import Workspace
     from ..http.messages import Request, Response
-    from ..wing import OfferedCommand, OpenWorkspace, WorkspacePart
+    from ..wing import OfferedCommand, OpenWorkspace
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +68,12 @@ async def read_skill(context: Context, request: Request) -> Response:
 
 
 async def list_commands(context: Context, request: Request) -> Response:
-    return answer([info for info, _ in await _commands(context.workspace(request))])
+    return answer([info for info, _ in await _commands(context, request)])
 
 
 async def expand_command(context: Context, request: Request) -> Response:
     workspace, wanted = context.workspace(request), body(ExpandCommand, request)
-    for info, command in await _commands(workspace):
+    for info, command in await _commands(context, request):
         if wanted.command in (info.name, info.id):
             arguments, text = assign(info, wanted.arguments, wanted.text)
             async with time_limit(workspace.clock, EXPAND_SECONDS):
@@ -79,12 +81,16 @@ async def expand_command(context: Context, request: Request) -> Response:
     raise NotFound(f"no command {wanted.command[:80]!r}: list W/commands")
 
 
-async def _commands(workspace: Workspace) -> list[tuple[CommandInfo, OfferedCommand]]:
-    """The commands of all parts, each with a name of its own: the first of a name has it, another
-    one has its id for a name."""
+async def _commands(context: Context, request: Request) -> list[tuple[CommandInfo, OfferedCommand]]:
+    """The commands of all parts, then the prompts of tool servers, each with a name of its own: the
+    first of a name has it, another one has its id for a name."""
+    workspace = context.workspace(request)
     found: dict[str, tuple[CommandInfo, OfferedCommand]] = {}
-    for part in workspace.parts:
-        for command in await _of(part, workspace):
+    sources: list[Callable[[], Awaitable[Sequence[OfferedCommand]]]]
+    sources = [part.commands for part in workspace.parts]
+    sources.append(functools.partial(server_prompts, context, request))
+    for source in sources:
+        for command in await _listed(source, workspace):
             info = command.info
             if info.name in found:
                 info = dataclasses.replace(info, name=info.id)
@@ -93,13 +99,15 @@ async def _commands(workspace: Workspace) -> list[tuple[CommandInfo, OfferedComm
     return list(found.values())
 
 
-async def _of(part: WorkspacePart, workspace: Workspace) -> Sequence[OfferedCommand]:
-    """The commands of one part; none if it fails or is slow: the others are listed all the same."""
+async def _listed(
+    source: Callable[[], Awaitable[Sequence[OfferedCommand]]], workspace: Workspace
+) -> Sequence[OfferedCommand]:
+    """Some commands; none if that fails or is slow: the others are listed all the same."""
     try:
         async with time_limit(workspace.clock, LIST_SECONDS):
-            return await part.commands()
+            return await source()
     except (CrushliteError, TimeoutError) as error:
-        log.warning("workspace %s: %s lists no commands: %s", workspace.path, part, error)
+        log.warning("workspace %s: some commands are not listed: %s", workspace.path, error)
     except Exception:
-        log.exception("workspace %s: %s lists no commands", workspace.path, part)
+        log.exception("workspace %s: some commands are not listed", workspace.path)
     return ()

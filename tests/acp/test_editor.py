@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crushlite.agent.base import Usage
+from crushlite.api.context import answer, body
+from crushlite.api.entry import Entry, W
+from crushlite.errors import BadRequest
 from crushlite.jsonrpc.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -16,15 +19,41 @@ from crushlite.jsonrpc.errors import (
     RpcError,
 )
 from crushlite.launch import Wanted
+from crushlite.protocol.features import CommandArgument, CommandInfo, ExpandCommand
 from crushlite.protocol.questions import Choice, Question
 from crushlite.protocol.sessions import Todo
+from crushlite.wing import Wing
 from tests.support.editors import FORMS, EditorCase, prompt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from crushlite.agent.base import Turn
+    from crushlite.api.context import Context
+    from crushlite.http.messages import Request, Response
     from tests.support.editors import ScriptedEditor
 
 NOT_FOUND = -32002
+
+
+class Commands(Wing):
+    """A daemon with one command, by the routes of the protocol."""
+
+    def routes(self) -> Sequence[Entry]:
+        return (
+            Entry("GET", W + "/commands", self.listed, gives=list[CommandInfo]),
+            Entry("POST", W + "/commands/expand", self.expanded, takes=ExpandCommand),
+        )
+
+    async def listed(self, context: Context, request: Request) -> Response:
+        arguments = [CommandArgument("what")]
+        return answer([CommandInfo("user:review", "review", "Look at it", "user", arguments)])
+
+    async def expanded(self, context: Context, request: Request) -> Response:
+        wanted = body(ExpandCommand, request)
+        if not wanted.text:
+            raise BadRequest("an argument is missing")
+        return answer({"prompt": f"{wanted.command}: {wanted.text}"})
 
 
 class ErrorCase(EditorCase):
@@ -41,6 +70,12 @@ class HandshakeTests(ErrorCase):
             answer = await script.request("initialize", protocolVersion=version)
             self.assertEqual(answer["protocolVersion"], 1)
             self.assertEqual(answer["authMethods"], [])
+
+    async def test_a_daemon_that_cannot_be_reached_is_an_error_with_its_address(self) -> None:
+        script = await self.connect(Wanted(url="tcp://127.0.0.1:1", path=self.cwd))
+        await script.request("initialize", protocolVersion=1)
+        with self.assertRaisesRegex(RpcError, "127.0.0.1:1"):
+            await script.request("session/new", cwd=self.cwd, mcpServers=[])
 
     async def test_what_comes_before_initialize_or_makes_no_sense_is_refused(self) -> None:
         script = await self.connect()
@@ -195,13 +230,23 @@ class PromptTests(ErrorCase):
         run.release()
         self.assertEqual(await third, {"stopReason": "end_turn"})
 
-    async def test_a_prompt_whose_request_is_taken_back_ends_as_cancelled(self) -> None:
+    async def test_a_prompt_whose_request_is_taken_back_ends_as_cancelled_and_no_other(
+        self,
+    ) -> None:
         script, session = await self.thread()
-        asked = script.begin("session/prompt", **prompt(session))
+        first = script.begin("session/prompt", **prompt(session, "one"))
         run = await self.daemon.entered(1)
+        second = script.begin("session/prompt", **prompt(session, "two"))
+        await asyncio.sleep(0)
         number = script.peer._next_id - 1
         await script.peer.notify("$/cancel_request", {"requestId": number})
-        self.assertEqual(await asked, {"stopReason": "cancelled"})
+        self.assertEqual(await second, {"stopReason": "cancelled"})
+        run.release()
+        self.assertEqual(await first, {"stopReason": "end_turn"})
+        third = script.begin("session/prompt", **prompt(session, "three"))
+        run = await self.daemon.entered(2)
+        await script.peer.notify("$/cancel_request", {"requestId": number + 1})
+        self.assertEqual(await third, {"stopReason": "cancelled"})
         self.assertTrue(run.canceled)
 
     async def test_prompts_of_other_clients_are_shown(self) -> None:
@@ -417,3 +462,27 @@ class OptionTests(ErrorCase):
             bad: dict[str, Any] = {"sessionId": session, "configId": option, "value": value}
             code = await self.refused(script, "session/set_config_option", **bad)
             self.assertEqual(code, INVALID_PARAMS)
+
+
+class CommandTests(EditorCase):
+    wings: ClassVar[list[Wing] | None] = [Commands()]
+
+    async def test_commands_are_listed_and_a_prompt_that_names_one_is_expanded(self) -> None:
+        script, session = await self.thread()
+        await script.until(lambda: bool(script.kinds("available_commands_update")))
+        (command,) = script.kinds("available_commands_update")[-1]["availableCommands"]
+        self.assertEqual((command["name"], command["description"]), ("review", "Look at it"))
+        self.assertEqual(command["input"], {"hint": "what"})
+        for number, text in enumerate(("/review this\nfile", "/other", "/tmp/x"), 1):
+            asked = script.begin("session/prompt", **prompt(session, text))
+            run = await self.daemon.entered(number)
+            expected = "review: this\nfile" if number == 1 else text
+            self.assertEqual(run.prompt, expected)
+            run.release()
+            await asked
+        self.assertEqual(script.kinds("user_message_chunk"), [])
+
+    async def test_a_command_that_cannot_be_used_is_an_error(self) -> None:
+        script, session = await self.thread()
+        with self.assertRaisesRegex(RpcError, "an argument is missing"):
+            await script.request("session/prompt", **prompt(session, "/review"))

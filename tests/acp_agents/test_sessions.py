@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import unittest
 from typing import TYPE_CHECKING, Any
 
+from crushlite.acp_agents.content import TRANSCRIPT_CHARS, transcript
 from crushlite.acp_agents.wing import AgentsWing
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.clock import SystemClock
+from crushlite.protocol.messages import Message, TextPart
 from crushlite.settings import Settings
 from crushlite.store import notes
 from crushlite.testing import LocalDaemon
@@ -61,6 +64,29 @@ class ReopenTests(HostedTestCase):
         context, prompt = found["texts"]
         self.assertEqual(prompt, "blocks")
         self.assertIn("User: say a\n\nAssistant: a\n</conversation>", context)
+
+
+class TranscriptTests(unittest.TestCase):
+    def told(self, *said: tuple[str, str]) -> str:
+        return transcript([Message("m", role, "s", [TextPart(text)]) for role, text in said])
+
+    def test_what_was_asked_and_answered_is_told(self) -> None:
+        told = self.told(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+        self.assertIn("User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: d\n<", told)
+
+    def test_a_prompt_without_an_answer_is_not_told(self) -> None:
+        told = self.told(
+            ("user", "taken back"), ("assistant", ""), ("user", "a"), ("assistant", "b")
+        )
+        self.assertNotIn("taken back", told)
+        self.assertEqual(self.told(("user", "a"), ("assistant", "")), "")
+
+    def test_the_end_of_a_long_one_is_told(self) -> None:
+        long = [("user", f"{n} " * 5000) for n in range(40)]
+        told = self.told(*(pair for one in long for pair in (one, ("assistant", "ok"))))
+        self.assertLess(len(told), TRANSCRIPT_CHARS + 1000)
+        self.assertIn("39 39", told)
+        self.assertIn("what was said before is left out", told)
 
 
 class ChoiceTests(HostedTestCase):

@@ -32,7 +32,8 @@ from crushlite.protocol.config import (
     RemoveValue,
     SetValue,
 )
-from crushlite.protocol.features import GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.features import ExpandCommand, GetPrompt, NamedServer, ReadSkill
+from crushlite.protocol.lsp import StartLSP
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
@@ -73,6 +74,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/config/provider-key"): ProviderKey,
     ("POST", W + "/config/refresh-oauth"): OAuthRefresh,
     ("POST", W + "/skills/read"): ReadSkill,
+    ("POST", W + "/commands/expand"): ExpandCommand,
     ("POST", W + "/mcp/auth"): NamedServer,
     ("POST", W + "/mcp/get-prompt"): GetPrompt,
     ("POST", W + "/mcp/read-resource"): NamedServer,
@@ -85,6 +87,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/permissions/{request_id}"): PermissionAnswer,
     ("POST", W + "/questions/answer"): QuestionAnswer,
     ("POST", W + "/questions/{batch_id}"): QuestionReply,
+    ("POST", W + "/lsps/start"): StartLSP,
 }
 OPTIONAL = {("POST", W + "/agent/init"), ("POST", "/v1/web")}
 # The routes that need none, and do not look at one.
@@ -97,7 +100,6 @@ BODILESS = {
     ("POST", W + "/agent/sessions/{sid}/summarize"),
     ("POST", W + "/agent/sessions/{sid}/prompts/clear"),
     ("POST", W + "/questions/cancel"),
-    ("POST", W + "/lsps/start"),
     ("POST", W + "/lsps/stop"),
     ("POST", W + "/project/init"),
     ("POST", W + "/config/import-copilot"),
@@ -184,6 +186,8 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             ProviderKey: {"provider_id": "p", "kind": "string", "api_key": "k"},
             OAuthRefresh: {"provider_id": "p"},
             ReadSkill: {"skill_id": "s"},
+            ExpandCommand: {"command": "c"},
+            StartLSP: {"path": "/p/a"},
             NamedServer: {"name": "n"},
             GetPrompt: {"client_id": "n", "prompt_id": "p"},
             UndoRequest: {"dry_run": True, "partial": True},
@@ -608,7 +612,7 @@ class Sizes(InputTestCase):
 class Mutations(InputTestCase):
     """A seeded fuzz of every body: no answer is a server error."""
 
-    ROUNDS = 2000
+    ROUNDS = 1000
 
     async def test_no_mutated_body_is_a_server_error(self) -> None:
         rng = random.Random(20240229)

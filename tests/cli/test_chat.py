@@ -45,8 +45,8 @@ class ConversationTests(ChatCase):
             await run.say(piece)
         run.release()
         seen = await terminal.shows("\ndone\n")
-        self.assertIn("word word word word word word word\nword word word word word\n", seen)
-        self.assertIn(f"\n```\n{code}\n```\ndone\n", seen)
+        self.assertIn(f"{'word ' * 7}word\nword word word word\n", seen)
+        self.assertIn(f"\n```\n{code}\n```\n\ndone\n", seen)
 
     async def test_a_tool_call_is_one_line_and_show_has_all_of_it(self) -> None:
         terminal = await self.chat()
@@ -149,7 +149,8 @@ class ConversationTests(ChatCase):
         await run.do(lambda turn: turn.tool_result(call, HOSTILE))
         await run.say("y" * 100_000 + " end")
         run.release()
-        seen = await terminal.shows("y end\n")
+        # While it is not complete only its end is shown.
+        seen = await terminal.shows(lambda seen: seen.rpartition("/show 1")[2].count("y") > 99_999)
         self.assertIn("\nABCDEfdp.exeFG<b>H\n", seen)
         self.assertIn("✓ x ?[2J → ABCDEfdp.exeFG<b>H  /show 1", seen)
         self.assertEqual(seen.rpartition("/show 1")[2].count("y"), 100_000)

@@ -87,7 +87,7 @@ class PsTests(Case):
         self.assertIn("1 workspace, 1 client\n", printed)
         self.assertIn(f"\n{self.project}  Scripted\n", printed)
         self.assertIn("1 permission request: crushlite grant\n", printed)
-        self.assertRegex(printed, rf"  {session[:8]}  the parser  \(at work\)\n    run .* active")
+        self.assertRegex(printed, rf"  {session[:8]}  the parser  \(needs you\)\n    run .* active")
         self.assertRegex(printed, r"    run [0-9a-f-]{8}  queued")
 
     async def test_the_same_for_programs(self) -> None:
@@ -125,14 +125,14 @@ class NarrowTests(Case):
         await anna.events.wait_for("permission_request")
         run_id = run.turn.run_id
         _, row = await self.printed("sessions", "list")
-        self.assertRegex(row, rf"^{session[:8]}  .*  a session with .*…$")
+        self.assertRegex(row, rf"^{session[:8]}  .*needs you  a session .*…$")
         _, *rows = await self.printed("runs")
         self.assertRegex(rows[0], rf"^{first.turn.run_id[:8]}  completed  .*an answer .*…$")
         self.assertTrue(rows[1].startswith(f"{run_id[:8]}  active"), rows)
         shown = await self.printed("ps")
         self.assertIn("  1 workspace, 1 client", shown)
         self.assertIn("  1 permission request: crushlite grant", shown)
-        self.assertRegex("\n".join(shown), rf"\n  {session[:8]}  a session wi.*…  \(at work\)\n")
+        self.assertRegex("\n".join(shown), rf"\n  {session[:8]}  a session.*…  \(needs you\)\n")
         self.assertIn(f"    run {run_id[:8]}  active", "\n".join(shown))
         for arguments in (("sessions", "list"), ("ps",)):
             self.assertIn(title, (await self.call(*arguments))[1])

@@ -60,9 +60,9 @@ class TypingTests(ChatCase):
         window = await self.chat()
         scripted = await self.asked(window, "hello")
         verdict = scripted.begin(lambda turn: turn.permission("bash", "execute"))
-        await window.shows("allow? [y/n/a]")
+        await window.shows("allow? [y/n/always]")
         window.press("y")  # too soon: it is the beginning of a line
-        await window.shows("allow? [y/n/a] y")
+        await window.shows("allow? [y/n/always] y")
         self.assertFalse(verdict.done())
         window.press("\x15")
         with mock.patch.object(chat_session, "UNSEEN_SECONDS", 0.0):

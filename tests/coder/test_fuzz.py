@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.basics import BoundedTestCase
 from tools.fuzz_model import APIS, Draw, Fuzz
 
-STREAMS = 120
+STREAMS = 60
 
 
 class FuzzTests(BoundedTestCase):

@@ -311,7 +311,7 @@ class WarningTests(ConfigCase):
         gone = {"provider": "gone", "model": "m"}
         models = {"large": {"provider": "lab", "model": "new"}, "small": gone}
         hooks = {"pre_tool_use": [{"command": "x"}]}
-        useless = {"lsp": {"go": {"command": "gopls"}}, "optoins": {}, "hooks": hooks}
+        useless = {"tools": {"ls": {"max_depth": 3}}, "optoins": {}, "hooks": hooks}
         useless["agents"] = {"x y": {"command": "z"}}
         rules = {"rules": [{"tool": "bash"}]}
         providers = {"lab": LAB, "bad": {}}
@@ -339,7 +339,7 @@ class WarningTests(ConfigCase):
         wanted = [
             (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
             (Reason.CALL_IGNORED, script, ""),
-            (Reason.NO_EFFECT, outside, "lsp.go"),
+            (Reason.NO_EFFECT, outside, "tools.ls"),
             (Reason.TOOLS_REFUSED, outside, "hooks.pre_tool_use"),
             (Reason.KEY_UNKNOWN, outside, "optoins"),
             (Reason.UNTRUSTED, self.places["hidden"], ""),
@@ -907,7 +907,6 @@ class AllowedToolsTests(ConfigCase):
 class ProjectTests(ConfigCase):
     def test_what_starts_programs_is_ignored(self) -> None:
         document: JSONObject = {
-            "lsp": {"evil": {"command": "evil"}},
             "env": {"PATH": "/evil"},
         }
         path = self.write("project", document)
@@ -915,9 +914,14 @@ class ProjectTests(ConfigCase):
         for key in document:
             self.assert_warned(config, str(path), f"{key} is ignored")
         self.assertNotIn("evil", dumps(config.wire("/d")).decode())
+
+    def test_language_servers_of_a_project_count_once_it_is_trusted(self) -> None:
+        path = self.write("project", {"lsp": {"go": {"command": "gopls"}}})
+        files = ConfigFiles(self.workspace, {}, self.roots, self.data_dir)
+        config = files.load()
         self.assertEqual(config.lsp, {})
-        self.write("global", document)
-        self.assertEqual(list(self.load().lsp), ["evil"])
+        self.assert_warned(config, str(path), "ignored are lsp.go")
+        self.assertEqual(list(self.load().lsp), ["go"])  # trusts what was written
 
     def test_switches_go_only_to_the_safe_side(self) -> None:
         switches = {"disable_default_providers": True, "disable_metrics": True, "auto_lsp": False}

@@ -21,20 +21,19 @@ class EffectTests(ConfigCase):
 
     def test_every_key_of_a_feature_that_does_not_exist_is_named(self) -> None:
         document = {
-            "lsp": {"go": {"command": "gopls"}},
             "env": {"A": "b"},
             "tools": {"ls": {"max_depth": 3}},
             "hooks": {"SessionStart": [{"command": "x"}]},
-            "options": {"skills_paths": ["a"], "disabled_skills": ["b"], "auto_lsp": True},
+            "options": {"skills_paths": ["a"], "disabled_skills": ["b"]},
             "providers": {"lab": LAB | {"oauth": {"access_token": "t"}}},
         }
-        wanted = ["lsp.go", "env", "tools.ls", "hooks.SessionStart", "options.auto_lsp"]
+        wanted = ["env", "tools.ls", "hooks.SessionStart"]
         wanted += ["options.skills_paths", "options.disabled_skills", "providers.lab.oauth"]
         with without("hooks", "skills"):
             self.assertCountEqual(self.told(document, Reason.NO_EFFECT), wanted)
 
     def test_what_asks_for_nothing_is_not_named(self) -> None:
-        document = {"mcp": {}, "env": {}, "options": {"auto_lsp": False, "skills_paths": []}}
+        document = {"mcp": {}, "env": {}, "options": {"auto_lsp": True, "skills_paths": []}}
         self.assertEqual(self.told(document, Reason.NO_EFFECT), [])
 
     def test_keys_that_nobody_knows_are_named_wherever_they_are(self) -> None:

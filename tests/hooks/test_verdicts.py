@@ -8,7 +8,7 @@ from typing import Any
 
 from crushlite.config import HookEntry
 from crushlite.hooks.definitions import MOST_SECONDS, TIMEOUT, Hook, hooks_of
-from crushlite.hooks.verdicts import HookOutput, HookResult, Outcome, read_output
+from crushlite.hooks.verdicts import HookOutput, HookResult, HooksOutcome, read_output
 
 GUARD = Hook("PreToolUse", "./guard.sh", name="guard")
 
@@ -90,7 +90,9 @@ class OutputTests(unittest.TestCase):
         }
         result = said(json.dumps({"hookSpecificOutput": specific}))
         self.assertEqual((result.decision, result.reason, result.context), ("allow", "fine", "c"))
-        self.assertEqual(Outcome([result]).rewritten({"command": "rm", "x": 1}), {"command": "ls"})
+        self.assertEqual(
+            HooksOutcome([result]).rewritten({"command": "rm", "x": 1}), {"command": "ls"}
+        )
         self.assertTrue(said('{"continue": false, "stopReason": "enough"}').halt)
         self.assertEqual(said('{"decision": "block", "reason": "old form"}').decision, "deny")
         asked = {"hookSpecificOutput": {"decision": {"behavior": "deny", "message": "no"}}}
@@ -119,7 +121,7 @@ class OutputTests(unittest.TestCase):
 
 class OutcomeTests(unittest.TestCase):
     def decision(self, *results: HookResult) -> str:
-        return Outcome(results).decision
+        return HooksOutcome(results).decision
 
     def test_a_no_wins_then_a_question_then_a_yes(self) -> None:
         no, ask, yes, none = (HookResult(GUARD, word) for word in ("deny", "ask", "allow", ""))
@@ -144,13 +146,15 @@ class OutcomeTests(unittest.TestCase):
             HookResult(GUARD, updated={"a": 1, "b": 1}),
             HookResult(GUARD, updated={"b": 2}),
         )
-        self.assertEqual(Outcome([first, second]).rewritten({"c": 3}), {"a": 1, "b": 2, "c": 3})
-        self.assertIsNone(Outcome([HookResult(GUARD, updated={"c": 3})]).rewritten({"c": 3}))
+        self.assertEqual(
+            HooksOutcome([first, second]).rewritten({"c": 3}), {"a": 1, "b": 2, "c": 3}
+        )
+        self.assertIsNone(HooksOutcome([HookResult(GUARD, updated={"c": 3})]).rewritten({"c": 3}))
 
     def test_what_clients_are_shown(self) -> None:
         no = HookResult(Hook("PreToolUse", "x", "^bash$", name="guard"), "deny", "r")
         self.assertEqual(
-            Outcome([no, HookResult(GUARD, updated={"a": 1})]).shown(),
+            HooksOutcome([no, HookResult(GUARD, updated={"a": 1})]).shown(),
             {
                 "hook_count": 2,
                 "decision": "deny",
@@ -162,4 +166,4 @@ class OutcomeTests(unittest.TestCase):
                 ],
             },
         )
-        self.assertIsNone(Outcome([]).shown())
+        self.assertIsNone(HooksOutcome([]).shown())

@@ -50,6 +50,7 @@ from crushlite.protocol.features import (
     SkillSummary,
 )
 from crushlite.protocol.health import Check, Health
+from crushlite.protocol.lsp import LSPClientInfo, LSPEvent, StartLSP
 from crushlite.protocol.messages import (
     PARTS,
     Attachment,
@@ -150,6 +151,9 @@ SHAPES: list[tuple[type, str, str]] = [
     (CommandInfo, "id name description source arguments", ""),
     (ExpandCommand, "command", "arguments text"),
     (ExpandedCommand, "prompt", ""),
+    (LSPClientInfo, "name state connected_at", "error diagnostic_count"),
+    (LSPEvent, "type name state", "error diagnostic_count"),
+    (StartLSP, "path", ""),
     (NamedServer, "name", "uri"),
     (GetPrompt, "client_id prompt_id", "args"),
     (VersionInfo, "version commit build_id go_version platform", "agent"),
@@ -827,7 +831,7 @@ class EventTests(unittest.TestCase):
         kinds = (
             "session message file permission_request permission_notification"
             " question_batch_request question_batch_notification run_complete agent_event"
-            " config_changed tool_output message_delta"
+            " config_changed mcp_event skills_event lsp_event tool_output message_delta"
         )
         self.assertEqual(set(events.KINDS), set(kinds.split()))
         self.assertEqual(len(set(events.KINDS.values())), len(events.KINDS))
@@ -844,9 +848,9 @@ class EventTests(unittest.TestCase):
         self.assertEqual(events.parse(value), Envelope("resync", "", Resync("epoch")))
 
     def test_an_unknown_kind_comes_back_raw(self) -> None:
-        double = {"type": "lsp_event", "payload": {"type": "updated", "payload": {"name": "gopls"}}}
+        double = {"type": "novelty", "payload": {"type": "updated", "payload": {"name": "gopls"}}}
         envelope = events.parse(double)
-        self.assertEqual(envelope, Envelope("lsp_event", "updated", {"name": "gopls"}))
+        self.assertEqual(envelope, Envelope("novelty", "updated", {"name": "gopls"}))
 
     def test_an_unknown_kind_of_unknown_form_loses_nothing(self) -> None:
         for payload in ({"reason": "x"}, {"type": 1, "payload": 2}, {"type": "created"}, [1], None):

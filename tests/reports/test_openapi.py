@@ -330,9 +330,7 @@ class BodyTests(BoundedTestCase, InputTestCase):
 
 # Routes of features that do not exist: no request succeeds.
 NEVER_GOOD = {
-    ("GET", W + "/lsps/{name}/diagnostics"),
     ("POST", W + "/config/refresh-oauth"),
-    ("POST", W + "/skills/read"),
     ("POST", W + "/mcp/auth"),
     ("POST", W + "/mcp/get-prompt"),
     ("POST", W + "/mcp/docker/enable"),
@@ -589,21 +587,46 @@ class AnswerTests(BoundedTestCase):
 
     async def features(self) -> None:
         base = self.base
-        for path in ("/skills", "/lsps", "/mcp/states", "/mcp/pending-auth", "/mcp/prompts"):
+        for path in ("/lsps", "/mcp/states", "/mcp/pending-auth", "/mcp/prompts"):
             self.assertFalse(await self.ask("GET", base + path))
         for path in ("/project/needs-init", "/project/init-prompt", "/mcp/auth-url?name=n"):
             await self.ask("GET", base + path)
-        for path in ("/lsps/start", "/lsps/stop", "/project/init"):
+        for path in ("/lsps/stop", "/project/init"):
             await self.ask("POST", base + path)
         for path in ("refresh-tools", "refresh-prompts", "refresh-resources", "read-resource"):
             await self.ask("POST", f"{base}/mcp/{path}", {"name": "n"})
         await self.ask("GET", base + "/lsps/gopls/diagnostics", None, 404)
-        await self.ask("POST", base + "/skills/read", {"skill_id": "s"}, 404)
+        await self.skills()
+        await self.language_servers()
         await self.ask("POST", base + "/mcp/auth", {"name": "n"}, 404)
         body = {"client_id": "n", "prompt_id": "p"}
         await self.ask("POST", base + "/mcp/get-prompt", body, 404)
         for path in ("enable", "disable"):
             await self.ask("POST", f"{base}/mcp/docker/{path}", None, 400)
+
+    async def skills(self) -> None:
+        base = self.base
+        file = self.daemon.root / "home/.claude/skills/pdf/SKILL.md"
+        file.parent.mkdir(parents=True)
+        file.write_text("---\nname: pdf\ndescription: d\n---\nbody")
+        (skill,) = await self.ask("GET", base + "/skills")
+        await self.ask("POST", base + "/skills/read", {"skill_id": skill["id"]})
+        await self.ask("POST", base + "/skills/read", {"skill_id": "s"}, 404)
+        (command,) = await self.ask("GET", base + "/commands")
+        await self.ask("POST", base + "/commands/expand", {"command": command["name"]})
+        await self.ask("POST", base + "/commands/expand", {"command": "c"}, 404)
+        await self.anna.events.wait_for("skills_event")
+
+    async def language_servers(self) -> None:
+        base = self.base
+        toy = {"command": "no-such-server", "filetypes": ["toy"]}
+        setting = {"scope": 0, "key": "lsp.toy"}
+        await self.ask("POST", base + "/config/set", {**setting, "value": toy})
+        path = str(self.daemon.root / "project/a.toy")
+        await self.ask("POST", base + "/lsps/start", {"path": path})
+        await self.anna.events.wait_for("lsp_event", state=3)
+        await self.ask("GET", base + "/lsps/toy/diagnostics")
+        await self.ask("POST", base + "/config/remove", setting)
 
     async def refusals(self) -> None:
         base = self.base

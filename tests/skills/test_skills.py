@@ -7,13 +7,55 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from crushlite.api.context import answer, body
+from crushlite.api.entry import Entry, W
+from crushlite.protocol.features import GetPrompt
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say
-from crushlite.wing import WorkspacePart
+from crushlite.wing import Wing, WorkspacePart
+from crushlite.wings import standard_wings
 from tests.skills.test_reading import skill_text
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, results, use
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crushlite.api.context import Context
+    from crushlite.http.messages import Request, Response
+
+
+class ToolServers(Wing):
+    """Answers for a tool server with one prompt."""
+
+    def routes(self) -> Sequence[Entry]:
+        return (
+            Entry("GET", W + "/mcp/prompts", self.listed, gives=list[Any]),
+            Entry("POST", W + "/mcp/get-prompt", self.got, takes=GetPrompt),
+        )
+
+    async def listed(self, context: Context, request: Request) -> Response:
+        argument = {"id": "city", "title": "City", "required": True}
+        prompt = {"id": "srv:weather", "prompt_id": "weather", "client_id": "srv"}
+        return answer([{**prompt, "title": "Weather", "arguments": [argument]}])
+
+    async def got(self, context: Context, request: Request) -> Response:
+        wanted = body(GetPrompt, request)
+        return answer({"prompt": f"{wanted.prompt_id} of {wanted.args['city']}"})
+
+
+class PromptTests(BoundedTestCase):
+    async def test_prompts_of_tool_servers_are_commands(self) -> None:
+        wings = [*standard_wings(), ToolServers()]
+        async with LocalDaemon(wings=wings) as daemon:
+            anna = await daemon.join()
+            (info,) = (await anna.call("GET", "/commands")).json
+            self.assertEqual((info["name"], info["source"]), ("srv:weather", "mcp"))
+            wanted = {"command": "srv:weather", "text": "Rome"}
+            expanded = await anna.call("POST", "/commands/expand", wanted)
+            self.assertEqual(expanded.json, {"prompt": "weather of Rome"})
 
 
 class RouteTests(BoundedTestCase):
@@ -63,15 +105,15 @@ class RouteTests(BoundedTestCase):
             [("user:review", "review", "user"), ("skill:review", "skill:review", "skill")],
         )
         self.assertEqual(listed[0]["arguments"], [{"name": "BRANCH", "required": True}])
-        for body, status, words in (
+        for sent, status, words in (
             ({"command": "review", "text": "main"}, 200, "Review main now"),
             ({"command": "user:review", "arguments": {"BRANCH": "$BRANCH"}}, 200, "Review $BRANCH"),
             ({"command": "skill:review", "text": "slowly"}, 200, "body of review"),
             ({"command": "review"}, 400, "review needs BRANCH"),
             ({"command": "other"}, 404, "no command 'other'"),
         ):
-            answer = await anna.call("POST", "/commands/expand", body)
-            with self.subTest(body=body):
+            answer = await anna.call("POST", "/commands/expand", sent)
+            with self.subTest(sent=sent):
                 self.assertEqual(answer.status, status)
                 self.assertIn(words, json.dumps(answer.json))
 

@@ -20,7 +20,7 @@ from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.migrations import BACKUPS, MIGRATIONS, VERSION, Migration, migrate, version_of
 from crushlite.store.sessions import insert_session
 from tests.support.basics import BoundedTestCase
-from tests.support.store import list_sessions, open_and_die
+from tests.support.store import DyingOpener, list_sessions
 
 if TYPE_CHECKING:
     from crushlite.store import Connection
@@ -150,10 +150,11 @@ class NoRoom(sqlite3.Connection):
 class KilledTests(MigrationCase):
     async def kill_at_every_statement(self, found: set[int], sessions: int) -> int:
         """Returns how many statements there are. `found` are the versions it may be at."""
+        opener = self.enterContext(DyingOpener())
         number = 0
         while True:
             number += 1
-            if not open_and_die(self.directory, number):
+            if not opener.open_and_die(self.directory, number):
                 return number - 1
             conn = connect(self.database, True)
             version = version_of(conn)

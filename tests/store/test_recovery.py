@@ -32,7 +32,7 @@ from crushlite.store.recovery import INTERRUPTED, recover
 from crushlite.store.runs import RunEnding, end_run, get_run, insert_run, list_runs, start_run
 from crushlite.store.sessions import get_session, insert_session
 from tests.support.basics import BoundedTestCase
-from tests.support.store import open_and_die
+from tests.support.store import DyingOpener
 
 if TYPE_CHECKING:
     import sqlite3
@@ -422,8 +422,9 @@ class KilledTests(BoundedTestCase):
         store = await stores.open(directory)
         await store.submit(self.promise, durably=True)
         await stores.release(store)
+        opener = self.enterContext(DyingOpener())
         deaths = 0
-        while open_and_die(directory, deaths + 1):
+        while opener.open_and_die(directory, deaths + 1):
             deaths += 1
         self.assertGreater(deaths, 30)
         with self.assertNoLogs("crushlite.store.stores"):

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crushlite.acp.editor import Editor
 from crushlite.client import Client
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from crushlite.jsonrpc.peer import RpcRequest
+    from crushlite.wing import Wing
 
 FORMS: dict[str, Any] = {"elicitation": {"form": {}}}
 
@@ -95,9 +96,10 @@ class EditorCase(BoundedTestCase):
     """A daemon in this process, with a scripted agent unless a test has another one."""
 
     agent: Any = None
+    wings: ClassVar[list[Wing] | None] = None
 
     async def asyncSetUp(self) -> None:
-        self.daemon = await self.enterAsyncContext(LocalDaemon(self.agent))
+        self.daemon = await self.enterAsyncContext(LocalDaemon(self.agent, wings=self.wings))
         self.cwd = str(self.daemon.root / "project")
 
     def wanted(self) -> Wanted:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 PEERS = ROOT / ".peers"
 NODE_MODULES = PEERS / "node_modules"
+GOPLS = PEERS / "go" / "gopls"  # only where go is installed
 
 
 def npm_program(name: str) -> str:

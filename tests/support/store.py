@@ -195,16 +195,16 @@ class FaultyConnection(sqlite3.Connection):
         return super().execute(sql, *values)
 
 
-# Opens a store with a connection that kills its own process instead of the n-th statement.
-KILLED = """
+# For each line `NUMBER DIRECTORY` of its input, a process of its own opens the store there with a
+# connection that kills the process instead of the n-th statement; its exit code is printed. They
+# are forked, so that the package is imported once.
+DYING = """
 import asyncio, os, signal, sqlite3, sys
 from pathlib import Path
 from crushlite.clock import SystemClock
 from crushlite.store import Stores, connect
 
 class Deadly(sqlite3.Connection):
-    left = int(sys.argv[2])
-
     def execute(self, sql, *values):
         Deadly.left -= 1
         if Deadly.left == 0:
@@ -216,25 +216,51 @@ def factory(path, read_only):
         return connect(path, True)
     return sqlite3.connect(path, isolation_level=None, factory=Deadly, check_same_thread=False)
 
-async def main():
+async def main(directory):
     stores = Stores(clock=SystemClock(), boot_id="killed", connect=factory)
-    await stores.open(Path(sys.argv[1]))
+    await stores.open(Path(directory))
 
-asyncio.run(main())
-os._exit(0)
+for line in sys.stdin:
+    number, directory = line.rstrip("\\n").split(" ", 1)
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(int(sys.argv[1]))
+            Deadly.left = int(number)
+            asyncio.run(main(directory))
+            os._exit(0)
+        finally:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def open_and_die(directory: Path, number: int) -> bool:
-    """Let another process open the store and die at its n-th statement; returns whether it did,
-    or had fewer to execute."""
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, str(directory), str(number)],
-        cwd=ROOT,
-        timeout=LIMIT,
-        capture_output=True,
-        check=False,
-    )
-    if child.returncode not in (0, -signal.SIGKILL):
-        raise AssertionError(child.stderr.decode())
-    return child.returncode != 0
+class DyingOpener:
+    """A context in which other processes open a store and die at a statement."""
+
+    def __enter__(self) -> DyingOpener:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", DYING, str(int(LIMIT))],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate(timeout=LIMIT)
+
+    def open_and_die(self, directory: Path, number: int) -> bool:
+        """Let a process open the store and die at its n-th statement; returns whether it did, or
+        had fewer to execute."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{number} {directory}\n")
+        process.stdin.flush()
+        code = int(process.stdout.readline())
+        if code not in (0, -signal.SIGKILL):
+            raise AssertionError(f"the process that opens the store ended with {code}")
+        return code != 0

@@ -588,6 +588,17 @@ class CoderShapes(Checks, ConfiguredTestCase):
         await self.settle(self.anna)
         self.check_stream(self.anna.events)
 
+    @sends("lsp_client_info", "lsp_event", "event_lsp_event")
+    async def test_language_servers_are_listed_and_their_states_are_published(self) -> None:
+        self.configure(lsp={"toy": {"command": "no-such-server", "filetypes": ["toy"]}})
+        folder = self.folder("toys")
+        (folder / "a.toy").write_text("x\n")
+        ben = await self.join(folder)
+        await ben.call("POST", "/lsps/start", {"path": str(folder / "a.toy")})
+        await ben.events.wait_for("lsp_event", state=3)
+        self.check("lsp_client_info", (await ben.call("GET", "/lsps")).json["toy"])
+        self.check_stream(ben.events)
+
     @sends("event_tool_output", "tool_output", "event_resync", "resync")
     async def test_a_stream_with_ids_has_two_kinds_more(self) -> None:
         await self.anna.call("POST", "/permissions/skip", {"skip": True})

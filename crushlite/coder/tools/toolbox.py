@@ -17,7 +17,7 @@ from .base import ToolOutcome, failure
 from .offered import CoderTool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ...agent.base import OfferedTool, Turn
     from .base import Tool, ToolUse
@@ -41,8 +41,8 @@ class StepTools:
 
 
 class Toolbox:
-    """`own` are the coder's tools. Offered ones are left out if they are `disabled` or have the
-    name of one of these."""
+    """`own` are the coder's tools. Offered ones are left out if they are `disabled`, have the name
+    of one of these or are not admitted."""
 
     def __init__(
         self,
@@ -50,9 +50,11 @@ class Toolbox:
         *,
         disabled: Collection[str] = (),
         window: int = 0,
+        admits: Callable[[OfferedTool], bool] | None = None,
     ) -> None:
         self.own = {tool.name: tool for tool in own}
         self._disabled = frozenset(disabled)
+        self._admits = admits
         self._room = 4 * (window or UNKNOWN_WINDOW) // SHARE  # in characters
         # By the identity of an offered tool; the tool is held, so that none gets its identity.
         self._made: dict[int, tuple[OfferedTool, Tool, int]] = {}
@@ -61,6 +63,8 @@ class Toolbox:
     async def of_step(self, turn: Turn) -> StepTools:
         """What there is now. Offered tools keep the order in which they were offered."""
         offered = await turn.offered_tools()
+        if self._admits is not None:
+            offered = [tool for tool in offered if self._admits(tool)]
         made = self._make(offered)
         by_name = dict(self.own)
         shown, many, chars = list(by_name), list[str](), 0

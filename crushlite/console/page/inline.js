@@ -6,8 +6,8 @@
 import { el, put } from "./text.js";
 
 const SAFE = /^(?:https?:\/\/|mailto:)/i; // what a link may lead to
-const BARE = /https?:\/\/[^\s<>"'`]{1,2000}/y; // an address that stands in a text
-const AUTO = /<([A-Za-z][A-Za-z0-9+.-]{1,31}:[^\s<>]{0,2000}|[\w.+-]{1,64}@[A-Za-z0-9.-]{1,253})>/y;
+const BARE = /https?:\/\/[^\s\u0000-\u001f\u007f<>"'`]{1,2000}/y; // an address that stands in a text
+const AUTO = /<([A-Za-z][A-Za-z0-9+.-]{1,31}:[^\s\u0000-\u001f\u007f<>]{0,2000}|[\w.+-]{1,64}@[A-Za-z0-9.-]{1,253})>/y;
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos|nbsp|hellip|mdash|ndash|copy|colon));/y;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", hellip: "…", mdash: "—", ndash: "–", copy: "©", colon: ":" };
 const TARGET = /\(\s*(?:<([^<>\n]{0,2000})>|((?:[^\s\u0000-\u001f\u007f()\\]|\\.|\([^\s()]*\)){0,2000}))(?:\s+(?:"[^"]{0,500}"|'[^']{0,500}'|\([^()]{0,500}\)))?\s*\)/y;

@@ -19,7 +19,9 @@ const HEADLINES = [
 // Tools whose cards are closed unless something is wrong, besides those of tool servers.
 const FOLDED = new Set(["view", "ls", "glob", "grep", "fetch", "todos", "question", "job_output", "agent", "agentic_fetch", "task"]);
 const isFolded = (name) => FOLDED.has(name) || name.startsWith("mcp_");
-const NOT_RUN = "user cancelled assistant tool calling"; // the result of a call that was never made
+// How the result of a call begins that was never made, or stopped: Crush's words, and ours.
+const NOT_RUN = ["user cancelled assistant tool calling", "not run"];
+const CANCELED = "canceled before";
 const DENIED = "User denied permission";
 const WORDS = 160; // characters in the headline
 
@@ -94,8 +96,10 @@ function shownName(name) {
 // The words for how a call ended: [kind, text].
 function ending(result, code) {
   const failed = Number.isInteger(code) && code !== 0;
-  if (result.is_error && result.content === NOT_RUN) return ["stopped", "not run"];
-  if (result.is_error && (result.content || "").startsWith(DENIED)) return ["stopped", "denied"];
+  const begins = (words) => result.is_error && (result.content || "").startsWith(words);
+  if (NOT_RUN.some(begins)) return ["stopped", "not run"];
+  if (begins(CANCELED)) return ["stopped", "canceled"];
+  if (begins(DENIED)) return ["stopped", "denied"];
   if (failed) return ["failed", `exit ${code}`];
   return result.is_error ? ["failed", "failed"] : ["done", "done"];
 }

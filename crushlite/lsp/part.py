@@ -1,0 +1,250 @@
+"""The language servers of one workspace: which file starts which, and what they say of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadRequest, CrushliteError, NotFound
+from ..protocol.lsp import LSPEvent
+from ..records import dataclass
+from ..threads import DaemonThreads
+from ..wing import WorkspacePart
+from ..worktree.paths import locate, read_bytes
+from . import diagnostics
+from .server import DISABLED, READY, STARTING, LanguageServer
+from .servers import configured, installed
+from .tools import make_tools
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..agent.base import OfferedTool, Turn
+    from ..clock import Timer
+    from ..store.files import Change
+    from ..wing import OpenWorkspace
+    from .servers import ServerSpec
+
+log = logging.getLogger(__name__)
+
+FILE_BYTES = 1 << 20  # of a file that a server is told about
+FILE_SECONDS = 10.0
+TOUCHED = 64  # files that wait for their servers to start
+WAIT_SECONDS = 1.5  # for what a server says of a change, while a person looks on
+PATIENT_SECONDS = 8.0  # else
+SETTLE_SECONDS = 0.25  # some say first that all is well
+HURRIED_SECONDS = 0.2  # after a server has been too slow twice
+EVENT_SECONDS = 0.5  # between two events about the diagnostics of a server
+
+
+@dataclass(frozen=True, slots=True)
+class LspSettings:
+    """What the configuration says: the section `lsp`, and whether installed servers are used."""
+
+    section: Mapping[str, Any]
+    automatic: bool = True
+
+
+class LspPart(WorkspacePart):
+    """`settings` says what the configuration says now. Implements tools.WorkspaceServers."""
+
+    def __init__(self, workspace: OpenWorkspace, settings: Callable[[], LspSettings]) -> None:
+        self.servers: dict[str, LanguageServer] = {}
+        self.root = workspace.path
+        self._workspace = workspace
+        self._settings = settings
+        self._known: LspSettings | None = None  # what `_specs` were made of
+        self._specs: dict[str, ServerSpec] = {}
+        self._making = asyncio.Lock()
+        self._threads = DaemonThreads(1, "lsp")
+        self._touched: dict[Path, None] = {}
+        self._touching: asyncio.Task[None] | None = None
+        self._late: dict[str, int] = {}  # how often a server was too slow, without a break
+        self._events: dict[str, Timer] = {}  # of servers whose diagnostics have changed
+        self._tools: tuple[OfferedTool, ...] = ()
+
+    async def close(self) -> None:
+        if self._touching is not None:
+            self._touching.cancel()
+            await asyncio.wait([self._touching])
+        for timer in self._events.values():
+            timer.cancel()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End all servers; the next file that is touched starts its own again."""
+        running = list(self.servers.values())
+        await asyncio.gather(*(server.stop() for server in running))
+
+    # Which there are -----------------------------------------------------------------------------
+
+    async def all_servers(self) -> dict[str, LanguageServer]:
+        """By name, those that the configuration has and those that a file has called for."""
+        await self._make()
+        return self.servers
+
+    async def server(self, name: str) -> LanguageServer:
+        """Raises NotFound."""
+        found = (await self.all_servers()).get(name)
+        if found is None:
+            raise NotFound(
+                f"LSP client not found: there is no language server {name}, see GET W/lsps"
+            )
+        return found
+
+    async def _make(self) -> None:
+        """Follow the configuration: servers whose section has changed end."""
+        settings = self._settings()
+        if settings == self._known:
+            return
+        async with self._making:
+            if settings == self._known:
+                return
+            given = configured(settings.section)
+            found: dict[str, ServerSpec] = {}
+            if settings.automatic:
+                path = self._workspace.env.get("PATH", os.defpath)
+                found = await self.blocking(installed, path, self.root)
+            taken = {kind for spec in given.values() for kind in spec.filetypes}
+            # What is configured for a kind of file stands instead of what is installed.
+            others = {n: s for n, s in found.items() if taken.isdisjoint(s.filetypes)}
+            specs = {**others, **given}
+            for name in [n for n, s in self.servers.items() if specs.get(n) != s.spec]:
+                await self.servers.pop(name).stop()
+            self._known, self._specs = settings, specs
+            for name in given:
+                self._server(name)
+
+    def _server(self, name: str) -> LanguageServer:
+        if name not in self.servers:
+            env = self._workspace.profile.command_env(self._workspace.env)
+            self.servers[name] = LanguageServer(
+                self._specs[name], self.root, env, self._workspace.clock, self._changed
+            )
+        return self.servers[name]
+
+    async def fitting(self, path: Path) -> list[LanguageServer]:
+        """The servers for a file of the workspace, started if they are not running."""
+        await self._make()
+        if not path.is_relative_to(self.root) or self._workspace.closing:
+            return []
+        found = []
+        for name, spec in list(self._specs.items()):
+            if spec.fits(path) and await self.blocking(spec.is_rooted, path, self.root):
+                server = self._server(name)
+                server.start()
+                if server.state != DISABLED:
+                    found.append(server)
+        return found
+
+    async def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._threads.run(FILE_SECONDS, function, *arguments)
+
+    # Files that runs touch -----------------------------------------------------------------------
+
+    def file_read(self, path: str) -> None:
+        self.touch(Path(path))
+
+    def file_changed(self, change: Change) -> None:
+        self.touch(Path(change.path))
+
+    def touch(self, path: Path) -> None:
+        """Start the servers for a file and tell them what it holds, in the background."""
+        if len(self._touched) < TOUCHED and not self._workspace.closing:
+            self._touched[path] = None
+            if self._touching is None or self._touching.done():
+                self._touching = asyncio.create_task(self._touch_all())
+
+    async def _touch_all(self) -> None:
+        while self._touched:
+            path = next(iter(self._touched))
+            del self._touched[path]
+            with contextlib.suppress(CrushliteError):
+                for server in await self.fitting(path):
+                    if await server.ready(server.spec.seconds):
+                        await self.tell(server, path)
+
+    async def tell(self, server: LanguageServer, path: Path) -> None:
+        """Tell a server what a file holds now. Raises CrushliteError."""
+        await server.tell(path, await self.text_of(path))
+
+    async def text_of(self, path: Path) -> str:
+        """The text of a file of the workspace. Raises BadRequest."""
+        return str(await self.blocking(_text, self.root, path))
+
+    async def notes_on_change(self, turn: Turn, path: str) -> str:
+        """What servers find wrong in a file that an agent has just changed."""
+        place = Path(path)
+        servers = await self.fitting(place)
+        if not servers:
+            return ""
+        found = await asyncio.gather(
+            *(self._after_change(server, place, patient=not turn.interactive) for server in servers)
+        )
+        return "\n".join(filter(None, found))
+
+    async def _after_change(self, server: LanguageServer, path: Path, *, patient: bool) -> str:
+        """What is new since the server spoke about the file last. Empty if it does not say anything
+        in time: the model can ask with a tool."""
+        if not await server.ready(PATIENT_SECONDS if patient else 0.0):
+            return ""
+        try:
+            await self.tell(server, path)
+        except CrushliteError:
+            return ""
+        name = server.spec.name
+        seconds = PATIENT_SECONDS if patient else WAIT_SECONDS
+        if self._late.get(name, 0) >= 2:
+            seconds = HURRIED_SECONDS
+        heard = await server.heard(path, seconds)
+        self._late[name] = 0 if heard else self._late.get(name, 0) + 1
+        if not heard:
+            return ""
+        if not server.about(path):
+            await server.heard(path, SETTLE_SECONDS, times=2)
+        return diagnostics.after_change(self.shown(path), server.before(path), server.about(path))
+
+    def shown(self, path: Path) -> str:
+        """A path as the model reads it."""
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+    # For the agent -------------------------------------------------------------------------------
+
+    async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
+        """Once a server has been started here: they are of no use without one."""
+        running = any(server.state in (STARTING, READY) for server in self.servers.values())
+        if running and not self._tools:
+            self._tools = make_tools(self)
+        return self._tools
+
+    # Events --------------------------------------------------------------------------------------
+
+    def _changed(self, server: LanguageServer, what: str) -> None:
+        name = server.spec.name
+        if what == "state_changed":
+            self._publish(server, what)
+        elif name not in self._events:
+            later = lambda: self._publish(server, what)  # noqa: E731 - it is called once
+            self._events[name] = self._workspace.clock.call_later(EVENT_SECONDS, later)
+
+    def _publish(self, server: LanguageServer, what: str) -> None:
+        if what == "diagnostics_changed":
+            self._events.pop(server.spec.name, None)
+        if not self._workspace.closing:
+            event = LSPEvent(what, server.spec.name, server.state, server.error, server.count)
+            self._workspace.hub.publish("updated", event)
+
+
+def _text(root: Path, path: Path) -> str:
+    place = locate(root, str(path))
+    if not place.inside:
+        raise BadRequest(f"{path} is not in the workspace: language servers do not see it")
+    data, _ = read_bytes(place, FILE_BYTES)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadRequest(f"{place.shown} is not UTF-8 text") from None

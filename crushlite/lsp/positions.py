@@ -1,0 +1,112 @@
+"""Places in a text, and changes of it, as the protocol has them: lines from 0 on, and columns in
+UTF-16 units. For people and models both begin with 1."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from ..errors import BadRequest
+from ..records import dataclass
+
+MOST_EDITS = 10_000  # of one file
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    line: int
+    column: int  # in UTF-16 units
+
+
+def uri_of(path: Path) -> str:
+    return "file://" + quote(str(path))
+
+
+def path_of(uri: object) -> Path | None:
+    """The path of a file URI; None for any other."""
+    if not isinstance(uri, str) or not uri.startswith("file:"):
+        return None
+    try:
+        path = unquote(urlsplit(uri).path)
+    except ValueError:
+        return None
+    return Path(path) if path.startswith("/") and "\0" not in path else None
+
+
+def position_of(value: Any) -> Position:
+    """A position as a server sends it; the beginning for what is none."""
+    if isinstance(value, dict):
+        line, column = value.get("line"), value.get("character")
+        if isinstance(line, int) and isinstance(column, int):
+            return Position(max(line, 0), max(column, 0))
+    return Position(0, 0)
+
+
+def start_of(value: Any) -> Position:
+    """The beginning of a range."""
+    return position_of(value.get("start") if isinstance(value, dict) else None)
+
+
+def units(text: str) -> int:
+    """The length of a text in UTF-16 units."""
+    return len(text) + sum(1 for character in text if ord(character) > 0xFFFF)
+
+
+def index_of(line: str, column: int) -> int:
+    """The index in a line of a column in UTF-16 units; its end if it is shorter."""
+    if line.isascii():
+        return min(column, len(line))
+    seen = 0
+    for index, character in enumerate(line):
+        if seen >= column:
+            return index
+        seen += 2 if ord(character) > 0xFFFF else 1
+    return len(line)
+
+
+def find_symbol(text: str, symbol: str, line: int) -> Position:
+    """Where a symbol stands first in a text as a whole word, from this line (from 1 on; 0: any) on,
+    else anywhere. Of `a.b` the last part is meant. Raises BadRequest if it is not there."""
+    name = re.split(r"\.|::|->", symbol.strip())[-1]
+    if not name:
+        raise BadRequest("symbol must be a name that stands in the file")
+    found = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    lines = text.split("\n")
+    first = min(max(line - 1, 0), len(lines))
+    for number in (*range(first, len(lines)), *range(first)):
+        if match := found.search(lines[number]):
+            return Position(number, units(lines[number][: match.start()]))
+    raise BadRequest(f"{name} does not stand in that file: view it, and give a name that does")
+
+
+def apply_edits(text: str, edits: list[Any]) -> str:
+    """A text with the edits of a server, which all are about the text as it is. Raises BadRequest
+    for edits that overlap or make no sense."""
+    if len(edits) > MOST_EDITS:
+        raise BadRequest(f"the server wants {len(edits)} changes of one file: too many")
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    lines = text.split("\n")
+
+    def offset(position: Position) -> int:
+        if position.line >= len(lines):
+            return len(text)
+        return starts[position.line] + index_of(lines[position.line], position.column)
+
+    places = []
+    for edit in edits:
+        where = edit.get("range") if isinstance(edit, dict) else None
+        if not isinstance(where, dict) or not isinstance(edit.get("newText"), str):
+            raise BadRequest("the server sent a change that cannot be read")
+        begin, end = offset(position_of(where.get("start"))), offset(position_of(where.get("end")))
+        places.append((begin, end, edit["newText"]))
+    pieces, at = [], 0
+    for begin, end, new in sorted(places, key=lambda place: place[:2]):
+        if begin < at or end < begin:
+            raise BadRequest("the server sent changes that overlap")
+        pieces += [text[at:begin], new]
+        at = end
+    return "".join([*pieces, text[at:]])
