@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import logging
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from ..config.secrets import redact
 from ..errors import NotFound
 from ..wing import WorkspacePart
 from .naming import safe_name
-from .prompts import ServerPrompt
 from .server import CLOSE_SECONDS, Server, Surroundings
 from .tools import ListResources, ReadResource, ServerTool
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..config.profile import FileProfile
     from ..outbound.proxies import Proxies
     from ..protocol.features import McpEvent
-    from ..wing import OfferedCommand, OpenWorkspace
+    from ..wing import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ class McpPart(WorkspacePart):
         self._servers: dict[str, Server] = {}
         self._offered: list[OfferedTool] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # servers that end
+        # Runs that have waited for servers: not at each of their steps.
+        self._waited: collections.deque[str] = collections.deque(maxlen=1000)
         self._closed = False
         profile.followers.append(self.follow)
         self.follow()
@@ -109,10 +111,13 @@ class McpPart(WorkspacePart):
     # For the agent -------------------------------------------------------------------------------
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """What is ready. If nobody attends, servers that start are waited for; else only, and
-        briefly, those that have died a moment ago: mostly in a call of this turn."""
+        """What is ready. If nobody attends, servers that start are waited for, once in a run; else
+        only, and briefly, those that have died a moment ago: mostly in a call of this turn."""
         now = self._clock.time()
-        awaited = list(self._servers.values()) if not turn.interactive else []
+        awaited: list[Server] = []
+        if not turn.interactive and turn.run_id not in self._waited:
+            self._waited.append(turn.run_id)
+            awaited += self._servers.values()
         for server in self._servers.values():
             failed = server.state == "error" and server.usable
             if failed and server.died_at is not None:
@@ -143,13 +148,6 @@ class McpPart(WorkspacePart):
             (f"tool server {server.name}", server.instructions)
             for server in self.servers
             if server.instructions
-        ]
-
-    # For users -----------------------------------------------------------------------------------
-
-    async def commands(self) -> Sequence[OfferedCommand]:
-        return [
-            ServerPrompt(server, prompt) for server in self.servers for prompt in server.prompts
         ]
 
     # For servers ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.coder.tools.results import RESULT_CHARS
@@ -15,7 +15,10 @@ from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
 
-DONE = [Say("done"), End()]
+if TYPE_CHECKING:
+    from crushlite.testing.model import Step
+
+DONE: list[Step] = [Say("done"), End()]
 
 
 def alive(pid: int) -> bool:

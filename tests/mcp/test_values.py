@@ -68,7 +68,8 @@ class SchemaTests(unittest.TestCase):
         for _ in range(100):
             deep = {"properties": {"a": deep}}
         blank = {"properties": {"a b": {}}, "required": ["a b"]}
-        for bad in ([], "x", {"type": "string"}, deep, blank, {"title": "x" * 70_000}):
+        several: list[Any] = [[], "x", {"type": "string"}, deep, blank, {"title": "x" * 70_000}]
+        for bad in several:
             with self.assertRaises(BadSchema):
                 acceptable(bad)
         self.assertEqual(acceptable(None), {"type": "object", "properties": {}})
