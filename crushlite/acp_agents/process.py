@@ -38,6 +38,7 @@ VERSION = 1  # of ACP
 START_SECONDS = 60.0  # for `initialize`: npx may have to download the program first
 SESSION_SECONDS = 120.0  # for opening a session: loading one may take long
 END_SECONDS = 1.5  # for a program to exit when its input has ended, before it is killed
+HUNG_UP_SECONDS = 0.5  # for a program that has closed its output to exit by itself
 DEAD_SECONDS = 1.0  # for the exit code and the last words of a program that hung up
 FRAME = 64 << 20  # bytes: a change of a file carries the file twice
 WAITING = 500  # updates between two turns of a session
@@ -218,7 +219,9 @@ class AgentProcess(RpcHandler):
             await self._peer.run()
         finally:
             self.retired = True  # it can answer nothing more
-            self._process.kill()  # if it has only closed its output
+            # If it has only closed its output. Not at once: how it ended is to be seen.
+            await wait_at_most(self._clock, self._process.done, HUNG_UP_SECONDS)
+            self._process.kill()
 
     # The end ------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SAID_CHARS = 4_000_000  # in one turn; more is no answer but a flood
+SAID_CHARS = 1_000_000  # in one turn; more is no answer but a flood
 MOST_CALLS = 10_000  # in one turn
 _MOST_TOKENS = 10**9
 _DIFF_CHARS = 100_000  # of a changed file that is kept with the result

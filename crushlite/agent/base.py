@@ -108,6 +108,7 @@ class Title:
 
     text: str
     usage: Usage = Usage()
+    plain: bool = False  # only the prompt's first words: one given by a client is better
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..protocol.config import Model, SelectedModel
 from ..protocol.questions import Choice, Question
 from ..protocol.sessions import Todo
-from .base import Info, Scope, Usage
+from .base import Info, Scope, Title, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,8 +40,8 @@ class OfflineAgent:
             self._why,
         )
 
-    async def title(self, text: str) -> str:
-        return " ".join(text.split())[:50]
+    async def title(self, text: str) -> Title:
+        return Title(" ".join(text.split())[:50], plain=True)
 
     async def run(self, turn: Turn) -> None:
         if turn.attachments:

@@ -1,5 +1,5 @@
-"""Titles: a session gets one after its first prompt, whatever becomes of that prompt, unless a
-client gave it one of its own.
+"""Titles: a session gets one after its first prompt, whatever becomes of that prompt. It replaces
+the one that the session was made with, unless it is only the first words of the prompt.
 
 The title is made beside the turn, by the agent if it can make titles. Only the teardown of the
 workspace cancels it; then, or if the agent fails, the first words of the prompt are the title.
@@ -47,8 +47,7 @@ class Titles:
         try:
             if not await store.read(run_rows.is_first_prompt, session_id, run_id):
                 return
-            if _was_chosen((await store.read(session_rows.get_session, session_id)).title, text):
-                return
+            given = (await store.read(session_rows.get_session, session_id)).title
             try:
                 title = await agent.title(text)
                 usage = title.usage
@@ -60,7 +59,8 @@ class Titles:
                 plain = " ".join(text.split())[:PLAIN_TITLE_CHARS]
                 await self._save(session_id, plain, (0, 0, 0.0))
                 raise
-            await self._save(session_id, title.text[:TITLE_CHARS], counts)
+            if not (title.plain and _was_chosen(given, text)):
+                await self._save(session_id, title.text[:TITLE_CHARS], counts)
         except CrushliteError as error:
             log.warning("session %s has no title of its agent: %s", session_id, error)
         except Exception:

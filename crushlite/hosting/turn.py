@@ -300,13 +300,14 @@ class LiveTurn(TurnCommands, TurnRequests):
         await self._watches_ended()
         self._show_calls()
         call = self._open_call(id)
-        texts = await self._guards.result(
-            call, clean(content), json_text(metadata), is_error=bool(is_error)
-        )
+        texts, failed = (clean(content), json_text(metadata)), bool(is_error)
+        try:
+            texts = await self._guards.result(call, *texts, is_error=failed)
+        finally:  # if the run is canceled meanwhile, too: the tool has run
+            if not self._over and call.id not in self._results:
+                media = clean(data), clean(mime_type)
+                self._result(ToolResultPart(call.id, call.name, *texts, failed, *media))
         self._check()
-        self._open_call(id)  # it may have got its result meanwhile
-        media = clean(data), clean(mime_type)
-        self._result(ToolResultPart(call.id, call.name, *texts, bool(is_error), *media))
         self._new_step = True
         await self._yield()
 

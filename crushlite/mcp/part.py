@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 MOST_SERVERS = 100
 HEADLESS_SECONDS = 30.0  # that a prompt which nobody attends waits for servers that start
+DEAD_SECONDS = 3.0  # that the next step of a turn waits for a server that has just died
 RETRY_SECONDS = 30.0  # before a prompt lets a server that has failed be started again
 
 
@@ -108,16 +109,20 @@ class McpPart(WorkspacePart):
     # For the agent -------------------------------------------------------------------------------
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """What is ready. If nobody attends, servers that start are waited for."""
+        """What is ready. If nobody attends, servers that start are waited for; else only, and
+        briefly, those that have died a moment ago: mostly in a call of this turn."""
         now = self._clock.time()
+        awaited = list(self._servers.values()) if not turn.interactive else []
         for server in self._servers.values():
             failed = server.state == "error" and server.usable
-            if failed and now - server.tried_at >= RETRY_SECONDS:
+            if failed and server.died_at is not None:
+                awaited += [server] if now - server.died_at < DEAD_SECONDS else []
                 server.start()
-        if not turn.interactive:
-            until = now + HEADLESS_SECONDS
-            for server in list(self._servers.values()):
-                await server.settled(max(0.0, until - self._clock.time()))
+            elif failed and now - server.tried_at >= RETRY_SECONDS:
+                server.start()
+        until = now + (DEAD_SECONDS if turn.interactive else HEADLESS_SECONDS)
+        for server in awaited:
+            await server.settled(max(0.0, until - self._clock.time()))
         if self._offered is None:
             self._offered = self._offers()
         return self._offered

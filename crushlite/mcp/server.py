@@ -71,6 +71,7 @@ class Server:
         self.last_words = ""
         self.connected_at: float | None = None
         self.tried_at = around.clock.time()
+        self.died_at: float | None = None  # if it ran, and has not been started again
         self.tools: tuple[ToolInfo, ...] = ()
         self.prompts: tuple[PromptInfo, ...] = ()
         self.resources: tuple[ResourceInfo, ...] = ()
@@ -96,7 +97,7 @@ class Server:
     def start(self) -> None:
         """Begin an attempt to start it, in the background, unless one is under way or it runs."""
         if self.usable and self._session is None and self._connecting is None:
-            self.tried_at = self._clock.time()
+            self.tried_at, self.died_at = self._clock.time(), None
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._attempted)
             self._set_state("starting")
@@ -263,7 +264,7 @@ class Server:
         """The connection cannot be used any more."""
         if self._session is not session:
             return
-        self._session = None
+        self._session, self.died_at = None, self._clock.time()
         self.last_words = self._around.redact(session.link.last_words())
         self._withdraw()
         self._set_state("error", reason)

@@ -71,6 +71,12 @@ class HandshakeTests(ErrorCase):
             self.assertEqual(answer["protocolVersion"], 1)
             self.assertEqual(answer["authMethods"], [])
 
+    async def test_a_daemon_that_cannot_be_reached_is_an_error_with_its_address(self) -> None:
+        script = await self.connect(Wanted(url="tcp://127.0.0.1:1", path=self.cwd))
+        await script.request("initialize", protocolVersion=1)
+        with self.assertRaisesRegex(RpcError, "127.0.0.1:1"):
+            await script.request("session/new", cwd=self.cwd, mcpServers=[])
+
     async def test_what_comes_before_initialize_or_makes_no_sense_is_refused(self) -> None:
         script = await self.connect()
         new = {"cwd": self.cwd, "mcpServers": []}
@@ -224,13 +230,23 @@ class PromptTests(ErrorCase):
         run.release()
         self.assertEqual(await third, {"stopReason": "end_turn"})
 
-    async def test_a_prompt_whose_request_is_taken_back_ends_as_cancelled(self) -> None:
+    async def test_a_prompt_whose_request_is_taken_back_ends_as_cancelled_and_no_other(
+        self,
+    ) -> None:
         script, session = await self.thread()
-        asked = script.begin("session/prompt", **prompt(session))
+        first = script.begin("session/prompt", **prompt(session, "one"))
         run = await self.daemon.entered(1)
+        second = script.begin("session/prompt", **prompt(session, "two"))
+        await asyncio.sleep(0)
         number = script.peer._next_id - 1
         await script.peer.notify("$/cancel_request", {"requestId": number})
-        self.assertEqual(await asked, {"stopReason": "cancelled"})
+        self.assertEqual(await second, {"stopReason": "cancelled"})
+        run.release()
+        self.assertEqual(await first, {"stopReason": "end_turn"})
+        third = script.begin("session/prompt", **prompt(session, "three"))
+        run = await self.daemon.entered(2)
+        await script.peer.notify("$/cancel_request", {"requestId": number + 1})
+        self.assertEqual(await third, {"stopReason": "cancelled"})
         self.assertTrue(run.canceled)
 
     async def test_prompts_of_other_clients_are_shown(self) -> None:

@@ -124,7 +124,7 @@ class QuirkTests(HostedTestCase):
 
     async def test_a_flood_is_cut_and_ends_as_it_should(self) -> None:
         client, session = await self.join(await self.host())
-        done = await self.ask(client, session, "flood 41")
+        done = await self.ask(client, session, "flood 11")
         self.assertIsNone(done["error"])
         self.assertIn("the rest of this turn is left out", done["text"][-200:])
 

@@ -6,10 +6,11 @@ import asyncio
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
-from crushlite.mcp import server as server_module
+from crushlite.mcp import links, server as server_module
 from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
@@ -114,7 +115,7 @@ class CallingTests(McpTestCase):
         run = await self.prompt(anna, session, "go")
         asked = await anna.events.wait_for("permission_request", tool_name="mcp_s_echo")
         self.assertEqual((asked["action"], asked["params"]), ("execute", {"text": "hello"}))
-        await anna.grant(asked, "allow")
+        await anna.grant(asked.payload, "allow")
         await self.ended(anna, run)
         self.assertEqual(results(await anna.messages(session))[0]["content"], "hello")
 
@@ -141,10 +142,10 @@ class CallingTests(McpTestCase):
         anna = await self.join(yolo=True)
         await self.connected(anna, "s")
         session = await anna.session()
-        self.plan = [use("mcp_s_learn"), DONE]
-        await self.turn(anna, session, "go")
+        self.plan = [use("mcp_s_learn"), DONE, DONE]
+        run = await self.prompt(anna, session, "go")
         await anna.events.wait_for("mcp_event", type="tools_list_changed")
-        self.plan = [DONE]
+        await anna.call("GET", f"/runs/{run}?wait=60")
         await self.turn(anna, session, "again")
         self.assertTrue(any("learnt" in name for name in self.offered()))
 
@@ -196,7 +197,7 @@ class EndTests(McpTestCase):
             "plain": scripted(mark),
         }
         self.configure(mcp=servers)
-        with self.enterContext(self.quick()):
+        with mock.patch.object(links, "EXIT_SECONDS", 0.2):
             anna = await self.join()
             stubborn, plain = await self.ready(anna, "stubborn", "plain")
             self.assertEqual(len(marked(mark)), 3)
@@ -213,23 +214,14 @@ class EndTests(McpTestCase):
                 await stubborn.call("echo", {"text": "a"})
             await anna.call("POST", "/config/set", {**value, "value": False})
             await self.connected(anna, "stubborn")
-        await self.daemon.stop()
+            await self.workspace(anna).close()
         self.assertEqual(marked(mark), [])
-
-    def quick(self) -> Any:
-        from unittest import mock
-
-        from crushlite.mcp import links
-
-        return mock.patch.object(links, "EXIT_SECONDS", 0.2)
 
     async def test_a_server_that_dies_after_a_while_is_started_again(self) -> None:
         self.configure(mcp={"s": scripted()})
         anna = await self.join()
         server = await self.connected(anna, "s")
         first = (await server.call("pid", {})).text
-        from unittest import mock
-
         with mock.patch.object(server_module, "LIVED_SECONDS", 0.0):
             os.kill(int(first), 9)
             await anna.events.wait_for("mcp_event", name="s", state="error")

@@ -167,7 +167,7 @@ class ProviderError(ProviderFailed):
 
     `retryable` is false if a retry cannot help, as after a status of 400, 401, 403 or 404.
     `upstream_status` is the provider's HTTP status, 0 if there was none. `overflow` is true if the
-    conversation does not fit into the model's context window.
+    conversation does not fit into the model's context window. `said` is the message without advice.
     """
 
     def __init__(
@@ -178,8 +178,10 @@ class ProviderError(ProviderFailed):
         retryable: bool = False,
         retry_after: float = 0.0,
         overflow: bool = False,
+        advice: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}. {advice}" if advice else message)
+        self.said = message
         self.upstream_status = status
         self.retryable = retryable
         self.retry_after = retry_after

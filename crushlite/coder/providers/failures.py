@@ -88,13 +88,13 @@ def refusal(value: Any, *, status: int = 0) -> ProviderError:
     overflow = known == 413 or (known in _TOO_LONG and bool(_OVERFLOW.search(text[:_SEARCHED])))
     retryable = (not known or known in _RETRYABLE or known >= 500) and not (no_credit or overflow)
     number = f" {status}" if status else ""
-    advice = f". {_ADVICE[known]}" if known in _ADVICE else ""
     return ProviderError(
-        f"the provider answered{number}: {text}{advice}",
+        f"the provider answered{number}: {text}",
         status=known,
         retryable=retryable,
         retry_after=_delay_in(inner),
         overflow=overflow,
+        advice=_ADVICE.get(known, ""),
     )
 
 

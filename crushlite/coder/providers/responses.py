@@ -78,7 +78,7 @@ class ResponsesProvider(OpenAIProvider):
     ) -> ModelRequest | None:
         if "input" not in body:
             return super()._adapted(error, body, request)
-        words = str(error).lower()
+        words = error.said.lower()
         if error.upstream_status in (404, 405):
             # A model that does not exist is answered with 404 too.
             self._speaks_chat = "model" not in words

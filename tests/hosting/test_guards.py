@@ -1,0 +1,140 @@
+"""Parts of a workspace that rule on what agents do, without any hook."""
+
+from __future__ import annotations
+
+import asyncio
+import unittest
+from typing import TYPE_CHECKING, Any
+
+from crushlite.errors import PromptRefused
+from crushlite.hosting.guards import MOST_STOPS, TurnGuards
+from crushlite.protocol.messages import ToolCallPart
+from crushlite.protocol.permissions import PermissionRequest
+from crushlite.testing import LocalDaemon
+from crushlite.wing import Author, Ruling, ToolUsed, Wing, WorkspacePart
+from tests.support.basics import BoundedTestCase
+
+if TYPE_CHECKING:
+    from crushlite.wing import OpenWorkspace
+
+
+class Ruler(WorkspacePart):
+    """Says what the test wants, and raises if that is an error."""
+
+    def __init__(self, ruling: Ruling | Exception | None) -> None:
+        self.ruling = ruling
+        self.seen: list[ToolUsed] = []
+
+    def _rule(self) -> Ruling | None:
+        if isinstance(self.ruling, Exception):
+            raise self.ruling
+        return self.ruling
+
+    async def before_tool(self, used: ToolUsed) -> Ruling | None:
+        self.seen.append(used)
+        return self._rule()
+
+    async def before_prompt(self, author: Author, text: str) -> Ruling | None:
+        return self._rule()
+
+    async def after_tool(self, used: ToolUsed, result: str, is_error: bool) -> Ruling | None:
+        return self._rule()
+
+    async def before_stop(self, author: Author, text: str, again: bool) -> Ruling | None:
+        return self._rule()
+
+    async def permission_asked(self, author: Author, request: PermissionRequest) -> Ruling | None:
+        return self._rule()
+
+
+def guards(*rulings: Ruling | Exception | None) -> TurnGuards:
+    return TurnGuards([Ruler(ruling) for ruling in rulings], Author("s", "r"))
+
+
+def asks(tool: str = "bash", call_id: str = "c", **params: Any) -> PermissionRequest:
+    return PermissionRequest(tool_name=tool, tool_call_id=call_id, params=params)
+
+
+class GuardTests(unittest.IsolatedAsyncioTestCase):
+    async def test_a_part_that_fails_refuses_what_it_was_asked_about(self) -> None:
+        broken = guards(RuntimeError("x"))
+        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
+            self.assertIn("could not be checked", (await broken.tool("c", "bash", {})).refusal)
+            with self.assertRaises(PromptRefused):
+                await broken.prompt("hello")
+            self.assertIsNone(await broken.answer(asks()), "the users are asked")
+            self.assertEqual(await broken.stop(""), "")
+
+    async def test_each_part_sees_the_input_as_the_one_before_left_it(self) -> None:
+        first, second = Ruler(Ruling(input={"a": 2}, allowed=True)), Ruler(Ruling(input={"a": 3}))
+        some = TurnGuards([first, second], Author("s"))
+        check = await some.tool("c", "bash", {"a": 1})
+        self.assertEqual((second.seen[0].input, check.input), ({"a": 2}, {"a": 3}))
+        self.assertIsNone(await some.permission(asks(a=3)), "what was allowed was something else")
+
+    async def test_an_approval_is_for_its_call_alone_and_a_halt_for_all_that_follow(self) -> None:
+        some = guards(Ruling(allowed=True))
+        await some.tool("c", "bash", {})
+        self.assertTrue(await some.permission(asks()))
+        halting = guards(Ruling(halt=True, denied="enough"))
+        self.assertTrue((await halting.tool("c", "bash", {})).halt)
+        self.assertEqual((await halting.tool("d", "ls", {})).refusal, "enough")
+        verdict = await halting.permission(asks(call_id="c"))
+        self.assertFalse(verdict)
+
+    async def test_an_agent_that_cannot_follow_a_changed_input_is_refused(self) -> None:
+        verdict = await guards(Ruling(input={"a": 2}, allowed=True)).permission(asks(a=1))
+        assert verdict is not None
+        self.assertIn("cannot follow", verdict.reason)
+
+    async def test_the_end_of_a_turn_is_put_off_a_bounded_number_of_times(self) -> None:
+        some = guards(Ruling(denied="go on"))
+        said = [await some.stop("") for _ in range(MOST_STOPS + 2)]
+        self.assertEqual(said, ["go on"] * MOST_STOPS + ["", ""])
+
+    async def test_what_was_refused_has_no_result_to_comment(self) -> None:
+        some = guards(Ruling(denied="no", shown={"decision": "deny"}))
+        await some.tool("c", "bash", {})
+        call = ToolCallPart("c", "bash", "{}")
+        content, metadata = await some.result(call, "not run", '{"decision": 1}', is_error=True)
+        self.assertEqual(content, "not run")
+        self.assertEqual(metadata, '{"decision":1,"hook":{"decision":"deny"}}')
+
+
+class Slow(WorkspacePart):
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def after_tool(self, used: ToolUsed, result: str, is_error: bool) -> Ruling | None:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return None
+
+
+class SlowWing(Wing):
+    def __init__(self, part: Slow) -> None:
+        self.part = part
+
+    async def open(self, workspace: OpenWorkspace) -> WorkspacePart:
+        return self.part
+
+
+class TurnTests(BoundedTestCase):
+    async def test_a_result_is_on_record_although_the_run_is_canceled_meanwhile(self) -> None:
+        part = Slow()
+        async with LocalDaemon(wings=[SlowWing(part)]) as daemon:
+            anna = await daemon.join()
+            session = await anna.session()
+            await anna.prompt(session, "hello")
+            run = await daemon.entered(1)
+            await run.do(lambda turn: turn.tool_call("bash", "{}", "c"))
+            run.begin(lambda turn: turn.tool_result("c", "it was done"))
+            await part.asked.wait()
+            await anna.call("POST", f"/agent/sessions/{session}/cancel?wait=10")
+            texts = [
+                item["data"]["content"]
+                for message in await anna.messages(session)
+                for item in message["parts"]
+                if item["type"] == "tool_result"
+            ]
+            self.assertEqual(texts, ["it was done"])
