@@ -245,8 +245,6 @@ NOT_APPLICABLE = {
     "by the unattended policy, or its workspace is created with skip on",
     246: "a session keeps counters and no flag: estimated tokens are counted and cost nothing, "
     "which is decided when they are reported, and nothing is left to survive",
-    251: "there is no tool that starts an agent of its own; child sessions exist for agents that "
-    "bring one, and are hidden, deleted and read like any other",
 }
 
 
