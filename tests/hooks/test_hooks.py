@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from tests.support.configured import ConfiguredTestCase, marked, new_mark, resul
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from crushlite.agent.base import Turn, Verdict
     from crushlite.testing import Participant
 
 
@@ -23,6 +25,10 @@ def hook(command: str, matcher: str = "", **more: Any) -> dict[str, Any]:
 def says(**value: Any) -> str:
     """A command that writes an object."""
     return f"cat >/dev/null; printf %s '{json.dumps(value)}'"
+
+
+async def permitted(tool: str, turn: Turn) -> Verdict:
+    return await turn.permission(tool, "run")
 
 
 class HookCase(ConfiguredTestCase):
@@ -199,7 +205,7 @@ class OwnAgentTests(BoundedTestCase):
                 (usual, "ls", True),
             ):
                 with self.subTest(tool):
-                    verdict = await run.do(lambda turn, tool=tool: turn.permission(tool, "run"))
+                    verdict = await run.do(functools.partial(permitted, tool))
                     self.assertIs(bool(verdict), granted, verdict)
             asked = usual.begin(lambda turn: turn.permission("cp", "run"))
             request = await anna.events.wait_for("permission_request")

@@ -826,7 +826,7 @@ class RandomWalkTest(unittest.TestCase):
         for _ in range(steps):
             mode, place = rng.choice(list(WhenBusy)).value, rng.choice(SESSIONS)
             accept = (f"accept:{mode}", place)
-            accepts = [(accept,)] * (len(world.seen) + 1)
+            accepts: list[tuple[tuple[str, str], ...]] = [(accept,)] * (len(world.seen) + 1)
             ops = [op for op in world.operations(accepts) if op[0] not in ("close", "drop")]
             ops += [("close", "")] * (rng.random() < 0.01) + [("drop", place)] * (
                 rng.random() < 0.01
