@@ -87,6 +87,7 @@ function fenced(lines, at, [, mark, info]) {
     closed = Boolean(end && end[1][0] === mark[0] && end[1].length >= mark.length);
     if (!closed) body.push(lines[to].slice(Math.min(indent, indentOf(lines[to]))));
   }
+  if (!closed && body.at(-1) === "") body.pop(); // the end of the text, not a line
   return { kind: "code", language: info.trim().split(/[\s{,]/)[0], text: body.join("\n"), closed, to };
 }
 
