@@ -30,7 +30,7 @@ class SkillTool(OfferedTool):
         "Read the instructions of a skill that is listed in your context, or a text file of its "
         "folder, such as references/forms.md."
     )
-    parameters = {
+    parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
             "name": {"type": "string", "description": "The name of the skill"},

@@ -86,8 +86,11 @@ async def _commands(context: Context, request: Request) -> list[tuple[CommandInf
     first of a name has it, another one has its id for a name."""
     workspace = context.workspace(request)
     found: dict[str, tuple[CommandInfo, OfferedCommand]] = {}
-    sources = [part.commands for part in workspace.parts]
-    for source in (*sources, functools.partial(server_prompts, context, request)):
+    sources: list[Callable[[], Awaitable[Sequence[OfferedCommand]]]] = [
+        *(part.commands for part in workspace.parts),
+        functools.partial(server_prompts, context, request),
+    ]
+    for source in sources:
         for command in await _listed(source, workspace):
             info = command.info
             if info.name in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, marked, new_mark, results, use
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from pathlib import Path
 
+    from crushlite.agent.base import Turn, Verdict
     from crushlite.testing import Participant
 
 
@@ -24,6 +27,10 @@ def hook(command: str, matcher: str = "", **more: Any) -> dict[str, Any]:
 def says(**value: Any) -> str:
     """A command that writes an object."""
     return f"cat >/dev/null; printf %s '{json.dumps(value)}'"
+
+
+def _ask(tool: str, turn: Turn) -> Awaitable[Verdict]:
+    return turn.permission(tool, "run")
 
 
 class HookCase(ConfiguredTestCase):
@@ -199,7 +206,7 @@ class OwnAgentTests(BoundedTestCase):
                 (usual, "ls", True),
             ):
                 with self.subTest(tool):
-                    verdict = await run.do(lambda turn, tool=tool: turn.permission(tool, "run"))
+                    verdict = await run.do(functools.partial(_ask, tool))
                     self.assertIs(bool(verdict), granted, verdict)
             asked = usual.begin(lambda turn: turn.permission("cp", "run"))
             request = await anna.events.wait_for("permission_request")
