@@ -6,6 +6,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
+from crushlite.hooks.part import HooksPart
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say
 from tests.support.basics import BoundedTestCase
@@ -169,9 +170,8 @@ class PromptTests(HookCase):
             [message.text for message in messages][:4], ["one", "done", "test it first", "tested"]
         )
         self.assertIn("the sky is green", json.dumps(self.model.requests[0]["messages"]))
-        await client.call("DELETE", f"?client_id={client.id}")
-        await client.events.end()
-        await self.daemon.daemon.stop()
+        workspace = self.workspace(client)
+        await next(part for part in workspace.parts if isinstance(part, HooksPart)).close()
         self.assertEqual(json.loads((folder / "ended").read_text())["session_id"], session)
         self.assertEqual(
             json.loads((folder / "told").read_text())["notification_type"], "agent_completed"
