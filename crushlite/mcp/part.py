@@ -13,7 +13,7 @@ from ..config.secrets import redact
 from ..errors import NotFound
 from ..wing import WorkspacePart
 from .naming import safe_name
-from .server import CLOSE_SECONDS, Server, Surroundings
+from .server import CLOSE_SECONDS, Server, ServerSettings
 from .tools import ListResources, ReadResource, ServerTool
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class McpPart(WorkspacePart):
         self._profile = profile
         self._hub = workspace.hub
         self._clock = workspace.clock
-        self._around = Surroundings(
+        self._settings = ServerSettings(
             path=workspace.path,
             env=functools.partial(profile.command_env, workspace.env),
             clock=workspace.clock,
@@ -91,7 +91,7 @@ class McpPart(WorkspacePart):
                 self._end(server)
         for name, config in wanted.items():
             if name not in self._servers:
-                server = self._servers[name] = Server(config, self._around)
+                server = self._servers[name] = Server(config, self._settings)
                 server.start()
         self._forget_tools()
 

@@ -49,7 +49,7 @@ _LISTS = ("tools", "prompts", "resources")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ServerSettings:
     """What the servers of a workspace share."""
 
     path: Path
@@ -63,14 +63,14 @@ class Surroundings:
 
 
 class Server:
-    def __init__(self, config: ToolServer, around: Surroundings) -> None:
+    def __init__(self, config: ToolServer, settings: ServerSettings) -> None:
         self.config = config
         self.name = config.name
         self.state = "disabled" if config.disabled else "error" if config.problem else "starting"
         self.error = config.problem
         self.last_words = ""
         self.connected_at: float | None = None
-        self.tried_at = around.clock.time()
+        self.tried_at = settings.clock.time()
         self.died_at: float | None = None  # if it ran, and has not been started again
         self.tools: tuple[ToolInfo, ...] = ()
         self.prompts: tuple[PromptInfo, ...] = ()
@@ -78,8 +78,8 @@ class Server:
         self.left_out: tuple[str, ...] = ()  # tools that cannot be offered, and why
         self.instructions = ""
         self.has_resources = False
-        self._around = around
-        self._clock = around.clock
+        self._settings = settings
+        self._clock = settings.clock
         self._session: McpSession | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,7 +118,7 @@ class Server:
         link: Link | None = None
         seconds = self.config.timeout
         state, problem, gone = "error", "", False
-        async with self._around.starting:
+        async with self._settings.starting:
             try:
                 async with time_limit(self._clock, seconds):
                     link = await self._open()
@@ -139,7 +139,7 @@ class Server:
                 return self._connected(session)
             if link is not None:
                 problem = await self._why_gone(link, problem, gone=gone)
-                self.last_words = self._around.redact(link.last_words())
+                self.last_words = self._settings.redact(link.last_words())
                 await link.close()
             self._modern = False  # it may be another program by now
             self._set_state(state, problem)
@@ -151,12 +151,12 @@ class Server:
         return link.gone.result() if link.gone.done() else problem
 
     async def _open(self) -> Link:
-        config, around = self.config, self._around
+        config, settings = self.config, self._settings
         if config.type == "stdio":
-            env = {**around.env(), **dict(config.env)}
+            env = {**settings.env(), **dict(config.env)}
             arguments = [config.command, *config.args]
-            return await ProgramLink.open(arguments, around.path, env, self._clock, self._hear)
-        client = WebClient(config.url, config.headers, self._clock, around.proxies)
+            return await ProgramLink.open(arguments, settings.path, env, self._clock, self._hear)
+        client = WebClient(config.url, config.headers, self._clock, settings.proxies)
         if config.type == "http":
             return WebLink(client, self._clock, self._hear)
         try:
@@ -194,7 +194,7 @@ class Server:
         try:
             await work
         except PeerError as error:
-            log.info("tool server %s: %s", self.name, self._around.redact(error.message))
+            log.info("tool server %s: %s", self.name, self._settings.redact(error.message))
 
     def _connected(self, session: McpSession) -> None:
         self._session = session
@@ -244,7 +244,7 @@ class Server:
         try:
             await self.refresh(what)
         except CrushliteError as error:
-            log.info("tool server %s: %s", self.name, self._around.redact(error.message))
+            log.info("tool server %s: %s", self.name, self._settings.redact(error.message))
         # A server that tells of changes all the time is not asked all the time.
         self._relisting.add(what)
         await self._clock.sleep(RELIST_SECONDS)
@@ -257,7 +257,7 @@ class Server:
             self.start()
             return
         if await self._read_list(session, what, self.config.timeout):
-            self._around.changed()
+            self._settings.changed()
             self._publish(f"{what}_list_changed")
 
     async def _lost(self, session: McpSession, reason: str) -> None:
@@ -265,7 +265,7 @@ class Server:
         if self._session is not session:
             return
         self._session, self.died_at = None, self._clock.time()
-        self.last_words = self._around.redact(session.link.last_words())
+        self.last_words = self._settings.redact(session.link.last_words())
         self._withdraw()
         self._set_state("error", reason)
         await session.link.close()
@@ -308,7 +308,7 @@ class Server:
             await self._lost(session, reason)
             raise ServerError(f"{self._named} is gone: {self._told(reason)}") from None
         except PeerError as error:
-            raise ServerError(f"{self._named}: {self._around.redact(error.message)}") from None
+            raise ServerError(f"{self._named}: {self._settings.redact(error.message)}") from None
 
     async def _ready(self) -> McpSession:
         """The session, of a server that is started if it does not run. Raises ServerError."""
@@ -325,7 +325,7 @@ class Server:
         return f"the tool server {self.name}"
 
     def _told(self, reason: str) -> str:
-        text = self._around.redact(reason)
+        text = self._settings.redact(reason)
         return f"{text}\n{self.last_words}" if self.last_words else text
 
     # States --------------------------------------------------------------------------------------
@@ -333,16 +333,16 @@ class Server:
     def _set_state(self, state: str, error: str = "") -> None:
         if self._closed:
             return
-        self.state, self.error = state, self._around.redact(error)
+        self.state, self.error = state, self._settings.redact(error)
         if state != "connected":
             self._withdraw()
             self.connected_at = None
-        self._around.changed()
+        self._settings.changed()
         self._publish("state_changed")
 
     def _publish(self, kind: str) -> None:
         counts = len(self.tools), len(self.prompts), len(self.resources)
-        self._around.publish(McpEvent(kind, self.name, self.state, self.error, *counts))
+        self._settings.publish(McpEvent(kind, self.name, self.state, self.error, *counts))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -23,7 +23,7 @@ import json
 import os
 import signal
 import sys
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def main() -> None:  # noqa: C901 - a table of switches
         with open(switches["child"], "w") as file:
             file.write(str(os.getpid()))
         os.closerange(0, 3)
-        time.sleep(1000)
+        threading.Event().wait(1000)
         os._exit(0)
 
     def send(message: dict[str, Any]) -> None:
@@ -215,11 +215,11 @@ def main() -> None:  # noqa: C901 - a table of switches
     if "noisy" in switches:
         sys.stdout.write("Server running on stdio\n")
         sys.stderr.write("log line\n" * 50_000)
-    time.sleep(float(switches.get("slow") or 0))
+    threading.Event().wait(float(switches.get("slow") or 0))
     for line in sys.stdin:
         server.handle(json.loads(line))
     while "stubborn" in switches:
-        time.sleep(1000)
+        threading.Event().wait(1000)
 
 
 if __name__ == "__main__":
