@@ -269,7 +269,9 @@ class OwnListTests(ListTestCase):
 
     async def test_an_answer_that_is_remembered_is_not_asked_for_again(self) -> None:
         served = await self.openrouter("x/new")
+        served.free.clear()  # until somebody listens for the change
         await self.start(config=self.config)
+        served.free.set()
         await self.anna.events.wait_for("config_changed")
         other = self.daemon.root / "other"
         other.mkdir()
@@ -279,7 +281,9 @@ class OwnListTests(ListTestCase):
 
     async def test_a_list_outlives_a_provider_that_does_not_answer_any_more(self) -> None:
         served = await self.openrouter("x/new")
+        served.free.clear()  # until somebody listens for the change
         await self.start(config=self.config)
+        served.free.set()
         await self.anna.events.wait_for("config_changed")
         served.table.clear()
         self.assertEqual((await self.anna.call("POST", "/agent/update")).status, 200)
