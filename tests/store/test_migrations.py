@@ -149,13 +149,15 @@ class NoRoom(sqlite3.Connection):
 
 class KilledTests(MigrationCase):
     async def kill_at_every_statement(self, found: set[int], sessions: int) -> int:
-        """Returns how many statements there are. `found` are the versions it may be at."""
+        """Returns how many deaths there were. `found` are the versions it may be at. Each version
+        is stored for itself: from there on it is tried from the first statement again."""
         opener = self.enterContext(DyingOpener())
-        number = 0
+        number = deaths = before = 0
         while True:
             number += 1
             if not opener.open_and_die(self.directory, number):
-                return number - 1
+                return deaths
+            deaths += 1
             conn = connect(self.database, True)
             version = version_of(conn)
             self.assertIn(version, found)
@@ -164,6 +166,8 @@ class KilledTests(MigrationCase):
             if version:
                 self.assertEqual(len(list_sessions(conn, "")), sessions)
             conn.close()
+            if version > before:
+                number, before = 0, version
 
     async def test_a_process_that_dies_at_any_statement_leaves_the_old_version_or_the_new(
         self,

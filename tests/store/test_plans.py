@@ -66,6 +66,7 @@ class PlanTests(unittest.TestCase):
         self.addCleanup(self.conn.close)
         configure(self.conn)
         migrate(self.conn, path)
+        self.conn.seen = {}  # migrations read whole tables, once, and drop some
         with transaction(self.conn):
             for number in range(30):  # enough for the statistics to say something
                 self.fill(f"s{number}")
@@ -74,6 +75,8 @@ class PlanTests(unittest.TestCase):
     def fill(self, sid: str) -> None:
         conn = self.conn
         sessions.insert_session(conn, "", Session(id=sid))
+        for owner in "abc":
+            notes.set_notes(conn, "", sid, "kept", owner)
         for number in range(20):
             role = "assistant" if number % 2 else "user"
             messages.insert_message(conn, "", message(f"{sid}-{number}", sid, role))
@@ -184,6 +187,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("sessions.rename_session", "", "s1", "title", 1.0),
     ("sessions.set_title", "", "s1", "title", 1.0, 1, 1, 0.5),
     ("sessions.save_usage", "", "s1", 1, 1, 0.5, 1.0),
+    ("sessions.add_cost", "", "s1", 0.5, 1.0),
     ("sessions.set_todos", "", "s1", [Todo("x")], 1.0),
     ("sessions.set_summary", "", "s1", "s1-1", 1, 1.0),
     ("sessions.child_ids", "", "s1"),
@@ -223,6 +227,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("files.last_read", "", "s1", "/path"),
     ("notes.set_notes", "", "s1", "kept"),
     ("notes.get_notes", "", "s1"),
+    ("notes.all_notes", "", "agent", 100),
 ]
 
 
