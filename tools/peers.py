@@ -70,7 +70,7 @@ def install_gopls(folder: Path, environment: dict[str, str]) -> None:
         return
     places = {"GOBIN": str(folder / "go"), "GOFLAGS": "-modcacherw"}
     # Behind the tests, which run meanwhile and have limits of time.
-    command = ["nice", "-n", "19", "go", "install", "-p", "1", GOPLS]
+    command = ["nice", "-n", "5", "go", "install", "-p", "1", GOPLS]
     try:
         subprocess.run(command, env={**environment, **places}, check=True, timeout=GO_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
