@@ -408,6 +408,7 @@ class AnswerTests(BoundedTestCase):
         await self.requests(session)
         await self.queue(session)
         await self.sessions(session)
+        await self.agents(session)
         await self.config()
         await self.features()
         await self.refusals()
@@ -569,6 +570,19 @@ class AnswerTests(BoundedTestCase):
         read = {"session_id": session, "path": "/p/b.py"}
         await self.ask("POST", f"{base}/filetracker/read", read)
         await self.ask("GET", f"{base}/filetracker/lastread?session_id={session}&path=/p/b.py")
+
+    async def agents(self, session: str) -> None:
+        setting = {"scope": 0, "key": "agents.other"}
+        value = {"command": "cat"}
+        await self.ask("POST", self.base + "/config/set", {**setting, "value": value})
+        offered = await self.ask("GET", self.base + "/agents")
+        self.assertIn("other", [agent["name"] for agent in offered])
+        target = f"{self.base}/sessions/{session}/agent"
+        for name, chosen in (("other", "other"), ("default", "")):
+            await self.ask("PUT", target, {"agent": name})
+            self.assertEqual(await self.ask("GET", target), {"agent": chosen})
+        await self.ask("PUT", target, {"agent": "none of them"}, 400)
+        await self.ask("POST", self.base + "/config/remove", setting)
 
     async def config(self) -> None:
         config = self.base + "/config"
