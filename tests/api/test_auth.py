@@ -375,7 +375,8 @@ class Bearer(AuthTestCase):
     async def test_with_the_token_no_route_is_closed(self) -> None:
         await self.serve()
         streams = ("/events",)
-        refused = [("POST", "/v1/web/token"), ("POST", "/v1/web/enter")]  # for their codes
+        ways_in = ("token", "enter", "hello", "renew")
+        refused = [("POST", f"/v1/web/{way}") for way in ways_in]  # for their codes and keys
         served = [r for r in ROUTES if not r[1].endswith(streams) and r not in refused]
         for reply, route in zip(await self.send(served), served, strict=True):
             self.assertNotIn(reply.status, (401, 403, 421), route)

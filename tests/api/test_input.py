@@ -21,6 +21,7 @@ from unittest import mock
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api import context, reading as api_reading
 from crushlite.console.wing import PUBLIC_BODY
+from crushlite.protocol.agents import SessionAgent
 from crushlite.protocol.changes import UndoRequest
 from crushlite.protocol.codec import LARGE
 from crushlite.protocol.config import (
@@ -63,6 +64,7 @@ BODIES: dict[tuple[str, str], type] = {
     ("POST", W + "/current-session"): CurrentSession,
     ("POST", W + "/sessions"): Session,
     ("PUT", W + "/sessions/{sid}"): Session,
+    ("PUT", W + "/sessions/{sid}/agent"): SessionAgent,
     ("POST", W + "/agent"): Prompt,
     ("POST", W + "/agent/init"): AgentInit,
     ("POST", W + "/agent/sessions/{sid}/shell"): ShellCommand,
@@ -104,6 +106,8 @@ BODILESS = {
     ("POST", W + "/project/init"),
     ("POST", W + "/config/import-copilot"),
 }
+# Of those, what only a page has use for: refused on a unix socket.
+ON_TCP = {("POST", "/v1/web/tab")}
 # Refused whatever the body is: the feature does not exist.
 UNSUPPORTED = {("POST", W + "/mcp/docker/enable"), ("POST", W + "/mcp/docker/disable")}
 # Releasing an unknown workspace is no error.
@@ -138,7 +142,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
         os.chdir(self.root)
         # The token of a port that is opened goes next to the default socket.
         self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder.name}))
-        self.daemon = LocalDaemon(Obliging(auto=True))
+        self.daemon = LocalDaemon(Obliging(auto=True), tcp=True)
         await self.daemon.__aenter__()
         self.addAsyncCleanup(self.daemon.__aexit__, None, None, None)
         self.anna = await self.daemon.join()
@@ -175,6 +179,7 @@ class InputTestCase(unittest.IsolatedAsyncioTestCase):
             CreateWorkspace: {"path": path, "client_id": str(uuid.uuid4())},
             CurrentSession: {"session_id": self.session},
             Session: {"title": "a title"},
+            SessionAgent: {"agent": "default"},
             Prompt: {"session_id": self.session, "prompt": "hello"},
             AgentInit: {"interactive": True},
             ShellCommand: {"command": "true"},
@@ -218,6 +223,7 @@ class Bodies(InputTestCase):
             ("POST", W + "/questions/{batch_id}"): 404,
             ("POST", W + "/config/refresh-oauth"): 404,
             ("POST", W + "/skills/read"): 404,
+            ("POST", W + "/commands/expand"): 404,
             ("POST", W + "/mcp/auth"): 404,
             ("POST", W + "/mcp/get-prompt"): 404,
         }
@@ -247,9 +253,13 @@ class Bodies(InputTestCase):
     async def test_a_body_where_none_is_wanted_is_not_read(self) -> None:
         run_id = (await self.anna.prompt(self.session)).json["run_id"]
         await self.anna.events.wait_for("run_complete")
+        token = self.daemon.daemon.token_of(self.daemon.port)
+        browser = self.daemon.connect(tcp=True, token=token)
         for route in BODILESS:
             for body in (b"", b"{", b"\xff", b'{"session_id":1}'):
-                answer = await self.call(route[0], self.url(*route, run_id=run_id), body)
+                target = self.url(*route, run_id=run_id)
+                http = browser if route in ON_TCP else None
+                answer = await self.daemon.call(route[0], target, body, http=http)
                 self.assertEqual(answer.status, 200, (route, body))
         for route in UNSUPPORTED:
             answer = await self.call(route[0], self.url(*route))

@@ -30,6 +30,7 @@ from crushlite.testing import LocalDaemon
 from tests.api.test_input import InputTestCase
 from tests.protocol.test_protocol import SHAPES, empty_of, example_of
 from tests.support.basics import BoundedTestCase
+from tests.support.mcp_server import scripted
 from tests.support.places import ROOT
 from tests.support.routes import TABLE
 from tests.support.schema import SILENT, TYPES, Validator
@@ -332,7 +333,6 @@ class BodyTests(BoundedTestCase, InputTestCase):
 NEVER_GOOD = {
     ("POST", W + "/config/refresh-oauth"),
     ("POST", W + "/mcp/auth"),
-    ("POST", W + "/mcp/get-prompt"),
     ("POST", W + "/mcp/docker/enable"),
     ("POST", W + "/mcp/docker/disable"),
 }
@@ -408,6 +408,7 @@ class AnswerTests(BoundedTestCase):
         await self.requests(session)
         await self.queue(session)
         await self.sessions(session)
+        await self.agents(session)
         await self.config()
         await self.features()
         await self.refusals()
@@ -570,6 +571,19 @@ class AnswerTests(BoundedTestCase):
         await self.ask("POST", f"{base}/filetracker/read", read)
         await self.ask("GET", f"{base}/filetracker/lastread?session_id={session}&path=/p/b.py")
 
+    async def agents(self, session: str) -> None:
+        setting = {"scope": 0, "key": "agents.other"}
+        value = {"command": "cat"}
+        await self.ask("POST", self.base + "/config/set", {**setting, "value": value})
+        offered = await self.ask("GET", self.base + "/agents")
+        self.assertIn("other", [agent["name"] for agent in offered])
+        target = f"{self.base}/sessions/{session}/agent"
+        for name, chosen in (("other", "other"), ("default", "")):
+            await self.ask("PUT", target, {"agent": name})
+            self.assertEqual(await self.ask("GET", target), {"agent": chosen})
+        await self.ask("PUT", target, {"agent": "none of them"}, 400)
+        await self.ask("POST", self.base + "/config/remove", setting)
+
     async def config(self) -> None:
         config = self.base + "/config"
         await self.ask("GET", config)
@@ -598,6 +612,7 @@ class AnswerTests(BoundedTestCase):
         await self.ask("GET", base + "/lsps/gopls/diagnostics", None, 404)
         await self.skills()
         await self.language_servers()
+        await self.tool_servers()
         await self.ask("POST", base + "/mcp/auth", {"name": "n"}, 404)
         body = {"client_id": "n", "prompt_id": "p"}
         await self.ask("POST", base + "/mcp/get-prompt", body, 404)
@@ -627,6 +642,20 @@ class AnswerTests(BoundedTestCase):
         await self.anna.events.wait_for("lsp_event", state=3)
         await self.ask("GET", base + "/lsps/toy/diagnostics")
         await self.ask("POST", base + "/config/remove", setting)
+
+    async def tool_servers(self) -> None:
+        mcp, setting = self.base + "/mcp", {"scope": 0, "key": "mcp.toy"}
+        await self.ask("POST", self.base + "/config/set", {**setting, "value": scripted()})
+        await self.anna.events.wait_for("mcp_event", state="connected")
+        self.assertEqual(list(await self.ask("GET", mcp + "/states")), ["toy"])
+        (prompt,) = await self.ask("GET", mcp + "/prompts")
+        wanted = {"client_id": "toy", "prompt_id": prompt["prompt_id"], "args": {"what": "x"}}
+        self.assertTrue((await self.ask("POST", mcp + "/get-prompt", wanted))["prompt"])
+        for what in ("tools", "prompts", "resources"):
+            await self.ask("POST", f"{mcp}/refresh-{what}", {"name": "toy"})
+        resource = {"name": "toy", "uri": "mem://a"}
+        self.assertTrue(await self.ask("POST", mcp + "/read-resource", resource))
+        await self.ask("POST", self.base + "/config/remove", setting)
 
     async def refusals(self) -> None:
         base = self.base

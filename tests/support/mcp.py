@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.mcp.part import McpPart
 from tests.support.configured import ConfiguredTestCase
+from tests.support.mcp_server import scripted
 
 if TYPE_CHECKING:
     from crushlite.mcp.server import Server
     from crushlite.testing import Participant
 
-SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
-
-
-def scripted(*switches: str, **more: Any) -> dict[str, Any]:
-    """The configuration of a scripted server."""
-    return {"command": sys.executable, "args": ["-I", "-S", SCRIPT, *switches], **more}
+__all__ = ["McpTestCase", "scripted"]
 
 
 class McpTestCase(ConfiguredTestCase):

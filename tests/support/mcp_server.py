@@ -36,6 +36,11 @@ PNG = (
 )
 
 
+def scripted(*switches: str, **more: Any) -> dict[str, Any]:
+    """The configuration of such a server."""
+    return {"command": sys.executable, "args": ["-I", "-S", __file__, *switches], **more}
+
+
 def schema(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 

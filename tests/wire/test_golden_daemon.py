@@ -27,6 +27,7 @@ from crushlite.testing.model import End, Say, Think, Wait
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, use
 from tests.support.golden import Goldens, exact
+from tests.support.mcp_server import scripted
 from tests.support.routes import TABLE
 
 if TYPE_CHECKING:
@@ -597,6 +598,22 @@ class CoderShapes(Checks, ConfiguredTestCase):
         await ben.call("POST", "/lsps/start", {"path": str(folder / "a.toy")})
         await ben.events.wait_for("lsp_event", state=3)
         self.check("lsp_client_info", (await ben.call("GET", "/lsps")).json["toy"])
+        self.check_stream(ben.events)
+
+    @sends("mcp_state", "mcp_event", "event_mcp_event", "mcp_prompt", "mcp_prompt_argument")
+    async def test_tool_servers_are_listed_and_their_states_are_published(self) -> None:
+        ben = await self.join(self.folder("toys"))
+        for name, server, state in (
+            ("toy", scripted("odd"), "connected"),
+            ("broken", scripted("exit=4"), "error"),
+        ):
+            body = {"scope": 0, "key": f"mcp.{name}", "value": server}
+            self.assertEqual((await ben.call("POST", "/config/set", body)).status, 200)
+            await ben.events.wait_for("mcp_event", name=name, state=state)
+        self.check("{mcp_state}", (await ben.call("GET", "/mcp/states")).json)
+        prompts = (await ben.call("GET", "/mcp/prompts")).json
+        self.check("[mcp_prompt]", prompts)
+        self.assertEqual([len(prompt["arguments"]) for prompt in prompts], [1])
         self.check_stream(ben.events)
 
     @sends("event_tool_output", "tool_output", "event_resync", "resync")
