@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..commands.environment import is_secret_name, looks_like_token
-from ..config import Reason, redact
+from ..config import Reason
 from ..config.merge import spell, split_key
 from ..config.secrets import mask
 from ..config.writing import put, take
@@ -136,7 +136,7 @@ def _hidden(path: tuple[str, ...], value: Any, found: Config) -> Any:
         return value
     if any(is_secret_name(step) for step in path) or not _PRIVATE.isdisjoint(path[:-1]):
         return mask(value)
-    return mask(value) if looks_like_token(value) else redact(value, found.secrets())
+    return mask(value) if looks_like_token(value) else found.redact(value)
 
 
 def _text(value: Any) -> str:

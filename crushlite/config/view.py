@@ -221,6 +221,10 @@ class Config:
         """Every text that must not be logged, sent to a client or given to a command."""
         return self._secrets
 
+    def redact(self, text: str) -> str:
+        """The text without these secrets, for a log or a client."""
+        return redact(text, self._secrets)
+
     def command_env(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment for commands: without secrets, except for the variables that the user's
         own files name in `permissions.command_variables`."""

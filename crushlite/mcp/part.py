@@ -9,7 +9,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..clock import all_done
-from ..config.secrets import redact
 from ..errors import NotFound
 from ..wing import WorkspacePart
 from .naming import safe_name
@@ -160,4 +159,4 @@ class McpPart(WorkspacePart):
             self._hub.publish("updated", event)
 
     def _redact(self, text: str) -> str:
-        return redact(text, self._profile.config.secrets())
+        return self._profile.config.redact(text)

@@ -45,6 +45,8 @@ class Server:
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         self.told = self._process.stderr.readline().strip()  # it writes its address when it serves
+        if self.told.startswith("Traceback"):
+            raise AssertionError(f"the daemon did not start: {self._process.stderr.read()}")
 
     def kill(self, number: int) -> int:
         self._process.send_signal(number)
