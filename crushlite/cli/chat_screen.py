@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from .markdown_lines import MarkdownLines
+from .markdown_lines import TAB, MarkdownLines
 from .text import Style, cut, discard_stdout, shows_unicode, width, window_columns
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 TAIL_ROWS = 12  # of an answer whose last block is not complete
 NARROW = 10  # columns that are filled even if the window is narrower and wraps the rows
-TAB = 4
 FIRST_ODD = "\u0300"  # every character before it takes one column
 
 

@@ -62,9 +62,8 @@ def add_parser(commands: Any) -> None:
     how.add_argument(
         "--rule", action="store_true", help="allow the rule that the list offers, for the session"
     )
-    how.add_argument(
-        "--option", metavar="N", default="", help="choose an answer that the agent offers"
-    )
+    # Not in the group: a usage line is not broken within one, and this one would be too wide.
+    add("--option", metavar="N", default="", help="choose an answer that the agent offers")
     add("--always", action="store_true", help="allow that rule for good, in your own file")
     add("--reason", metavar="TEXT", default="", help="of a refusal; it goes to the model")
     add_json(parser, "the list, or who answered,")
@@ -75,9 +74,11 @@ async def run(options: argparse.Namespace) -> int:
     if options.always and (options.deny or options.session):
         raise UsageError("--always keeps the rule: it goes neither with --deny nor with --session")
     action = next((act for name, act in _ACTIONS.items() if getattr(options, name)), "allow")
-    if not options.request and (action != "allow" or options.reason):
-        raise UsageError("which request? `crushlite grant` lists them")
-    if options.option and not options.request:
+    if options.option and action != "allow":
+        raise UsageError(
+            f"--option is an answer of its own: it does not go with {_OPTIONS[action]}"
+        )
+    if not options.request and (action != "allow" or options.reason or options.option):
         raise UsageError("which request? `crushlite grant` lists them")
     if options.reason and not options.deny:
         raise UsageError("--reason goes with --deny: an allowed tool is not told why")

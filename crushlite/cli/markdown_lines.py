@@ -14,11 +14,14 @@ from .markdown_tree import MarkdownParser, Tree
 from .text import width
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .text import Style
 
 BULLETS = ("•", "◦", "▪")
 LONGEST = 20_000  # characters of a line that is not complete
 LEAST_COLUMN = 3  # of a table, in columns of the terminal
+TAB = 4  # columns from one tab stop to the next
 NARROWEST = 20  # columns that a block gets, however deep it is
 MARKS = {"strong": "**", "em": "*", "del": "~~", "code": "`"}
 # How inlines are painted, as a terminal numbers it.
@@ -46,8 +49,11 @@ class MarkdownLines:
 
     @property
     def pending(self) -> list[str]:
-        """The lines that no returned row shows yet, as they were written."""
-        return [*self._held, self._rest] if self._rest else self._held
+        """The lines that no returned row shows yet, as they were written; in front of them a blank
+        one if there will be one in front of their block."""
+        lines = [*self._held, self._rest] if self._rest else self._held
+        apart = lines and self._began and not self._code and not self._list
+        return ["", *lines] if apart else lines
 
     def feed(self, text: str, room: int) -> list[str]:
         """Take more of the text; returns the rows that are complete."""
@@ -190,7 +196,7 @@ def _cells(inlines: list[Any], style: Style, codes: tuple[str, ...] = ()) -> lis
 
     def say(text: str, *more: str) -> None:
         painted = ";".join((*codes, *more)) if more else joined
-        cells.extend((c, painted) for c in text.replace("\t", "    ").replace("\n", " "))
+        cells.extend((c, painted) for c in text.replace("\n", " "))
 
     for inline in inlines:
         if isinstance(inline, str):
@@ -220,7 +226,7 @@ def _wrapped(cells: list[Cell], room: int) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     row: list[Cell] = []
     used, space = 0, -1  # columns of the row; where its last blank is
-    for cell in cells:
+    for cell in _without_tabs(cells):
         if cell[0] == "\n":
             rows.append(row)
             row, used, space = [], 0, -1
@@ -242,6 +248,15 @@ def _wrapped(cells: list[Cell], room: int) -> list[list[Cell]]:
     return [*rows, row] if row or not rows else rows
 
 
+def _without_tabs(cells: list[Cell]) -> Iterator[Cell]:
+    """The same cells, with blanks up to the next tab stop instead of a tab."""
+    used = 0  # columns since the last line break
+    for cell in cells:
+        blanks = TAB - used % TAB if cell[0] == "\t" else 0
+        used = 0 if cell[0] == "\n" else used + (blanks or width(cell[0]))
+        yield from [(" ", cell[1])] * blanks or [cell]
+
+
 def _painted(row: list[Cell], style: Style) -> str:
     parts: list[str] = []
     run, codes = "", ""
@@ -259,7 +274,9 @@ def _painted(row: list[Cell], style: Style) -> str:
 def table_rows(aligns: list[str], lines: list[Any], room: int, style: Style) -> list[str]:
     """A table with its columns side by side; a cell that is too wide goes on below."""
     bold = [[["strong", *cell]] for cell in lines[0]]
-    content = [[_cells(cell, style) for cell in line] for line in (bold, *lines[1:])]
+    content = [
+        [list(_without_tabs(_cells(cell, style))) for cell in line] for line in (bold, *lines[1:])
+    ]
     widths = _widths(content, room - 3 * (len(aligns) - 1))
     if widths is None:  # so many columns that none has room
         plain = [[part for cell in line for part in (*cell, " | ")][:-1] for line in lines]

@@ -145,7 +145,7 @@ async def run(options: argparse.Namespace) -> int:
             for each in sessions
         ]
         heads = ["SESSION", "USED", "MESSAGES", "COST", "STATE", "TITLE"]
-        show(table(rows, heads, Style(sys.stdout), spare=("COST", "MESSAGES")))
+        show(table(rows, heads, Style(sys.stdout), spare=("COST", "MESSAGES", "USED")))
     return 0
 
 

@@ -211,9 +211,11 @@ class RunsTests(ScriptedCase):
         await anna.prompt(session, "second", run_id="two")
         await self.daemon.entered(2)
         lines = (await self.runs()).splitlines()
-        self.assertEqual(lines[0].split(), ["RUN", "STATE", "ASKED", "TOOK", "ANSWER"])
-        self.assertRegex(lines[1], r"^one  completed  .* s  the \?\[2J answer of two lines$")
-        self.assertRegex(lines[2], "^two  active ")
+        self.assertEqual(lines[0].split(), ["RUN", "STATE", "ASKED", "TOOK", "PROMPT", "ANSWER"])
+        self.assertRegex(
+            lines[1], r"^one  completed  .* s  first   the \?\[2J answer of two lines$"
+        )
+        self.assertRegex(lines[2], "^two  active .* second$")
         self.assertNotIn("\x1b", "".join(lines))
         self.assertEqual(len((await self.runs("--last", "1")).splitlines()), 2)
         self.assertNotIn("one", await self.runs("--state", "active"))

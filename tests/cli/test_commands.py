@@ -267,7 +267,7 @@ class GrantTests(Case):
         late = mock.AsyncMock()
         late.info.path = "/p"
         late.grant.return_value = Resolution(False, "bert")
-        options = argparse.Namespace(reason="", json=False)
+        options = argparse.Namespace(reason="", option="", json=False)
         with mock.patch("sys.stderr", io.StringIO()) as errors:
             code = await _answer(late, PermissionRequest("p", tool_name="bash"), "allow", options)
         self.assertEqual(code, 1)
@@ -281,6 +281,9 @@ class GrantTests(Case):
             ("x", "--deny", "--session"),
             ("x", "--deny", "--always"),
             ("x", "--session", "--always"),
+            ("--option", "1"),
+            ("x", "--option", "1", "--deny"),
+            ("x", "--option", "1", "--always"),
         ):
             code, _, _ = await self.call("grant", *arguments)
             self.assertEqual(code, 2, arguments)

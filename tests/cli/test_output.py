@@ -141,7 +141,9 @@ class NotesTests(unittest.TestCase):
         self.assertEqual(self.progress.tool.call_args_list, [mock.call(line, failed=True)])
         done = Message("u", "tool", "S", [ToolResultPart("d", "bash", "fine")])
         self.told(done)
-        self.assertEqual(self.progress.failed.call_count, 1)
+        self.assertEqual(
+            self.progress.tool.call_args_list[1:], [mock.call("✓ bash → fine", failed=False)]
+        )
 
     def test_who_is_waited_for_is_told_once_with_the_answer(self) -> None:
         request = PermissionRequest("p", "S", "c", "bash", params={"command": "rm x"})

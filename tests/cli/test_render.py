@@ -520,7 +520,7 @@ class ScreenTests(ScreenCase):
         self.screen.aside(["· a note"])
         self.screen.stream(f"{code}\n```\nwords that are wrapped")
         self.screen.end()
-        expected = f"```\n{code}\n· a note\n{code}\n```\nwords that are\nwrapped\n\n>"
+        expected = f"```\n{code}\n· a note\n{code}\n```\n\nwords that are\nwrapped\n\n>"
         self.assertEqual(self.seen(), expected)
         self.screen.aside(["· after it"])
         self.assertIn("\nwrapped\n\n· after it\n", self.seen())

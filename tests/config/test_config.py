@@ -313,6 +313,7 @@ class WarningTests(ConfigCase):
         hooks = {"pre_tool_use": [{"command": "x"}]}
         useless = {"tools": {"ls": {"max_depth": 3}}, "optoins": {}, "hooks": hooks}
         useless["agents"] = {"x y": {"command": "z"}}
+        useless["mcp"] = {"m": {"command": ""}}
         rules = {"rules": [{"tool": "bash"}]}
         providers = {"lab": LAB, "bad": {}}
         self.write(
@@ -349,6 +350,7 @@ class WarningTests(ConfigCase):
             (Reason.PROVIDER_MOVED, project, "providers.lab"),
             (Reason.PROVIDER_LEFT_OUT, outside, "providers.bad"),
             (Reason.AGENT_LEFT_OUT, outside, "agents.x y"),
+            (Reason.SERVER_LEFT_OUT, outside, "mcp.m"),
             (Reason.HEADER_LEFT_OUT, project, "providers.own.extra_headers.Host"),
             (Reason.MODEL_UNLISTED, outside, "models.large"),
             (Reason.MODEL_UNKNOWN, outside, "models.small"),
