@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
 NOT_RUN = "not run: the run ended before it was allowed"
-NOT_RUN_CANCELED = "not run: cancelled before it was allowed"
+NOT_RUN_CANCELED = "not run: the user cancelled before it was allowed"
 TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
@@ -205,7 +205,7 @@ class LiveTurn(TurnCommands, TurnRequests):
         """Providers refuse a history with a call that has no result, so none is left behind."""
         reason = "the agent ended without a result for this tool call"
         if outcome is Outcome.CANCELED:
-            reason = "cancelled before it had a result"
+            reason = "the user cancelled this before it had a result"
         elif outcome is Outcome.FAILED:
             reason = "the turn failed before this tool call had a result"
         if self._step is not None:

@@ -508,7 +508,7 @@ class RecordTests(PromptTestCase):
         finish = messages[3]["parts"][-1]["data"]
         self.assertEqual(finish["reason"], "canceled")
         self.assertTrue(finish["message"])
-        self.assertIn("cancelled before", messages[4]["parts"][0]["data"]["content"])
+        self.assertIn("user cancelled", messages[4]["parts"][0]["data"]["content"])
 
     async def test_values_of_the_wrong_kind_fail_the_turn_and_leave_the_history_readable(
         self,

@@ -349,7 +349,7 @@ class EndingTests(TurnBench):
 
     async def test_every_open_call_gets_a_result_that_says_why(self) -> None:
         for outcome, word in (
-            (Outcome.CANCELED, "cancelled before"),
+            (Outcome.CANCELED, "user cancelled"),
             (Outcome.FAILED, "failed"),
             (Outcome.COMPLETED, "without a result"),
         ):
