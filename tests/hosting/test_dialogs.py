@@ -22,6 +22,7 @@ from crushlite.hosting.dialogs import (
 )
 from crushlite.protocol.permissions import (
     PermissionNotification,
+    PermissionOption,
     PermissionRequest,
     PermissionRule,
     Resolution,
@@ -499,6 +500,27 @@ class OneWinnerTest(PermissionDesk):
             self.answer("c1", "permit")
         self.assertTrue(self.answer("c1").resolved)
 
+    async def test_an_option_of_the_agent_is_one_that_it_offers_with_the_action_it_stands_for(
+        self,
+    ) -> None:
+        offered = [
+            PermissionOption("y", "Yes", "allow_once"),
+            PermissionOption("n", "No", "reject"),
+        ]
+        for action, option in (("allow", "y"), ("deny", "n")):
+            task = await self.ask(options=offered)
+            found = self.id_of("c1")
+            for wrong, chosen in (("allow", "n"), ("deny", "y"), ("allow_session", "y")):
+                with self.assertRaisesRegex(BadRequest, f"{chosen}.* goes with"):
+                    self.permissions.resolve(found, wrong, option=chosen)
+            with self.assertRaisesRegex(BadRequest, "not offered for this: there is y, n"):
+                self.permissions.resolve(found, "allow", option="z")
+            self.assertTrue(self.permissions.resolve(found, action, option=option).resolved)
+            self.assertEqual((await soon(task)).option, option)
+        await self.ask("c2")
+        with self.assertRaisesRegex(BadRequest, "there is none"):
+            self.permissions.resolve(self.id_of("c2"), "allow", option="y")
+
     async def test_a_request_is_not_answerable_before_it_is_open(self) -> None:
         first, second = await self.ask("c1"), await self.ask("c2")
         self.assertEqual([r.tool_call_id for r in self.permissions.listed()], ["c1"])
@@ -718,6 +740,24 @@ class MemoryTest(PermissionDesk):
         await self.start(permissions.ask(request(), "r"))
         self.assertEqual(self.calls(), ["asked c1", "shown c1"])
         self.assertEqual(questions, [("view", "read"), ("bash", "execute")])
+
+    async def test_what_is_settled_asks_nobody_and_what_is_decided_elsewhere_is_announced(
+        self,
+    ) -> None:
+        allowed = Permissions(self.publish, clock=self.clock, policy=lambda tool, _: tool == "view")
+        self.assertTrue(allowed.is_settled(request(tool_name="view"), None))
+        self.assertFalse(allowed.is_settled(request(), None))
+        asking = await self.start(allowed.ask(request(tool_name="view"), "r", always=True))
+        self.assertEqual(self.calls(), ["asked c1", "shown c1"], "in spite of the policy")
+        allowed.close_run("r")
+        self.assertIsInstance(await soon(asking), Denied)
+        await self.ask()
+        self.answer("c1", "allow_session")
+        self.assertTrue(self.permissions.is_settled(request("c2"), None))
+        self.take()
+        for verdict in (True, False):
+            self.permissions.announce(request("c3"), granted=verdict)
+        self.assertEqual(self.take(), [granted("c3"), denied("c3")])
 
 
 class StoredRequestTest(PermissionDesk):
