@@ -20,7 +20,12 @@ const OPEN_BRACKETS = 200; // that may wait for their end at a time
 export function inline(node, text, links = new Map()) {
   const pieces = read(text, links);
   emphasize(pieces);
+  // For dir="auto" the browser looks for the first letter at each change, which takes long where
+  // there is none: so the node gets it when all is there.
+  const direction = node.getAttribute("dir");
+  node.removeAttribute("dir");
   for (const piece of pieces) node.append(...drawn(piece));
+  if (direction !== null) node.setAttribute("dir", direction);
   return node;
 }
 
@@ -244,6 +249,10 @@ function emphasize(pieces) {
       const depth = opener(stack, made, piece, hopeless.get(kind) || 0);
       const start = stack[depth];
       if (depth < 0 || !wrap(made, start, piece)) {
+        // What follows a run that failed is too deep, and so is what follows those before it: none
+        // of them is looked at again, or the work would not be linear.
+        stack.splice(0, depth + 1);
+        for (const [other, floor] of hopeless) hopeless.set(other, Math.max(0, floor - depth - 1));
         hopeless.set(kind, stack.length);
         break;
       }
