@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import time
@@ -52,11 +53,11 @@ ERROR_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a server was told last of an open file, and what it had said of it before that."""
+    """What a server was told last of an open file, and what it has said of the text before."""
 
     version: int
     text: str
-    published: int  # how often
+    published: int  # how often it had said something when it was told
     found: list[Diagnostic]
 
 
@@ -243,7 +244,7 @@ class LanguageServer(RpcHandler):
             await peer.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
 
     def before(self, path: Path) -> list[Diagnostic]:
-        """What it had found in a file before it was told what the file holds now."""
+        """What it has found in the text that a file held before it was told what it holds now."""
         told = self._open.get(uri_of(path))
         return told.found if told is not None else []
 
@@ -296,10 +297,12 @@ class LanguageServer(RpcHandler):
         uri = params.get("uri")
         if not isinstance(uri, str) or len(uri) > 4096:
             return
+        found = diagnostics.read(params.get("diagnostics"))
         told, version = self._open.get(uri), params.get("version")
         if told is not None and isinstance(version, int) and version < told.version:
-            return  # about an older text
-        found = diagnostics.read(params.get("diagnostics"))
+            # About an older text: not what is wrong now, but what was wrong before the change.
+            self._open[uri] = dataclasses.replace(told, found=found)
+            return
         self.found.pop(uri, None)
         if found:
             self.found[uri] = found

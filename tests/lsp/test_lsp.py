@@ -115,6 +115,11 @@ class ChangeTests(LspCase):
         self.assertIn("1 more", told)
         self.assertEqual(await self.changed("a.toy", "fine\n"), "")
 
+    async def test_what_is_said_late_of_the_text_before_is_not_new(self) -> None:
+        await self.open("late=0.1")
+        await self.read(self.write("a.toy", "BAD one\n"))
+        self.assertEqual(await self.changed("a.toy", "fine\nBAD one\n"), "")
+
     async def test_the_first_file_of_its_kind_starts_a_server_and_no_other(self) -> None:
         await self.open()
         self.assertEqual((await self.get("/lsps"))["toy"]["state"], UNSTARTED)
