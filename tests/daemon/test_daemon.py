@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import http.client
 import io
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tty
 import unittest
 import uuid
 from pathlib import Path
@@ -128,10 +130,14 @@ class Lines:
         self._thread.start()
 
     def _read(self) -> None:
-        for line in self._stream:
-            with self._changed:
-                self.all.append(line)
-                self._changed.notify_all()
+        try:
+            for line in self._stream:
+                with self._changed:
+                    self.all.append(line)
+                    self._changed.notify_all()
+        except OSError as error:
+            if error.errno != errno.EIO:  # the end of what comes from a terminal
+                raise
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -158,24 +164,33 @@ class Lines:
 
 
 class Process:
-    """A running `crushlite` command; always killed and reaped by its test case."""
+    """A running `crushlite` command; always killed and reaped by its test case. With `terminal`,
+    its standard output is one."""
 
     def __init__(
-        self, case: ProcessTestCase, arguments: Sequence[str], env: dict[str, str]
+        self,
+        case: ProcessTestCase,
+        arguments: Sequence[str],
+        env: dict[str, str],
+        *,
+        terminal: bool = False,
     ) -> None:
+        ours, theirs = os.openpty() if terminal else os.pipe()
+        if terminal:
+            tty.setraw(theirs)  # lines come as they were written
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "crushlite", *arguments],
             cwd=case.root,
             env=case.environment(env),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=theirs,
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self._popen.stdout is not None
+        os.close(theirs)
         assert self._popen.stderr is not None
         self.pid = self._popen.pid
-        self.out = Lines(self._popen.stdout)
+        self.out = Lines(os.fdopen(ours))
         self.log = Lines(self._popen.stderr)
 
     def signal(self, number: signal.Signals) -> None:
@@ -229,9 +244,10 @@ class ProcessTestCase(unittest.TestCase):
         return process
 
     def serve(self, *flags: str, **env: str) -> Process:
-        """Run `serve` and wait until it says that it serves."""
+        """Run `serve` in a terminal and wait until it has said what it serves."""
         hosts = () if "--host" in flags or "CRUSHLITE_HOST" in env else ("--host", self.unix)
-        process = self.start("serve", *hosts, *flags, **env)
+        process = Process(self, ("serve", *hosts, *flags), env, terminal=True)
+        self.addCleanup(process.end)
         process.out.wait_for("is serving")
         process.out.wait_for("cancel -X POST")  # the last line of the greeting
         return process
@@ -632,6 +648,14 @@ class Starting(ProcessTestCase):
         self.assertEqual(stat.S_IMODE(found.st_mode), 0o600)
         self.socket = str(directory / "crushlite.sock")
         self.assertEqual(self.call("GET", "/v1/health")[0], 200)
+
+    def test_in_a_log_there_are_addresses_and_no_lessons(self) -> None:
+        process = self.start("serve", "--host", self.unix)
+        process.out.wait_for("is serving")
+        process.signal(signal.SIGTERM)
+        self.assertEqual(process.exit_code(), 0)
+        expected = [f"crushlite {__version__} is serving\n", f"  {self.unix}\n"]
+        self.assertEqual(process.out.all, expected)
 
     def test_every_host_is_served_and_every_port_has_its_own_token(self) -> None:
         second = f"unix://{self.root}/second.sock"
