@@ -17,7 +17,6 @@ from .. import logs
 from ..claims import Graces
 from ..clock import SystemClock
 from ..itself import PACKAGE, pasted_command
-from ..listen import default_socket
 from ..settings import Settings
 from ..store.directory import require_free
 from ..version import __version__
@@ -214,8 +213,8 @@ def _leave_threads() -> None:
 
 
 def _hosts(options: argparse.Namespace) -> list[str]:
-    hosts: list[str] = options.host or _variable("host", "").split()
-    return hosts or [f"unix://{default_socket()}"]
+    """What was asked for; if nothing, the daemon takes its default socket."""
+    return options.host or _variable("host", "").split()
 
 
 def _greet(daemon: Daemon) -> None:
