@@ -409,7 +409,7 @@ class ActiveRunTests(PromptTestCase):
             self.assert_valid_history(messages)
             result = messages[-1]["parts"][0]["data"]
             self.assertEqual((result["tool_call_id"], result["is_error"]), ("call", True))
-            self.assertIn("canceled before", result["content"])
+            self.assertIn("user cancelled", result["content"])
             self.assertFalse(await anna.busy(session))
 
     @scenario(46)
