@@ -218,7 +218,7 @@ class LimitReached(CrushliteError):
 
     code = "limit_reached"
 
-    def __init__(self, message: str = "", limit: str = "tokens") -> None:
+    def __init__(self, message: str, limit: str) -> None:
         super().__init__(message)
         self.limit = limit
 

@@ -160,9 +160,8 @@ class CoderAgent:
         while True:
             await turn.step()
             if turn.tokens >= self._options.budget:
-                raise LimitReached(
-                    f"stopped after {turn.tokens} tokens, the budget of a run: ask again to go on"
-                )
+                words = f"stopped after {turn.tokens} tokens, the budget of a run"
+                raise LimitReached(f"{words}: ask again to go on", "tokens")
             # Before the first step too: a conversation without any tool calls grows as well.
             if self._is_full(session, history):
                 session, history = await self._shorten(turn, state, history)

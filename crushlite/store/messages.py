@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MESSAGE_COLUMNS = (
     "id, role, session_id, parts, model, provider, created_at, updated_at, is_summary_message"
 )
-# Twice the longest request. A file from elsewhere may hold any text, and whoever reads it holds the
-# interpreter.
+# Twice the longest request. A file from elsewhere may hold a text of any length, and while it is
+# parsed nothing else runs in this process.
 PARTS_CHARS = 64 << 20
 _KINDS = (str, str, str, str, str, str, int, int, int)
 _NEXT_POSITION = (

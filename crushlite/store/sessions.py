@@ -38,7 +38,9 @@ _PLAIN = " AND ".join(
         *(f"typeof({name}) = 'integer'" for name in ("message_count", "created_at", "updated_at")),
         *(f"typeof({name}) = 'integer'" for name in ("prompt_tokens", "completion_tokens")),
         "typeof(cost) = 'real' AND abs(cost) <= 1e300 AND todos = '[]'",
-        f"length(id) + length(title) + length(summary_message_id) <= {_SESSION_CHARS}",
+        # In bytes: of a text SQLite counts the characters up to the first NUL only.
+        "length(CAST(id AS BLOB)) + length(CAST(title AS BLOB)) "
+        f"+ length(CAST(summary_message_id AS BLOB)) <= {_SESSION_CHARS}",
     )
 )
 _COST = "CASE cost WHEN 0 THEN '0.0' ELSE printf('%!.17g', cost) END"  # all of its digits
@@ -126,7 +128,8 @@ def session_texts(
     for sid, text in rows:
         if text is None or sid in apart:
             found = get_session(conn, scope, sid)
-            chars += len(found.title) + sum(len(todo.content) for todo in found.todos)
+            chars += len(found.title)
+            chars += sum(len(todo.content) + len(todo.active_form) for todo in found.todos)
             listed.append(found)
         else:
             chars += len(text)

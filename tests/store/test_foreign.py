@@ -4,6 +4,7 @@ is opened if it is no file, and nothing is deleted."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sqlite3
@@ -278,10 +279,17 @@ class LongTests(StoreCase):
             self.assertEqual(len(found.title), 1_000_000)
             with self.assertRaises(CorruptDatabase):
                 await store.read(partial(list_sessions, scope=""))
-            change = "UPDATE sessions SET title = hex(zeroblob(9000000)) WHERE id = 's0'"
-            await store.submit(partial(execute, sql=change, values=()))
+            for long in ("hex(zeroblob(9000000))", "'a' || char(0) || hex(zeroblob(9000000))"):
+                change = f"UPDATE sessions SET title = {long} WHERE id = 's0'"
+                await store.submit(partial(execute, sql=change, values=()))
+                for read in (partial(get_session, sid="s0"), list_sessions):
+                    with self.assertRaises(CorruptDatabase):
+                        await store.read(partial(read, scope=""))
+            change = "UPDATE sessions SET title = '', todos = ?"
+            todo = json.dumps([{"content": "", "status": "", "active_form": "x" * 1_000_000}])
+            await store.submit(partial(execute, sql=change, values=(todo,)))
             with self.assertRaises(CorruptDatabase):
-                await store.read(partial(get_session, scope="", sid="s0"))
+                await store.read(partial(list_sessions, scope=""))
 
 
 class CostTests(unittest.TestCase):
