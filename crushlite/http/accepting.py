@@ -138,14 +138,18 @@ class Acceptor:
         if self._streak >= _FLOOD:
             self._flood_ends = self._clock.time() + _FLOOD_SECONDS
 
-    def _look(self, sock: socket.socket, has_token: Callable[[bytes], bool]) -> None:
-        """Connect a newcomer whose first bytes hold the token, hold one that has sent nothing yet,
-        and close any other."""
+    def _look(
+        self, sock: socket.socket, has_token: Callable[[bytes], bool], *, last: bool = False
+    ) -> None:
+        """Connect a newcomer whose first bytes hold the token, hold one that has sent nothing yet
+        unless this is the `last` look, and close any other."""
         try:
             first = sock.recv(_FIRST_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            self._hold(sock, has_token)
-            return
+            if not last:
+                self._hold(sock, has_token)
+                return
+            first = b""
         except OSError:  # it has left
             first = b""
         if not has_token(first):
@@ -158,7 +162,8 @@ class Acceptor:
         if sock in self._held:
             return
         if len(self._held) >= _HELD:
-            self._drop(next(iter(self._held)))
+            # What it has sent since it was accepted, perhaps in this very tick, was not seen yet.
+            self._look(next(iter(self._held)), has_token, last=True)
         self._held[sock] = self._clock.time()
         self._loop.add_reader(sock, self._look, sock, has_token)
         if self._held_timer is None:

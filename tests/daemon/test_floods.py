@@ -139,6 +139,19 @@ class Floods(BoundedTestCase):
         with contextlib.suppress(ConnectionError):
             self.assertEqual(await reader.read(), b"")
 
+    async def test_an_owner_who_has_sent_is_not_pushed_out_by_those_who_come_at_the_same_time(
+        self,
+    ) -> None:
+        for _ in range(CROWD):
+            self.connect(b"G", tcp=True)
+        head = f"GET /v1/health HTTP/1.1\r\nHost: 127.0.0.1:{self.daemon.port}\r\n"
+        async with self.open() as (reader, writer):
+            await self.answered()  # so that it was accepted, and is held
+            for _ in range(300):  # the daemon accepts them before it looks for what was sent
+                self.connect(b"", tcp=True)
+            writer.write(f"{head}authorization: bearer {self.token}\r\n\r\n".encode())
+            self.assertIn(b" 200 ", await reader.readline())
+
     async def test_when_the_flood_is_over_those_without_a_token_are_answered_again(self) -> None:
         for _ in range(CROWD):
             self.connect(b"G", tcp=True)
