@@ -214,11 +214,11 @@ class TurnOver(CrushliteError):
 
 
 class LimitReached(CrushliteError):
-    """A run is stopped. `limit` says by what: cost, steps, time or tokens."""
+    """A run is stopped. `limit` says by what: cost, steps, time or tokens; empty if not known."""
 
     code = "limit_reached"
 
-    def __init__(self, message: str, limit: str) -> None:
+    def __init__(self, message: str = "", limit: str = "") -> None:
         super().__init__(message)
         self.limit = limit
 
