@@ -56,14 +56,15 @@ async def run(options: argparse.Namespace) -> int:
                 only = options.session and await find_session(workspace, options.session)
                 async with workspace.events() as events:
                     await workspace.init(interactive=False)
-                    say(f"watching {workspace.info.path}; Ctrl-C ends it")
                     lines = EventLines(Style(sys.stdout), only)
-                    await _catch_up(workspace, lines)
+                    waiting = [] if options.json else await _catch_up(workspace, lines)
+                    say(f"watching {workspace.info.path}; Ctrl-C ends it")
+                    _show(waiting)
                     async for event in events:
                         if options.json:
                             _show_json(event, only)
                         elif isinstance(event.payload, Resync):
-                            await _catch_up(workspace, lines)
+                            _show(await _catch_up(workspace, lines))
                         else:
                             _show(lines.take(event))
         except asyncio.CancelledError:
@@ -71,12 +72,12 @@ async def run(options: argparse.Namespace) -> int:
     return 1  # the stream was closed, which only we do
 
 
-async def _catch_up(workspace: RemoteWorkspace, lines: EventLines) -> None:
-    """Learn the titles of the sessions, and show what waits for an answer now."""
+async def _catch_up(workspace: RemoteWorkspace, lines: EventLines) -> list[str]:
+    """Learn the titles of the sessions; returns the lines of what waits for an answer now."""
     for session in await workspace.sessions():
         lines.name(session)
-    for request in (*await workspace.permissions(), *await workspace.questions()):
-        _show(lines.request(request))
+    waiting = (*await workspace.permissions(), *await workspace.questions())
+    return [line for request in waiting for line in lines.request(request)]
 
 
 def _show(lines: list[str]) -> None:

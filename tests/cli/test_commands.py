@@ -490,6 +490,24 @@ class WatchTests(Case):
         self.assertNotIn("not this", child.out.decode())
         self.assertIn("> but this", child.out.decode())
 
+    async def test_a_request_that_waits_already_is_told_first_and_no_text_among_json_lines(
+        self,
+    ) -> None:
+        anna = await self.daemon.join()
+        await anna.prompt(await anna.session("the parser"), "hello")
+        run = await self.daemon.entered(1)
+        run.begin(lambda turn: turn.permission("bash", "execute"))
+        request = await anna.events.wait_for("permission_request")
+        people = await self.start("watch", self.host)
+        await people.prints("the parser: needs you: wants permission: bash")
+        script = await self.start("watch", self.host, "--json")
+        await script.notes("watching")
+        await anna.grant(request.payload)
+        run.release()
+        await script.prints('"run_complete"')
+        kinds = [json.loads(line)["type"] for line in script.out.decode().splitlines()]
+        self.assertEqual(kinds.count("run_complete"), 1)
+
     async def test_the_json_lines_are_the_events_and_go_on_after_a_cut(self) -> None:
         relay = await self.enterAsyncContext(Relay(self.root / "relay.sock", self.daemon.socket))
         anna = await self.daemon.join()
