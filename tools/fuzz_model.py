@@ -739,6 +739,7 @@ def main() -> int:
         numbers = range(options.only, options.only + 1)
     fuzz = Fuzz(options.seed)
     began, memory = time.monotonic(), resident()
+    gc.freeze()  # as the daemon does in a process of its own
     asyncio.run(fuzz.run(numbers, tell=options.only is not None))
     for failure in fuzz.failures[:20]:
         print(f"FAILED --seed {options.seed}: {failure}")
