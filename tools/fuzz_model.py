@@ -686,6 +686,7 @@ class Fuzz:
         except TimeoutError:
             pass
         self.watch.active = False
+        self._server.streams = []  # what was not asked for
         self.slowest = max(self.slowest, (time.monotonic() - began, number))
         self.outcomes[outcome] += 1
         problems = self.watch.found[before:]
