@@ -118,13 +118,12 @@ class Churn:
         return "\n".join(await run.do(lambda turn: turn.notes_on_change(str(path))))
 
     async def _call_tools(self, run: ScriptedRun, number: int) -> None:
-        for tool in await run.do(lambda turn: turn.offered_tools()):
-            if tool.name == "lsp_diagnostics":
-                call = tool.call
-                answer = await run.do(lambda turn: call(turn, {}, "call"))
-                self.called += 1
-                if not answer.text:
-                    self.wrong.append(f"round {number}: {tool.name} gave no answer")
+        offered = {tool.name: tool for tool in await run.do(lambda turn: turn.offered_tools())}
+        if (tool := offered.get("lsp_diagnostics")) is not None:
+            answer = await run.do(lambda turn: tool.call(turn, {}, "call"))
+            self.called += 1
+            if not answer.text:
+                self.wrong.append(f"round {number}: {tool.name} gave no answer")
 
 
 def main() -> int:
