@@ -246,7 +246,7 @@ class Agents(FeatureCase):
         await anna.type("#prompt", "say from elsewhere" + ENTER)
         await anna.shows("from elsewhere", ".msg.assistant")
         await anna.wait(IDLE)
-        await self.command(anna, "Let the daemon’s own answer here")
+        await self.command(anna, "own answer here")
         await anna.type("#prompt", "and you?" + ENTER)
         run = await self.daemon.entered(1)
         await run.say("from here")
