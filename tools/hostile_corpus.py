@@ -411,7 +411,7 @@ _add(
         )
     ),
     binary=lambda m: _everywhere(lambda name: m.write(name, bytes(range(256)) * 2000)),
-    many=lambda m: _many(m, 4000),
+    many=lambda m: _many(m, 1500),
     trap_skill=lambda m: _everywhere(
         lambda name: m.write(
             name,
