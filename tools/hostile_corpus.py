@@ -398,7 +398,7 @@ _add(
         for kind in ("skills", "commands", "agents")
     ],
     huge=lambda m: _everywhere(lambda name: m.sparse(name, 1 << 36)),
-    long_heads=lambda m: _everywhere(lambda name: m.write(name, "---\n" + "a: b\n" * 400_000)),
+    long_heads=lambda m: _everywhere(lambda name: m.write(name, "---\n" + "a: b\n" * 100_000)),
     deep_heads=lambda m: _everywhere(
         lambda name: m.write(name, "---\na: " + "[" * 200_000 + "\n" + "  " * 9999 + "b: c\n---\n")
     ),
@@ -411,7 +411,7 @@ _add(
         )
     ),
     binary=lambda m: _everywhere(lambda name: m.write(name, bytes(range(256)) * 2000)),
-    many=lambda m: _many(m, 1500),
+    many=lambda m: _many(m, 1000),
     trap_skill=lambda m: _everywhere(
         lambda name: m.write(
             name,
