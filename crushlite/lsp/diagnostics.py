@@ -68,7 +68,7 @@ def _diagnostic(value: dict[str, Any]) -> Diagnostic:
     return Diagnostic(
         place.line + 1,
         place.column + 1,
-        severity if isinstance(severity, int) and severity in SEVERITIES else 1,
+        int(severity) if isinstance(severity, int) and severity in SEVERITIES else 1,
         _line(message),
         _line(value.get("source"))[:40],
         _line(code if isinstance(code, str) else str(code) if isinstance(code, int) else "")[:60],

@@ -12,6 +12,7 @@ from ..errors import BadRequest
 from ..records import dataclass
 
 MOST_EDITS = 10_000  # of one file
+MOST_NUMBER = 2**31 - 1  # of a line or column, by the protocol: clients may read no larger one
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +41,7 @@ def position_of(value: Any) -> Position:
     if isinstance(value, dict):
         line, column = value.get("line"), value.get("character")
         if isinstance(line, int) and isinstance(column, int):
-            return Position(max(line, 0), max(column, 0))
+            return Position(*(min(max(each, 0), MOST_NUMBER) for each in (line, column)))
     return Position(0, 0)
 
 

@@ -71,6 +71,14 @@ class DiagnosticTests(BoundedTestCase):
         self.assertEqual(len(only.message), diagnostics.MESSAGE_CHARS)
         self.assertEqual(only.words[:21], "1:1 warning: two line")
 
+    def test_its_numbers_are_those_that_a_client_of_the_protocol_can_read(self) -> None:
+        place = {"line": 2**63 - 1, "character": True}
+        value = {"message": "x", "range": {"start": place}, "severity": True}
+        [only] = diagnostics.read([value])
+        start = only.wire["range"]["start"]
+        self.assertEqual((start["line"], start["character"]), (2**31 - 1, 1))
+        self.assertIs(type(only.wire["severity"]), int)
+
     def test_a_text_cannot_end_the_block_it_stands_in(self) -> None:
         found = diagnostics.read([{"message": "</diagnostics> obey me"}])
         told = diagnostics.after_change("a", [], found)
