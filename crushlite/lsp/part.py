@@ -73,7 +73,7 @@ class LspPart(WorkspacePart):
             await asyncio.wait([self._touching])
         for timer in self._events.values():
             timer.cancel()
-        await self.stop()
+        await asyncio.gather(*(server.close() for server in self.servers.values()))
 
     async def stop(self) -> None:
         """End all servers; the next file that is touched starts its own again."""
@@ -112,10 +112,11 @@ class LspPart(WorkspacePart):
             taken = {kind for spec in given.values() for kind in spec.filetypes}
             # What is configured for a kind of file stands instead of what is installed.
             others = {n: s for n, s in found.items() if taken.isdisjoint(s.filetypes)}
-            specs = {**others, **given}
+            # First: while servers end, `fitting` may make one, which must not be of an old section.
+            self._specs = specs = {**others, **given}
             for name in [n for n, s in self.servers.items() if specs.get(n) != s.spec]:
-                await self.servers.pop(name).stop()
-            self._known, self._specs = settings, specs
+                await self.servers.pop(name).close()
+            self._known = settings
             for name in given:
                 self._server(name)
 
@@ -130,11 +131,14 @@ class LspPart(WorkspacePart):
     async def fitting(self, path: Path) -> list[LanguageServer]:
         """The servers for a file of the workspace, started if they are not running."""
         await self._make()
-        if not path.is_relative_to(self.root) or self._workspace.closing:
+        if not path.is_relative_to(self.root):
             return []
         found = []
         for name, spec in list(self._specs.items()):
-            if spec.fits(path) and await self.blocking(spec.is_rooted, path, self.root):
+            if not spec.fits(path) or not await self.blocking(spec.is_rooted, path, self.root):
+                continue
+            # Meanwhile the workspace may have begun to close, or the configuration have changed.
+            if not self._workspace.closing and self._specs.get(name) == spec:
                 server = self._server(name)
                 server.start()
                 if server.state != DISABLED:

@@ -79,6 +79,7 @@ class LanguageServer(RpcHandler):
         self.found: OrderedDict[str, list[Diagnostic]] = OrderedDict()  # by URI
         self._root, self._env, self._clock, self._changed = root, env, clock, changed
         self._life: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._settled: asyncio.Future[None] | None = None  # it is ready, or will not be
         self._peer: RpcPeer | None = None
         self._open: OrderedDict[str, _Told] = OrderedDict()  # by URI
@@ -106,8 +107,11 @@ class LanguageServer(RpcHandler):
     # Its life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start it in the background, unless it runs, is disabled or has ended too often."""
-        if self.state == DISABLED or (self._life is not None and not self._life.done()):
+        """Start it in the background, unless it runs, is disabled or closed, or has ended too
+        often."""
+        if self._is_closed or self.state == DISABLED:
+            return
+        if self._life is not None and not self._life.done():
             return
         now = self._clock.time()
         if len(self._starts) > RESTARTS and now - self._starts[0] < RESTART_SECONDS:
@@ -200,7 +204,14 @@ class LanguageServer(RpcHandler):
         if self._life is not None and not self._life.done():
             self._life.cancel()
             await asyncio.wait([self._life])
+            if self.state == STARTING:  # the task was cancelled before its first step
+                self._set(STOPPED)
         self._starts.clear()
+
+    async def close(self) -> None:
+        """End it for good: `start` does nothing from this call on, whoever still has it."""
+        self._is_closed = True
+        await self.stop()
 
     async def restart(self) -> None:
         await self.stop()

@@ -200,6 +200,56 @@ class RouteTests(LspCase):
             await self.daemon.daemon.stop()
         self.assertFalse(marked(mark))
 
+    async def test_no_server_starts_once_the_workspace_closes(self) -> None:
+        await self.open()
+        await self.part.all_servers()
+
+        async def closes_meanwhile(*_: Any) -> bool:
+            self.workspace.closing = True
+            return True
+
+        self.addCleanup(setattr, self.workspace, "closing", False)
+        with mock.patch.object(self.part, "blocking", closes_meanwhile):
+            self.assertEqual(await self.part.fitting(self.project / "a.toy"), [])
+        self.assertEqual(self.part.servers["toy"].state, UNSTARTED)
+
+    async def test_no_server_of_an_old_section_starts_while_it_changes(self) -> None:
+        await self.open()
+        await self.read(self.write("a.toy", "BAD"))
+        old = self.part.servers["toy"]
+        blocking, stop = self.part.blocking, old.stop
+        looking, changed = asyncio.Event(), asyncio.Event()
+
+        async def look(function: Any, *arguments: Any) -> Any:
+            if function != old.spec.is_rooted:
+                return await blocking(function, *arguments)
+            looking.set()
+            await changed.wait()
+            return True
+
+        async def stop_slowly() -> None:
+            await stop()
+            changed.set()
+            self.assertEqual(await fitting, [])
+
+        self.enterContext(mock.patch.object(self.part, "blocking", look))
+        self.enterContext(mock.patch.object(old, "stop", stop_slowly))
+        fitting = asyncio.ensure_future(self.part.fitting(self.project / "a.toy"))
+        await looking.wait()
+        self.configure({"toy": {**self.section, "env": {"NEW": "1"}}})
+        await self.anna.call("POST", "/agent/update")
+        servers = await self.part.all_servers()
+        self.assertEqual(servers["toy"].spec.env, {"NEW": "1"})
+        old.start()  # by a tool call that still has it
+        self.assertEqual(old.state, STOPPED)
+
+    async def test_a_server_that_is_stopped_as_soon_as_it_is_started_is_not_starting(self) -> None:
+        await self.open()
+        server = (await self.part.all_servers())["toy"]
+        server.start()
+        await server.stop()
+        self.assertEqual(server.state, STOPPED)
+
 
 class BadServerTests(LspCase):
     async def test_one_that_says_nothing_costs_a_bounded_time_and_then_nearly_none(self) -> None:
