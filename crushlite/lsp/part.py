@@ -176,6 +176,17 @@ class LspPart(WorkspacePart):
         """Tell a server what a file holds now. Raises CrushliteError."""
         await server.tell(path, await self.text_of(path))
 
+    async def refresh(self, server: LanguageServer) -> None:
+        """Tell a server what the files that it has open hold now, which commands may have changed.
+        A file that cannot be read any more is closed. Raises CrushliteError."""
+        paths = server.open_files
+        texts = await self.blocking(_texts, self.root, paths)
+        for path, text in zip(paths, texts, strict=True):
+            if text is None:
+                await server.forget(path)
+            else:
+                await server.tell(path, text)
+
     async def text_of(self, path: Path) -> str:
         """The text of a file of the workspace. Raises BadRequest."""
         return str(await self.blocking(_text, self.root, path))
@@ -243,7 +254,19 @@ class LspPart(WorkspacePart):
             self._workspace.hub.publish("updated", event)
 
 
+def _texts(root: Path, paths: list[Path]) -> list[str | None]:
+    """The texts of some files, None for those that have none or cannot be read. Blocks."""
+    found: list[str | None] = []
+    for path in paths:
+        try:
+            found.append(_text(root, path))
+        except BadRequest:
+            found.append(None)
+    return found
+
+
 def _text(root: Path, path: Path) -> str:
+    """The text of a file of the workspace. Raises BadRequest. Blocks."""
     place = locate(root, str(path))
     if not place.inside:
         raise BadRequest(f"{path} is not in the workspace: language servers do not see it")

@@ -25,7 +25,7 @@ from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from ..protocol.lsp import NEVER, LSPClientInfo
 from ..records import dataclass
 from . import diagnostics
-from .positions import uri_of
+from .positions import path_of, uri_of
 from .servers import environment, language_of, resolved_command
 
 if TYPE_CHECKING:
@@ -249,10 +249,21 @@ class LanguageServer(RpcHandler):
                 await peer.notify("textDocument/didChange", changes)
                 await peer.notify("textDocument/didSave", {"textDocument": {"uri": uri}})
 
+    @property
+    def open_files(self) -> list[Path]:
+        """The files that it was told about and that are not closed."""
+        return [path for path in map(path_of, self._open) if path is not None]
+
+    async def forget(self, path: Path) -> None:
+        """Close a file. Raises PeerError."""
+        async with self._telling:
+            if self._open.pop(uri_of(path), None) is not None:
+                await _close(self._require(), uri_of(path))
+
     async def _close_oldest(self, peer: RpcPeer) -> None:
         while len(self._open) > OPEN_FILES:
             uri, _ = self._open.popitem(last=False)
-            await peer.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
+            await _close(peer, uri)
 
     def before(self, path: Path) -> list[Diagnostic]:
         """What it has found in the text that a file held before it was told what it holds now."""
@@ -377,6 +388,10 @@ _CAPABILITIES: dict[str, Any] = {
     },
     "window": {"workDoneProgress": True},
 }
+
+
+async def _close(peer: RpcPeer, uri: str) -> None:
+    await peer.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
 
 
 def _stamp(seconds: float) -> str:

@@ -63,6 +63,9 @@ class WorkspaceServers(Protocol):
     async def tell(self, server: LanguageServer, path: Path) -> None:
         """Tell one what a file holds now. Raises CrushliteError."""
 
+    async def refresh(self, server: LanguageServer) -> None:
+        """Tell one what the files that it has open hold now. Raises CrushliteError."""
+
     async def text_of(self, path: Path) -> str:
         """Raises BadRequest."""
 
@@ -107,14 +110,15 @@ class LspTool(OfferedTool):
         return locate(self._part.root, _text(arguments, "file_path")).path
 
     async def _servers(self, path: Path) -> list[LanguageServer]:
-        """The servers for a file that know what it holds now. Raises BadRequest if there is
-        none."""
+        """The servers for a file that know what it and the other open files hold now. Raises
+        BadRequest if there is none."""
         found = await self._part.fitting(path)
         ready = [server for server in found if await server.ready(READY_SECONDS)]
         if not ready:
             why = "; ".join(f"{each.spec.name}: {each.error}" for each in found if each.error)
             raise BadRequest(f"no language server runs for {path.name}" + f" ({why})" * bool(why))
         for server in ready:
+            await self._part.refresh(server)
             await self._part.tell(server, path)
         return ready
 

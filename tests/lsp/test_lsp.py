@@ -23,6 +23,7 @@ from tests.support.configured import marked, new_mark
 if TYPE_CHECKING:
     from crushlite.agent.scripted import ScriptedRun
     from crushlite.hosting.workspace import Workspace
+    from crushlite.testing import Seen
 
 SCRIPT = str(Path(language_server.__file__))
 
@@ -369,6 +370,26 @@ class ToolTests(LspCase):
         self.assertEqual((self.project / "a.toy").read_bytes(), b"def two\r\ntwo\r\n")
         changes = await self.get("/changes")
         self.assertEqual(len(changes), 1)
+
+    async def rename(self) -> tuple[asyncio.Future[str], Seen]:
+        """A rename of `one` to `two` that waits for its permission."""
+        wanted = {"file_path": "b.toy", "symbol": "one", "new_name": "two"}
+        renaming = asyncio.ensure_future(self.call("lsp_rename", **wanted))
+        return renaming, await self.anna.events.wait_for("permission_request")
+
+    def texts(self) -> list[str]:
+        return [(self.project / name).read_text() for name in ("a.toy", "b.toy")]
+
+    async def test_a_rename_is_about_what_files_hold_now_whatever_was_read_of_them(self) -> None:
+        await self.open()
+        for name in ("a.toy", "b.toy", "gone.toy"):
+            await self.read(self.write(name, "def one\n"))
+        self.write("a.toy", "a new line\ndef one\n")  # by a command, say
+        (self.project / "gone.toy").unlink()
+        renaming, request = await self.rename()
+        await self.anna.grant(request.payload)
+        self.assertEqual(await renaming, "renamed in a.toy, b.toy")
+        self.assertEqual(self.texts(), ["a new line\ndef two\n", "def two\n"])
 
     async def test_a_server_can_be_started_anew(self) -> None:
         await self.open()

@@ -145,6 +145,8 @@ def told(method: str, params: dict[str, Any]) -> None:
         document = params["textDocument"]
         TEXTS[document["uri"]] = params["contentChanges"][0]["text"]
         publish(document["uri"], document["version"])
+    elif method == "textDocument/didClose":
+        del TEXTS[params["textDocument"]["uri"]]
 
 
 def main() -> None:
