@@ -3,11 +3,13 @@ file holds, and to rename something everywhere."""
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..agent.base import OfferedTool, ToolAnswer
-from ..errors import BadRequest, CrushliteError
+from ..agent.base import OfferedTool, Scope, ToolAnswer
+from ..errors import BadRequest, Conflict, CrushliteError
+from ..hosting.difference import difference
+from ..hosting.tasks import run_to_the_end
 from ..records import dataclass
 from ..worktree.paths import locate, read_bytes, write_bytes
 from .diagnostics import block
@@ -224,7 +226,7 @@ class Rename(LspTool):
         edits = _edits_by_file(next((each for each in answers if each), None))
         if not edits:
             raise BadRequest("the language server would change nothing: check symbol and line")
-        files = [await self._part.blocking(_rename_in, self._part.root, *each) for each in edits]
+        files = await self._planned(edits)
         diff = "".join(each.diff for each in files)
         if len(diff) > DIFF_CHARS:
             raise BadRequest("this would change more than can be shown for permission: use edit")
@@ -235,15 +237,36 @@ class Rename(LspTool):
             params={"symbol": arguments["symbol"], "new_name": new_name, "diff": diff},
             path=str(self._part.root),
             tool_call_id=call_id,
+            scope=Scope((), "nothing more than this: each rename is shown and asked for"),
         )
         if not verdict:
             why = f": {verdict.reason}" if verdict.reason else ""
             return ToolAnswer(f"User denied permission{why}", is_error=True, stop=True)
+        # The user may have taken long: all files must still be as they were shown.
+        files = [await self._part.blocking(each.again) for each in files]
+        done: list[str] = []
         for each in files:
-            await self._part.blocking(each.write)
-            await turn.file_changed(str(each.place.path), each.before, each.after)
-        names = ", ".join(each.place.shown for each in files)
-        return ToolAnswer(f"renamed in {names}", metadata={"diff": diff})
+            try:
+                await run_to_the_end(self._write(turn, each))
+            except CrushliteError as error:
+                names = ", ".join(done) or "no file"
+                raise BadRequest(f"{error.message} (already renamed in {names})") from None
+            done.append(each.place.shown)
+        return ToolAnswer(f"renamed in {', '.join(done)}", metadata={"diff": diff})
+
+    async def _planned(self, edits: list[tuple[Path, list[Any]]]) -> list[RenamedFile]:
+        """The files as they are and as they are to be. A server may name one file twice, by a link
+        to it: it is changed once. Raises BadRequest."""
+        files: dict[Path, RenamedFile] = {}
+        for path, some in edits:
+            each = await self._part.blocking(rename_in, self._part.root, path, some)
+            if files.setdefault(each.place.path, each).after != each.after:
+                raise BadRequest(f"the server sent two different changes of {each.place.shown}")
+        return list(files.values())
+
+    async def _write(self, turn: Turn, file: RenamedFile) -> None:
+        await self._part.blocking(file.write)
+        await turn.file_changed(str(file.place.path), file.before, file.after)
 
 
 class Restart(LspTool):
@@ -379,23 +402,27 @@ class RenamedFile:
     """A file of the workspace, as it is and as it is to be."""
 
     place: Place
-    info: os.stat_result
+    info: os.stat_result  # when `before` was read
     before: str
     after: str
+    diff: str
 
-    @property
-    def diff(self) -> str:
-        before, after = (text.splitlines(keepends=True) for text in (self.before, self.after))
-        name = self.place.shown
-        return "".join(difflib.unified_diff(before, after, name, name, n=1))
+    def again(self) -> RenamedFile:
+        """The same with the file's stat of now. Raises Conflict if its text has changed. Blocks."""
+        data, info = read_bytes(self.place, RENAMED_BYTES)
+        if data != self.before.encode("utf-8"):
+            shown = self.place.shown
+            raise Conflict(f"{shown} has changed meanwhile: nothing was renamed, try again")
+        return dataclasses.replace(self, info=info)
 
     def write(self) -> None:
         """Raises Conflict if the file has changed since it was read. Blocks."""
         write_bytes(self.place, self.after.encode("utf-8"), self.info)
 
 
-def _rename_in(root: Path, path: Path, edits: list[Any]) -> RenamedFile:
-    """Raises BadRequest for a file outside of the workspace, or of git. Blocks."""
+def rename_in(root: Path, path: Path, edits: list[Any]) -> RenamedFile:
+    """What some edits make of a file. Raises BadRequest for a file outside of the workspace or of
+    git, links resolved, for one that is no text, and for edits that make no sense. Blocks."""
     place = locate(root, str(path))
     if not place.inside or ".git" in place.path.relative_to(root).parts:
         raise BadRequest(f"the server wants to change {path}, which is not the project's: use edit")
@@ -404,4 +431,6 @@ def _rename_in(root: Path, path: Path, edits: list[Any]) -> RenamedFile:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise BadRequest(f"{place.shown} is not UTF-8 text") from None
-    return RenamedFile(place, info, text, apply_edits(text, edits))
+    after = apply_edits(text, edits)
+    changed = [f"--- {place.shown}", f"+++ {place.shown}", *difference(text, after), ""]
+    return RenamedFile(place, info, text, after, "\n".join(changed))

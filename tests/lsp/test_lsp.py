@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.errors import BadRequest
+from crushlite.errors import BadRequest, Conflict
 from crushlite.lsp import part as part_module, server as server_module
 from crushlite.lsp.diagnostics import MOST_PER_FILE
 from crushlite.lsp.part import LspPart
 from crushlite.lsp.server import DISABLED, ERROR, READY, STOPPED, UNSTARTED
+from crushlite.lsp.tools import RenamedFile
 from crushlite.testing import LocalDaemon
 from tests.support import language_server
 from tests.support.basics import BoundedTestCase
@@ -377,8 +378,38 @@ class ToolTests(LspCase):
         renaming = asyncio.ensure_future(self.call("lsp_rename", **wanted))
         return renaming, await self.anna.events.wait_for("permission_request")
 
+    async def renaming(self) -> tuple[asyncio.Future[str], Seen]:
+        """A rename in a.toy and b.toy that waits for its permission."""
+        await self.open()
+        await self.read(self.write("a.toy", "def one\n"))
+        await self.read(self.write("b.toy", "use one\n"))
+        return await self.rename()
+
     def texts(self) -> list[str]:
         return [(self.project / name).read_text() for name in ("a.toy", "b.toy")]
+
+    async def test_a_rename_changes_nothing_if_one_of_its_files_has_changed_meanwhile(self) -> None:
+        renaming, request = await self.renaming()
+        self.write("b.toy", "use one, of the user\n")
+        await self.anna.grant(request.payload)
+        with self.assertRaisesRegex(Conflict, r"b\.toy has changed meanwhile: nothing was renamed"):
+            await renaming
+        self.assertEqual(self.texts(), ["def one\n", "use one, of the user\n"])
+
+    async def test_a_rename_that_fails_halfway_says_what_it_has_done(self) -> None:
+        renaming, request = await self.renaming()
+        write = RenamedFile.write
+
+        def fail_at_b(file: RenamedFile) -> None:
+            if file.place.shown == "b.toy":
+                raise Conflict("b.toy is broken")
+            write(file)
+
+        with mock.patch.object(RenamedFile, "write", fail_at_b):
+            await self.anna.grant(request.payload)
+            with self.assertRaisesRegex(BadRequest, r"broken \(already renamed in a\.toy\)"):
+                await renaming
+        self.assertEqual(self.texts(), ["def two\n", "use one\n"])
 
     async def test_a_rename_is_about_what_files_hold_now_whatever_was_read_of_them(self) -> None:
         await self.open()
@@ -390,6 +421,29 @@ class ToolTests(LspCase):
         await self.anna.grant(request.payload)
         self.assertEqual(await renaming, "renamed in a.toy, b.toy")
         self.assertEqual(self.texts(), ["a new line\ndef two\n", "def two\n"])
+
+    async def test_a_rename_changes_a_file_once_that_has_two_names(self) -> None:
+        await self.open()
+        (self.project / "link.toy").symlink_to("a.toy")
+        for name, text in (("a.toy", "def one\n"), ("b.toy", "use one\n")):
+            await self.read(self.write(name, text))
+        await self.read(str(self.project / "link.toy"))
+        renaming, request = await self.rename()
+        self.assertEqual(request["params"]["diff"].count("+def two"), 1)
+        await self.anna.grant(request.payload)
+        self.assertEqual(await renaming, "renamed in a.toy, b.toy")
+        self.assertTrue((self.project / "link.toy").is_symlink())
+        self.assertEqual(self.texts(), ["def two\n", "use two\n"])
+
+    async def test_a_grant_for_the_session_covers_no_further_rename(self) -> None:
+        renaming, request = await self.renaming()
+        await self.anna.grant(request.payload, "allow_session")
+        await renaming
+        self.write("b.toy", "use one\n")
+        renaming, request = await self.rename()
+        await self.anna.grant(request.payload, "deny")
+        self.assertEqual(await renaming, "User denied permission")
+        self.assertEqual(self.texts(), ["def two\n", "use one\n"])
 
     async def test_a_server_can_be_started_anew(self) -> None:
         await self.open()

@@ -11,6 +11,7 @@ from crushlite.errors import BadRequest
 from crushlite.lsp import diagnostics
 from crushlite.lsp.positions import Position, apply_edits, find_symbol, path_of, uri_of
 from crushlite.lsp.servers import KNOWN, configured, environment, find_program, installed
+from crushlite.lsp.tools import rename_in
 from tests.support.basics import BoundedTestCase
 
 
@@ -55,6 +56,23 @@ class PositionTests(BoundedTestCase):
             self.assertEqual(path_of(uri_of(Path(name))), Path(name))
         for wrong in ("http://x/y", "file:rel", None, 7, "file:///a%00b"):
             self.assertIsNone(path_of(wrong))
+
+
+class RenameTests(BoundedTestCase):
+    def test_only_files_of_the_project_can_be_renamed_in(self) -> None:
+        root = Path(os.path.realpath(self.enterContext(tempfile.TemporaryDirectory())))
+        project = root / "project"
+        (project / ".git").mkdir(parents=True)
+        for name in ("outside", "project/.git/config", "project/a"):
+            (root / name).write_text("one\n")
+        (project / "link").symlink_to(root / "outside")
+        (project / "folder").symlink_to(root)
+        (project / "git").symlink_to(".git")
+        change = [edit(0, 0, 3, "two")]
+        self.assertEqual(rename_in(project, project / "a", change).after, "two\n")
+        for name in ("../outside", "link", "folder/outside", ".git/config", "git/config"):
+            with self.subTest(name), self.assertRaisesRegex(BadRequest, "not the project's"):
+                rename_in(project, project / name, change)
 
 
 class DiagnosticTests(BoundedTestCase):
