@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MOST_FILES = 500  # with diagnostics, of one server
 MOST_PER_FILE = 200
+MOST = 10_000  # of one server
 MESSAGE_CHARS = 300
 SHOWN = 20  # in the result of an edit
 SEVERITIES = {1: "error", 2: "warning", 3: "information", 4: "hint"}

@@ -10,8 +10,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import BadRequest
 from ..records import dataclass
+from ..worktree.paths import PATH_CHARS
 
 MOST_EDITS = 10_000  # of one file
+URI_CHARS = 3 * PATH_CHARS + 100  # each byte of a path may be written as three characters
 MOST_NUMBER = 2**31 - 1  # of a line or column, by the protocol: clients may read no larger one
 
 
@@ -26,8 +28,8 @@ def uri_of(path: Path) -> str:
 
 
 def path_of(uri: object) -> Path | None:
-    """The path of a file URI; None for any other."""
-    if not isinstance(uri, str) or not uri.startswith("file:"):
+    """The path of a file URI; None for any other, and for one that is too long."""
+    if not isinstance(uri, str) or not uri.startswith("file:") or len(uri) > URI_CHARS:
         return None
     try:
         path = unquote(urlsplit(uri).path)

@@ -25,7 +25,7 @@ from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from ..protocol.lsp import NEVER, LSPClientInfo
 from ..records import dataclass
 from . import diagnostics
-from .positions import path_of, uri_of
+from .positions import URI_CHARS, path_of, uri_of
 from .servers import environment, language_of, resolved_command
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class LanguageServer(RpcHandler):
 
     def _publish(self, params: dict[str, Any]) -> None:
         uri = params.get("uri")
-        if not isinstance(uri, str) or len(uri) > 4096:
+        if not isinstance(uri, str) or len(uri) > URI_CHARS:
             return
         found = diagnostics.read(params.get("diagnostics"))
         told, version = self._open.get(uri), params.get("version")
@@ -328,7 +328,10 @@ class LanguageServer(RpcHandler):
         self.found.pop(uri, None)
         if found:
             self.found[uri] = found
-        while len(self.found) > diagnostics.MOST_FILES:
+        while (
+            len(self.found) > diagnostics.MOST_FILES
+            or sum(map(len, self.found.values())) > diagnostics.MOST
+        ):
             self.found.popitem(last=False)
         if uri in self._published or uri in self._open:
             self._published[uri] = self._published.get(uri, 0) + 1

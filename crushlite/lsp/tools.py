@@ -4,6 +4,7 @@ file holds, and to rename something everywhere."""
 from __future__ import annotations
 
 import dataclasses
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..agent.base import OfferedTool, Scope, ToolAnswer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 READY_SECONDS = 15.0  # that a tool waits for a server that is starting
 FRESH_SECONDS = 5.0  # and for what it says of a file it has just been told about
 MOST_LINES = 200  # of an answer
+LOOKED_AT = 10 * MOST_LINES  # places or symbols of a server's answer: the others are left out
 MOST_FILES = 100  # that a rename may change
 RENAMED_BYTES = 1 << 20  # of each
 DIFF_CHARS = 100_000
@@ -209,7 +211,7 @@ class Symbols(LspTool):
             servers = [server for server in every if await server.ready(0)]
         lines: list[str] = []
         for answer in await _answers(servers, method, params):
-            lines += _outline(self._part, answer, 0)
+            lines += islice(_outline(self._part, answer, 0), LOOKED_AT)
         return ToolAnswer(_listed(lines) or "no symbols were found")
 
 
@@ -307,7 +309,7 @@ async def _places(part: WorkspaceServers, answers: list[Any]) -> str:
     """Locations, one per line, each with the text of its line."""
     found: dict[tuple[Path, int], None] = {}
     for answer in answers:
-        for value in answer if isinstance(answer, list) else [answer]:
+        for value in answer[:LOOKED_AT] if isinstance(answer, list) else [answer]:
             if not isinstance(value, dict):
                 continue
             path = path_of(value.get("uri") or value.get("targetUri"))
@@ -343,7 +345,7 @@ def _lines_of(root: Path, places: list[tuple[Path, int]]) -> list[str]:
 
 def _outline(part: WorkspaceServers, values: Any, depth: int) -> Iterator[str]:
     """Symbols, those inside others indented below them."""
-    for value in values[: 10 * MOST_LINES] if isinstance(values, list) and depth < 10 else ():
+    for value in values if isinstance(values, list) and depth < 10 else ():
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             continue
         place = value.get("location")
@@ -358,8 +360,11 @@ def _outline(part: WorkspaceServers, values: Any, depth: int) -> Iterator[str]:
 
 
 def _listed(lines: list[str], count: int | None = None) -> str:
-    more = (len(lines) if count is None else count) - MOST_LINES
-    shown = lines[:MOST_LINES] + ([f"... and {more} more"] if more > 0 else [])
+    """The first of some lines, and how many more there are. `count` says how many there are in
+    all, if not all of them were made."""
+    found = len(lines) if count is None else count
+    more = str(found - MOST_LINES) if found < LOOKED_AT else "many"
+    shown = lines[:MOST_LINES] + ([f"... and {more} more"] if found > MOST_LINES else [])
     return "\n".join(shown)
 
 

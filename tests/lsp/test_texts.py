@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from crushlite.clock import FakeClock
 from crushlite.errors import BadRequest
-from crushlite.lsp import diagnostics
-from crushlite.lsp.positions import Position, apply_edits, find_symbol, path_of, uri_of
-from crushlite.lsp.servers import KNOWN, configured, environment, find_program, installed
+from crushlite.lsp import diagnostics, tools
+from crushlite.lsp.part import LspPart
+from crushlite.lsp.positions import (
+    Position,
+    apply_edits,
+    find_symbol,
+    path_of,
+    start_of,
+    uri_of,
+)
+from crushlite.lsp.server import LanguageServer
+from crushlite.lsp.servers import (
+    KNOWN,
+    ServerSpec,
+    configured,
+    environment,
+    find_program,
+    installed,
+)
 from crushlite.lsp.tools import rename_in
 from tests.support.basics import BoundedTestCase
+
+if TYPE_CHECKING:
+    from crushlite.lsp.tools import LspTool
 
 
 def edit(line: int, start: int, end: int, text: str) -> dict[str, Any]:
@@ -54,8 +76,60 @@ class PositionTests(BoundedTestCase):
     def test_uris_are_read_as_they_are_written(self) -> None:
         for name in ("/a b/ü#?.py", "/a%20b"):
             self.assertEqual(path_of(uri_of(Path(name))), Path(name))
-        for wrong in ("http://x/y", "file:rel", None, 7, "file:///a%00b"):
+        for wrong in (
+            "http://x/y",
+            "file:rel",
+            None,
+            7,
+            "file:///a%00b",
+            "file:///" + "a" * 20_000,
+        ):
             self.assertIsNone(path_of(wrong))
+
+
+class AnswerTests(BoundedTestCase):
+    """Answers of a server that has too much to say."""
+
+    async def call(self, kind: type[LspTool], answer: Any, **arguments: Any) -> list[str]:
+        """The lines of what a tool says when a server answers so."""
+        server = mock.AsyncMock(LanguageServer, **{"request.return_value": answer})
+        part = mock.AsyncMock(LspPart, root=Path("/project"), servers={"toy": server})
+        part.fitting.return_value = [server]
+        part.text_of.return_value = "name"
+        part.blocking = lambda function, *some: asyncio.to_thread(function, *some)
+        part.shown = str
+        return (await kind(part).call(mock.Mock(), arguments, "")).text.split("\n")
+
+    async def test_symbols_are_counted_at_all_depths(self) -> None:
+        symbols: list[Any] = []
+        for width in (3, 100, 100):
+            symbols = [{"name": "x", "kind": 12, "children": symbols}] * width
+        with mock.patch.object(tools, "start_of", wraps=start_of) as looked_at:
+            lines = await self.call(tools.Symbols, symbols, query="x")
+        self.assertEqual((len(lines), lines[-1]), (tools.MOST_LINES + 1, "... and many more"))
+        self.assertLessEqual(looked_at.call_count, tools.LOOKED_AT)
+
+    async def test_places_are_counted(self) -> None:
+        places = [
+            {"uri": "file:///project/a", "range": {"start": {"line": line, "character": 0}}}
+            for line in range(10_000)
+        ]
+        wanted = {"file_path": "a", "symbol": "name"}
+        with mock.patch.object(tools, "start_of", wraps=start_of) as looked_at:
+            lines = await self.call(tools.References, places, **wanted)
+        self.assertEqual((len(lines), lines[-1]), (tools.MOST_LINES + 1, "... and many more"))
+        self.assertLessEqual(looked_at.call_count, tools.LOOKED_AT)
+        lines = await self.call(tools.References, places[:300], **wanted)
+        self.assertEqual(lines[-1], "... and 100 more")
+
+    def test_diagnostics_are_counted_over_all_files_and_the_newest_are_kept(self) -> None:
+        spec = ServerSpec("toy", ("toy",), ())
+        server = LanguageServer(spec, Path("/project"), {}, FakeClock(), mock.Mock())
+        for number in range(60):
+            params = {"uri": f"file:///project/{number}", "diagnostics": [{"message": "x"}] * 200}
+            server.on_notification("textDocument/publishDiagnostics", params)
+        self.assertEqual(server.count, diagnostics.MOST)
+        self.assertEqual(list(server.found)[-1], "file:///project/59")
 
 
 class RenameTests(BoundedTestCase):
