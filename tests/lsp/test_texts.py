@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -14,6 +15,7 @@ from crushlite.errors import BadRequest
 from crushlite.lsp import diagnostics, tools
 from crushlite.lsp.part import LspPart
 from crushlite.lsp.positions import (
+    MOST_EDITS,
     Position,
     apply_edits,
     find_symbol,
@@ -72,6 +74,17 @@ class PositionTests(BoundedTestCase):
         for wrong in cases:
             with self.subTest(wrong), self.assertRaises(BadRequest):
                 apply_edits("abcdef", wrong)
+
+    def test_a_change_cannot_cut_a_character_in_two(self) -> None:
+        with self.assertRaisesRegex(BadRequest, "cuts a character"):
+            apply_edits("a\U0001f600b", [edit(0, 2, 3, "x")])
+
+    def test_many_edits_of_one_long_line_take_linear_time(self) -> None:
+        edits = [edit(0, 4 * number, 4 * number + 1, "xy") for number in range(MOST_EDITS)]
+        before = time.process_time()
+        changed = apply_edits("a\U0001f600b" * MOST_EDITS, edits)
+        self.assertLess(time.process_time() - before, 2)  # quadratic: half a minute
+        self.assertEqual(changed, "xy\U0001f600b" * MOST_EDITS)
 
     def test_uris_are_read_as_they_are_written(self) -> None:
         for name in ("/a b/ü#?.py", "/a%20b"):
