@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ FRAME = 32 << 20  # bytes of one message
 REQUEST_SECONDS = 20.0
 STOP_SECONDS = 1.0
 RESTARTS, RESTART_SECONDS = 3, 600.0
-FLOOD, FLOOD_SECONDS = 20_000, 10.0  # notifications in so many seconds: the server is ended
+FLOOD, FLOOD_SECONDS = 20_000, 10.0  # messages in so many seconds: the server is ended
 ERROR_CHARS = 500
 
 
@@ -147,6 +148,8 @@ class LanguageServer(RpcHandler):
             framing=HEADERS,
             frame=FRAME,
             cancel_notice=lambda number: ("$/cancelRequest", {"id": number}),
+            on_noise=lambda _: self._count(),
+            noise=sys.maxsize,  # all of it is counted
         )
         peer = RpcPeer(reader, writer, self, self._clock, options)
         reading = asyncio.create_task(peer.run())
@@ -162,6 +165,7 @@ class LanguageServer(RpcHandler):
             raise CrushliteError(_last_words(command) or error.message) from None
         finally:
             await _end(peer, reading, command, self._clock)
+            await _read_to_the_end(reader, self._clock)
 
     def _arguments(self) -> list[str]:
         return resolved_command(self.spec, self._env.get("PATH", os.defpath), self._root)
@@ -303,7 +307,8 @@ class LanguageServer(RpcHandler):
 
     # What it says --------------------------------------------------------------------------------
 
-    def on_notification(self, method: str, params: dict[str, Any]) -> None:
+    def _count(self) -> None:
+        """Count a message, or a line that is none, and end a server that floods."""
         now = self._clock.time()
         if now - self._window > FLOOD_SECONDS:
             self._window, self._messages = now, 0
@@ -312,6 +317,9 @@ class LanguageServer(RpcHandler):
             log.error("language server %s: %s messages at once; ended", self.spec.name, FLOOD)
             self._starts.extend([now] * (RESTARTS + 1))
             self._life.cancel()
+
+    def on_notification(self, method: str, params: dict[str, Any]) -> None:
+        self._count()
         if method == "textDocument/publishDiagnostics":
             self._publish(params)
 
@@ -343,6 +351,7 @@ class LanguageServer(RpcHandler):
 
     async def on_request(self, request: RpcRequest) -> Any:
         """What servers ask for: the configuration, and leave for what changes nothing here."""
+        self._count()
         if request.method == "workspace/configuration":
             items = request.params.get("items")
             return [self._setting(item) for item in items[:100]] if isinstance(items, list) else []
@@ -410,6 +419,14 @@ def _last_words(command: Command) -> str:
     """The last lines that a server has written to its standard error."""
     lines = [line.strip() for line in command.output.text().splitlines() if line.strip()]
     return " / ".join(lines[-3:])[-ERROR_CHARS:]
+
+
+async def _read_to_the_end(reader: asyncio.StreamReader, clock: Clock) -> None:
+    """Drop what a server that has ended has written: a pipe is closed when its end is read."""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with time_limit(clock, STOP_SECONDS):
+            while await reader.read(1 << 16):
+                pass
 
 
 async def _end(peer: RpcPeer, reading: asyncio.Task[None], command: Command, clock: Clock) -> None:

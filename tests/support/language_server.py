@@ -10,7 +10,7 @@ It finds an error in each line with BAD and a warning in each with WARN; `def NA
     dies         exit when a file is opened
     fails        exit at once, with a message on standard error
     noisy        write text between the messages, and much to standard error
-    flood        send notifications without an end when a file is opened
+    flood=KIND   send notifications, requests or noise without an end when a file is opened
     huge         report each mistake 2,000 times
     rude         ask for things that no client knows, and ignore `shutdown`
     spawn        start a child that outlives it
@@ -18,6 +18,7 @@ It finds an error in each line with BAD and a warning in each with WARN; `def NA
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from typing import Any
 
 SWITCHES = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
 TEXTS: dict[str, str] = {}
+NUMBERS = itertools.count()
 
 
 def send(message: dict[str, Any]) -> None:
@@ -138,8 +140,8 @@ def told(method: str, params: dict[str, Any]) -> None:
         TEXTS[document["uri"]] = document["text"]
         if "dies" in SWITCHES:
             sys.exit(1)
-        while "flood" in SWITCHES:
-            notify("window/logMessage", message="x" * 100)
+        while kind := SWITCHES.get("flood"):
+            flood(kind)
         publish(document["uri"], document["version"])
     elif method == "textDocument/didChange":
         document = params["textDocument"]
@@ -147,6 +149,15 @@ def told(method: str, params: dict[str, Any]) -> None:
         publish(document["uri"], document["version"])
     elif method == "textDocument/didClose":
         del TEXTS[params["textDocument"]["uri"]]
+
+
+def flood(kind: str) -> None:
+    if kind == "notifications":
+        notify("window/logMessage", message="x" * 100)
+    elif kind == "requests":
+        send({"id": next(NUMBERS), "method": "workspace/configuration", "params": {"items": []}})
+    else:
+        sys.stdout.buffer.write(b"a line of a log\n")
 
 
 def main() -> None:
