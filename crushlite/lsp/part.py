@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..clock import time_limit
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..protocol.lsp import LSPEvent
 from ..records import dataclass
@@ -207,15 +208,19 @@ class LspPart(WorkspacePart):
         in time: the model can ask with a tool."""
         if not await server.ready(PATIENT_SECONDS if patient else 0.0):
             return ""
-        try:
-            await self.tell(server, path)
-        except CrushliteError:
-            return ""
         name = server.spec.name
         seconds = PATIENT_SECONDS if patient else WAIT_SECONDS
         if self._late.get(name, 0) >= 2:
             seconds = HURRIED_SECONDS
-        heard = await server.heard(path, seconds)
+        heard = False
+        try:
+            async with time_limit(self._workspace.clock, seconds):
+                await self.tell(server, path)
+                heard = await server.heard(path, seconds)
+        except TimeoutError:
+            pass  # it does not even take the text
+        except CrushliteError:
+            return ""
         self._late[name] = 0 if heard else self._late.get(name, 0) + 1
         if not heard:
             return ""

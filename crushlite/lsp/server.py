@@ -89,6 +89,7 @@ class LanguageServer(RpcHandler):
         self._starts: deque[float] = deque(maxlen=RESTARTS + 1)
         self._window, self._messages = 0.0, 0  # for floods
         self._telling = asyncio.Lock()  # what is told of files stays in order
+        self._tells: set[asyncio.Task[None]] = set()
 
     @property
     def count(self) -> int:
@@ -160,7 +161,7 @@ class LanguageServer(RpcHandler):
             self._set(READY)
             ends: list[asyncio.Future[Any]] = [reading, command.done]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            raise CrushliteError(_last_words(command) or "it ended")
+            raise CrushliteError(_last_words(command) or "it ended, or took no more messages")
         except PeerError as error:
             raise CrushliteError(_last_words(command) or error.message) from None
         finally:
@@ -232,7 +233,15 @@ class LanguageServer(RpcHandler):
     # Files ---------------------------------------------------------------------------------------
 
     async def tell(self, path: Path, text: str) -> None:
-        """Tell it what a file holds now, unless it knows. Raises PeerError."""
+        """Tell it what a file holds now, unless it knows. Goes on when the caller is cancelled:
+        `_open` must stay what the server was told. Raises PeerError."""
+        telling = asyncio.create_task(self._tell(path, text))
+        self._tells.add(telling)
+        telling.add_done_callback(self._tells.discard)
+        telling.add_done_callback(_retrieve)
+        await asyncio.shield(telling)
+
+    async def _tell(self, path: Path, text: str) -> None:
         uri = uri_of(path)
         async with self._telling:
             peer = self._require()
@@ -408,6 +417,12 @@ async def _close(peer: RpcPeer, uri: str) -> None:
 
 def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if seconds else NEVER
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Look at the exception of a task, which asyncio else logs if nobody waits for the task."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

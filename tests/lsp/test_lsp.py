@@ -266,6 +266,20 @@ class BadServerTests(LspCase):
             self.assertEqual(await self.changed("a.toy", f"BAD {number}"), "")
         self.assertEqual(self.part._late["toy"], 3)
 
+    async def test_one_that_takes_nothing_costs_no_more_than_one_that_says_nothing(self) -> None:
+        await self.open("deaf")
+        self.enterContext(mock.patch.object(part_module, "WAIT_SECONDS", 0.1))
+        self.enterContext(mock.patch.object(server_module, "STOP_SECONDS", 0.1))
+        await self.read(self.write("a.toy", "fine"))
+        for number in range(3):
+            self.assertEqual(await self.changed("a.toy", f"BAD {number}" * 100_000), "")
+        self.assertEqual(self.part._late["toy"], 3)
+        server = self.part.servers["toy"]
+        tells = list(server._tells)
+        self.assertTrue(tells, "what it is being told is still on its way")
+        await server.stop()
+        await asyncio.wait(tells)  # and is over with the server
+
     async def test_one_that_does_not_start_costs_nothing(self) -> None:
         await self.open("stall", timeout=1)
         loop = asyncio.get_running_loop()

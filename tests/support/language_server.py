@@ -8,6 +8,7 @@ It finds an error in each line with BAD and a warning in each with WARN; `def NA
     early        say first that all is well
     stall        never answer `initialize`
     dies         exit when a file is opened
+    deaf         read nothing more when a file is opened
     fails        exit at once, with a message on standard error
     noisy        write text between the messages, and much to standard error
     flood=KIND   send notifications, requests or noise without an end when a file is opened
@@ -140,6 +141,8 @@ def told(method: str, params: dict[str, Any]) -> None:
         TEXTS[document["uri"]] = document["text"]
         if "dies" in SWITCHES:
             sys.exit(1)
+        while "deaf" in SWITCHES:
+            threading.Event().wait(60)
         while kind := SWITCHES.get("flood"):
             flood(kind)
         publish(document["uri"], document["version"])
