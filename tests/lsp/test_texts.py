@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -214,6 +215,19 @@ class ServerTests(BoundedTestCase):
         self.assertEqual(list(installed(path, self.project)), ["clangd"])
         env = environment(installed(path, self.project)["clangd"], {"PATH": path}, self.project)
         self.assertEqual(env["PATH"], str(self.outside))
+
+    def test_nor_are_modules_taken_from_the_workspace_unless_the_configuration_says_so(
+        self,
+    ) -> None:
+        mixed = f"{self.project}/lib:{self.outside}:src"
+        given = {"PYTHONPATH": mixed, "NODE_PATH": mixed, "HOME": str(self.project), "PATH": "bin"}
+        given["VIRTUAL_ENV"] = f"{self.project}/.venv"
+        chosen = ServerSpec("toy", ("toy",), ())
+        self.assertEqual(environment(chosen, given, self.project), given)
+        seen = environment(replace(chosen, found=True), given, self.project)
+        only = {"PYTHONPATH": str(self.outside), "NODE_PATH": str(self.outside), "PATH": ""}
+        safe = {"HOME": str(self.project), "PYTHONSAFEPATH": "1"}
+        self.assertEqual(seen, {**only, **safe})
 
     def test_a_section_says_all_and_a_known_name_is_enough(self) -> None:
         specs = configured(
