@@ -50,6 +50,7 @@ STOP_SECONDS = 1.0
 RESTARTS, RESTART_SECONDS = 3, 600.0
 FLOOD, FLOOD_SECONDS = 20_000, 10.0  # messages in so many seconds: the server is ended
 ERROR_CHARS = 500
+SECTION_CHARS = 1000  # of the name of a part of the configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,9 +374,12 @@ class LanguageServer(RpcHandler):
         raise RpcError(METHOD_NOT_FOUND, "this client does not know the method")
 
     def _setting(self, item: Any) -> Any:
-        section = item.get("section") if isinstance(item, dict) else None
+        """A part of the options, by its keys with dots between them; all of them without keys."""
+        section = (item.get("section") if isinstance(item, dict) else None) or ""
         value: Any = dict(self.spec.options)
-        for key in str(section or "").split(".") if section else ():
+        if not isinstance(section, str) or len(section) > SECTION_CHARS:
+            return None
+        for key in section.split(".") if section else ():
             value = value.get(key) if isinstance(value, dict) else None
         return value
 

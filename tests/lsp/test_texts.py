@@ -13,6 +13,7 @@ from unittest import mock
 
 from crushlite.clock import FakeClock
 from crushlite.errors import BadRequest
+from crushlite.jsonrpc.peer import RpcRequest
 from crushlite.lsp import diagnostics, tools
 from crushlite.lsp.part import LspPart
 from crushlite.lsp.positions import (
@@ -135,6 +136,16 @@ class AnswerTests(BoundedTestCase):
         self.assertLessEqual(looked_at.call_count, tools.LOOKED_AT)
         lines = await self.call(tools.References, places[:300], **wanted)
         self.assertEqual(lines[-1], "... and 100 more")
+
+    async def test_parts_of_the_configuration_have_short_names(self) -> None:
+        every = {"a": {"b": 7}, "x" * 2_000: 8}
+        spec = ServerSpec("toy", ("toy",), (), options=every)
+        server = LanguageServer(spec, Path("/project"), {}, FakeClock(), mock.Mock())
+        sections: list[Any] = ["a.b", None, "", "a.c.d", "x" * 2_000, {"a": "b"}]
+        items = [*({"section": section} for section in sections), None]
+        request = RpcRequest(1, "workspace/configuration", {"items": items})
+        answer = await server.on_request(request)
+        self.assertEqual(answer, [7, every, every, None, None, None, every])
 
     def test_diagnostics_are_counted_over_all_files_and_the_newest_are_kept(self) -> None:
         spec = ServerSpec("toy", ("toy",), ())
