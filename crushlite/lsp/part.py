@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import time_limit
 from ..errors import BadRequest, CrushliteError, NotFound
+from ..listen import default_socket
 from ..protocol.lsp import LSPEvent
 from ..records import dataclass
 from ..threads import DaemonThreads
 from ..wing import WorkspacePart
-from ..worktree.paths import locate, read_bytes
+from ..worktree.paths import OwnFolders, locate, read_bytes
 from . import diagnostics
 from .server import DISABLED, READY, STARTING, LanguageServer
 from .servers import configured, installed
@@ -44,10 +46,12 @@ EVENT_SECONDS = 0.5  # between two events about the diagnostics of a server
 
 @dataclass(frozen=True, slots=True)
 class LspSettings:
-    """What the configuration says: the section `lsp`, and whether installed servers are used."""
+    """What the configuration says: the section `lsp`, whether installed servers are used, and the
+    daemon's own folders, which servers and tools must not see."""
 
     section: Mapping[str, Any]
     automatic: bool = True
+    own_folders: tuple[Path, ...] = ()
 
 
 class LspPart(WorkspacePart):
@@ -67,6 +71,11 @@ class LspPart(WorkspacePart):
         self._late: dict[str, int] = {}  # how often a server was too slow, without a break
         self._events: dict[str, Timer] = {}  # of servers whose diagnostics have changed
         self._tools: tuple[OfferedTool, ...] = ()
+
+    @functools.cached_property
+    def own(self) -> OwnFolders:
+        """Folders that servers are told nothing of. Blocks a little when it is first asked for."""
+        return OwnFolders(self.root, (*self._settings().own_folders, default_socket().parent))
 
     async def close(self) -> None:
         if self._touching is not None:
@@ -181,7 +190,7 @@ class LspPart(WorkspacePart):
         """Tell a server what the files that it has open hold now, which commands may have changed.
         A file that cannot be read any more is closed. Raises CrushliteError."""
         paths = server.open_files
-        texts = await self.blocking(_texts, self.root, paths)
+        texts = await self.blocking(_texts, self.root, self.own, paths)
         for path, text in zip(paths, texts, strict=True):
             if text is None:
                 await server.forget(path)
@@ -190,7 +199,7 @@ class LspPart(WorkspacePart):
 
     async def text_of(self, path: Path) -> str:
         """The text of a file of the workspace. Raises BadRequest."""
-        return str(await self.blocking(_text, self.root, path))
+        return str(await self.blocking(_text, self.root, self.own, path))
 
     async def notes_on_change(self, turn: Turn, path: str) -> str:
         """What servers find wrong in a file that an agent has just changed."""
@@ -259,20 +268,20 @@ class LspPart(WorkspacePart):
             self._workspace.hub.publish("updated", event)
 
 
-def _texts(root: Path, paths: list[Path]) -> list[str | None]:
+def _texts(root: Path, own: OwnFolders, paths: list[Path]) -> list[str | None]:
     """The texts of some files, None for those that have none or cannot be read. Blocks."""
     found: list[str | None] = []
     for path in paths:
         try:
-            found.append(_text(root, path))
+            found.append(_text(root, own, path))
         except BadRequest:
             found.append(None)
     return found
 
 
-def _text(root: Path, path: Path) -> str:
+def _text(root: Path, own: OwnFolders, path: Path) -> str:
     """The text of a file of the workspace. Raises BadRequest. Blocks."""
-    place = locate(root, str(path))
+    place = locate(root, str(path), own)
     if not place.inside:
         raise BadRequest(f"{path} is not in the workspace: language servers do not see it")
     data, _ = read_bytes(place, FILE_BYTES)

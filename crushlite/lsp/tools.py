@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..agent.base import ToolQuestion, Turn
-    from ..worktree.paths import Place
+    from ..worktree.paths import OwnFolders, Place
     from .server import LanguageServer
 
 READY_SECONDS = 15.0  # that a tool waits for a server that is starting
@@ -54,6 +54,10 @@ class WorkspaceServers(Protocol):
 
     @property
     def root(self) -> Path: ...
+
+    @property
+    def own(self) -> OwnFolders:
+        """The daemon's own folders, closed to tools."""
 
     @property
     def servers(self) -> Mapping[str, LanguageServer]: ...
@@ -111,7 +115,7 @@ class LspTool(OfferedTool):
         return None
 
     def _path(self, arguments: Mapping[str, Any]) -> Path:
-        return locate(self._part.root, _text(arguments, "file_path")).path
+        return locate(self._part.root, _text(arguments, "file_path"), self._part.own).path
 
     async def _servers(self, path: Path) -> list[LanguageServer]:
         """The servers for a file that know what it and the other open files hold now. Raises
@@ -261,7 +265,7 @@ class Rename(LspTool):
         to it: it is changed once. Raises BadRequest."""
         files: dict[Path, RenamedFile] = {}
         for path, some in edits:
-            each = await self._part.blocking(rename_in, self._part.root, path, some)
+            each = await self._part.blocking(rename_in, self._part.root, self._part.own, path, some)
             if files.setdefault(each.place.path, each).after != each.after:
                 raise BadRequest(f"the server sent two different changes of {each.place.shown}")
         return list(files.values())
@@ -317,7 +321,7 @@ async def _places(part: WorkspaceServers, answers: list[Any]) -> str:
             if path is not None:
                 found[path, start_of(where).line + 1] = None
     shown = sorted(found)[:MOST_LINES]
-    texts = await part.blocking(_lines_of, part.root, shown)
+    texts = await part.blocking(_lines_of, part.root, part.own, shown)
     lines = [
         f"{part.shown(path)}:{line}" + (f": {text}" if text else "")
         for (path, line), text in zip(shown, texts, strict=True)
@@ -325,7 +329,7 @@ async def _places(part: WorkspaceServers, answers: list[Any]) -> str:
     return _listed(lines, len(found))
 
 
-def _lines_of(root: Path, places: list[tuple[Path, int]]) -> list[str]:
+def _lines_of(root: Path, own: OwnFolders, places: list[tuple[Path, int]]) -> list[str]:
     """The lines at some places, empty for files that cannot be read or are not in the workspace.
     Blocks."""
     files: dict[Path, list[str]] = {}
@@ -333,7 +337,7 @@ def _lines_of(root: Path, places: list[tuple[Path, int]]) -> list[str]:
     for path, line in places:
         if path not in files:
             try:
-                place = locate(root, str(path))
+                place = locate(root, str(path), own)
                 data = read_bytes(place, RENAMED_BYTES)[0] if place.inside else b""
             except (BadRequest, OSError, ValueError):
                 data = b""
@@ -425,10 +429,10 @@ class RenamedFile:
         write_bytes(self.place, self.after.encode("utf-8"), self.info)
 
 
-def rename_in(root: Path, path: Path, edits: list[Any]) -> RenamedFile:
+def rename_in(root: Path, own: OwnFolders, path: Path, edits: list[Any]) -> RenamedFile:
     """What some edits make of a file. Raises BadRequest for a file outside of the workspace or of
     git, links resolved, for one that is no text, and for edits that make no sense. Blocks."""
-    place = locate(root, str(path))
+    place = locate(root, str(path), own)
     if not place.inside or ".git" in place.path.relative_to(root).parts:
         raise BadRequest(f"the server wants to change {path}, which is not the project's: use edit")
     data, info = read_bytes(place, RENAMED_BYTES)

@@ -480,6 +480,24 @@ class ToolTests(LspCase):
         self.assertEqual(await renaming, "User denied permission")
         self.assertEqual(self.texts(), ["def two\n", "use one\n"])
 
+    async def test_the_folders_of_the_daemon_are_closed_to_servers_and_tools(self) -> None:
+        await self.open()
+        await self.read(self.write("a.toy", "def one\n"))
+        data = self.workspace.store.store.data_dir
+        self.assertTrue(data.is_relative_to(self.project))
+        own = self.write(str(data / "own.toy"), "def one\nBAD\n")
+        for name in ("lsp_symbols", "lsp_diagnostics"):
+            with self.assertRaisesRegex(BadRequest, "closed"):
+                await self.call(name, file_path=own)
+        self.assertEqual(await self.changed(own, "BAD"), "")
+        wanted = {"file_path": "a.toy", "symbol": "one", "new_name": "two"}
+        renaming = asyncio.ensure_future(self.call("lsp_rename", **wanted))
+        request = await self.anna.events.wait_for("permission_request")
+        self.assertNotIn("own.toy", str(request.payload))
+        await self.anna.grant(request.payload)
+        await renaming
+        self.assertEqual(Path(own).read_text(), "BAD")
+
     async def test_a_server_can_be_started_anew(self) -> None:
         await self.open()
         await self.read(self.write("a.toy", "BAD"))

@@ -35,6 +35,7 @@ from crushlite.lsp.servers import (
     installed,
 )
 from crushlite.lsp.tools import rename_in
+from crushlite.worktree.paths import OwnFolders
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
@@ -168,10 +169,10 @@ class RenameTests(BoundedTestCase):
         (project / "folder").symlink_to(root)
         (project / "git").symlink_to(".git")
         change = [edit(0, 0, 3, "two")]
-        self.assertEqual(rename_in(project, project / "a", change).after, "two\n")
+        self.assertEqual(rename_in(project, OwnFolders(), project / "a", change).after, "two\n")
         for name in ("../outside", "link", "folder/outside", ".git/config", "git/config"):
             with self.subTest(name), self.assertRaisesRegex(BadRequest, "not the project's"):
-                rename_in(project, project / name, change)
+                rename_in(project, OwnFolders(), project / name, change)
 
 
 class DiagnosticTests(BoundedTestCase):
