@@ -83,7 +83,8 @@ class Server:
         self._session: McpSession | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._relisting: set[str] = set()  # lists whose change is about to be looked at
+        self._changed: set[str] = set()  # lists that have changed since they were read last
+        self._relisting: set[str] = set()  # lists that a task reads again
         self._modern = False  # how it answered last
         self._closed = False
 
@@ -98,6 +99,7 @@ class Server:
         """Begin an attempt to start it, in the background, unless one is under way or it runs."""
         if self.usable and self._session is None and self._connecting is None:
             self.tried_at, self.died_at = self._clock.time(), None
+            self._changed.clear()
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._attempted)
             self._set_state("starting")
@@ -205,6 +207,7 @@ class Server:
             log.warning("tool server %s: left out: %s", self.name, "; ".join(self.left_out[:5]))
         self._spawn(self._watch(session, self._clock.time()))
         self._set_state("connected")
+        self._follow_changes()
 
     # Following -----------------------------------------------------------------------------------
 
@@ -233,22 +236,31 @@ class Server:
                 pause = min(2 * pause, HEAR_SECONDS[1])
 
     def _hear(self, method: str, params: dict[str, Any]) -> None:
-        """A notification of the server."""
+        """A notification of the server. It may come before the server counts as connected, right
+        after the list that it is about was read."""
         what = method.removeprefix("notifications/").removesuffix("/list_changed")
-        if what in _LISTS and self._session is not None and what not in self._relisting:
-            self._relisting.add(what)
-            self._spawn(self._relist(what))
+        if what in _LISTS:
+            self._changed.add(what)
+            self._follow_changes()
+
+    def _follow_changes(self) -> None:
+        """Read the lists again that have changed, unless that is being done or must wait until the
+        server is connected."""
+        if self._session is not None:
+            for what in self._changed - self._relisting:
+                self._relisting.add(what)
+                self._spawn(self._relist(what))
 
     async def _relist(self, what: str) -> None:
-        self._relisting.discard(what)
+        """Read a list again until it has not changed for RELIST_SECONDS: a server that tells of
+        changes all the time is not asked all the time."""
         try:
-            await self.refresh(what)
-        except CrushliteError as error:
-            log.info("tool server %s: %s", self.name, self._settings.redact(error.message))
-        # A server that tells of changes all the time is not asked all the time.
-        self._relisting.add(what)
-        await self._clock.sleep(RELIST_SECONDS)
-        self._relisting.discard(what)
+            while what in self._changed and self._session is not None:
+                self._changed.discard(what)
+                await self._quietly(self.refresh(what))
+                await self._clock.sleep(RELIST_SECONDS)
+        finally:
+            self._relisting.discard(what)
 
     async def refresh(self, what: str) -> None:
         """Read a list again; a server that does not run is started. Raises CrushliteError."""

@@ -37,6 +37,7 @@ class ConnectingTests(McpTestCase):
         "wrong": {"type": "carrier-pigeon"},
         "many": scripted("tools=5000"),
         "odd": scripted("odd"),
+        "late": scripted("late"),
         "chosen": scripted(enabled_tools=["echo", "fail", "x"], disabled_tools=["fail"]),
     }
 
@@ -45,7 +46,7 @@ class ConnectingTests(McpTestCase):
         await self.ready(anna)
         states = await self.states(anna)
         found = {name: state["state"] for name, state in states.items()}
-        good = ("legacy", "modern", "noisy", "many", "odd", "chosen")
+        good = ("legacy", "modern", "noisy", "many", "odd", "late", "chosen")
         bad = ("mute", "broken", "absent", "wrong")
         wanted = dict.fromkeys(good, "connected") | dict.fromkeys(bad, "error")
         self.assertEqual(found, wanted | {"off": "disabled"})
@@ -64,6 +65,8 @@ class ConnectingTests(McpTestCase):
         odd = states["odd"]
         self.assertEqual(odd["tool_count"], states["legacy"]["tool_count"] + 4)
         self.assertEqual(len(odd["left_out"]), 5)
+        # Its change was told before it was connected.
+        await anna.events.wait_for("mcp_event", type="tools_list_changed", name="late")
         await self.check_modern(anna)
 
     async def check_modern(self, anna: Any) -> None:
@@ -151,6 +154,16 @@ class CallingTests(McpTestCase):
         await anna.call("GET", f"/runs/{run}?wait=60")
         await self.turn(anna, session, "again")
         self.assertTrue(any("learnt" in name for name in self.offered()))
+
+    async def test_a_change_in_the_pause_after_a_reading_is_not_lost(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "s")
+        count = len(server.tools)
+        with mock.patch.object(server_module, "RELIST_SECONDS", 0.3):
+            for more in (1, 2):
+                await server.call("learn", {})
+                wanted = {"type": "tools_list_changed", "tool_count": count + more}
+                await anna.events.wait_for("mcp_event", **wanted)
 
     async def test_prompts_and_resources(self) -> None:
         anna = await self.join(yolo=True)

@@ -11,6 +11,7 @@
     child=FILE      starts a process in a session of its own, and writes its number to the file
     stubborn        ignores the end of its input, and SIGTERM
     exit=CODE       exits at once, after a last line to standard error
+    late            has one more tool right after its tools were listed, and says so
     lives=FILE      appends a line to the file at each start
     flaky=FILE      exits at once if the file exists
 
@@ -106,6 +107,12 @@ class ScriptedServer:
                 return
             answer["result"] = result
         self.send(answer)
+        if message["method"] == "tools/list" and self.switches.pop("late", None) is not None:
+            self.learn()
+
+    def learn(self) -> None:
+        self.tools.append({"name": f"learnt{len(self.tools)}", "inputSchema": schema()})
+        self.send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
     def result(self, method: str, params: dict[str, Any], number: Any) -> dict[str, Any] | None:
         modern = "modern" in self.switches
@@ -181,8 +188,7 @@ class ScriptedServer:
         if name == "ask":
             return {"resultType": "input_required", "inputRequests": {}}
         if name == "learn":
-            self.tools.append({"name": f"learnt{len(self.tools)}", "inputSchema": schema()})
-            self.send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            self.learn()
             return text("learnt")
         if name.startswith(("tool", "learnt")):
             return text(f"{name} ran")
