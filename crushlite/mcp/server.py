@@ -177,14 +177,19 @@ class Server:
         )
 
     async def _read_list(self, session: McpSession, what: str, seconds: float) -> bool:
-        """Read a list; return whether it has changed. Raises PeerError."""
+        """Read a list; return whether it has changed. Raises PeerError, also if the connection has
+        ended meanwhile: what it offered was withdrawn then, and stays so."""
         found: list[Any] = []
         if session.has(what):
             found = await session.list(f"{what}/list", what, seconds=seconds)
+        tools = self.tools, self.left_out
+        if what == "tools":
+            tools = await asyncio.to_thread(read_tools, found, self.config.offers)
+        if self._closed or session.link.gone.done():
+            raise ServerError("it has ended while its list was read")
         before = (self.tools, self.left_out, self.prompts, self.resources)
         if what == "tools":
-            read = await asyncio.to_thread(read_tools, found, self.config.offers)
-            self.tools, self.left_out = read
+            self.tools, self.left_out = tools
         elif what == "prompts":
             self.prompts = read_prompts(found)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -11,6 +12,7 @@ from unittest import mock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
 from crushlite.mcp import links, server as server_module
+from crushlite.mcp.items import read_tools
 from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
@@ -164,6 +166,28 @@ class CallingTests(McpTestCase):
                 await server.call("learn", {})
                 wanted = {"type": "tools_list_changed", "tool_count": count + more}
                 await anna.events.wait_for("mcp_event", **wanted)
+
+    async def test_a_list_that_comes_after_the_end_of_its_server_is_dropped(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "s")
+        pid = int((await server.call("pid", {})).text)
+        reading, dead = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def read_late(*given: Any) -> Any:
+            loop.call_soon_threadsafe(reading.set)
+            dead.wait(60)
+            return read_tools(*given)
+
+        with mock.patch.object(server_module, "read_tools", read_late):
+            refreshing = asyncio.create_task(server.refresh("tools"))
+            await reading.wait()
+            os.kill(pid, 9)
+            await anna.events.wait_for("mcp_event", name="s", state="error")
+            dead.set()
+            with self.assertRaisesRegex(CrushliteError, "ended"):
+                await refreshing
+        self.assertEqual((server.state, server.tools), ("error", ()))
 
     async def test_prompts_and_resources(self) -> None:
         anna = await self.join(yolo=True)
