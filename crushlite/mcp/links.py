@@ -161,11 +161,11 @@ class ProgramLink(PeerLink):
         return "\n".join(lines)[-ERROR_CHARS:]
 
     async def close(self) -> None:
-        """Close its input, which ends well-behaved servers, then kill all that is left."""
-        await super().close()
-        if not await wait_at_most(self._clock, self._command.done, EXIT_SECONDS):
+        """Close its input, which ends well-behaved servers, then kill all that is left: at once if
+        this is cancelled."""
+        try:
+            await super().close()
+            await wait_at_most(self._clock, self._command.done, EXIT_SECONDS)
+        finally:
             self._command.kill()
             await wait_at_most(self._clock, self._command.done, END_SECONDS)
-
-    def kill(self) -> None:
-        self._command.kill()

@@ -370,10 +370,10 @@ class Server:
         """End it for good, with all of its processes."""
         self._closed = True
         self._withdraw()
+        session, self._session = self._session, None
         tasks = [*self._tasks, *([self._connecting] if self._connecting is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        session, self._session = self._session, None
         if session is not None:
             await session.link.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.clock import SystemClock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
 from crushlite.mcp import links, server as server_module
@@ -255,6 +256,21 @@ class EndTests(McpTestCase):
             await anna.call("POST", "/config/set", {**value, "value": False})
             await self.connected(anna, "stubborn")
             await self.workspace(anna).close()
+        self.assertEqual(marked(mark), [])
+
+    async def test_a_program_whose_closing_is_cancelled_is_killed_at_once(self) -> None:
+        mark = new_mark()
+        program = ["sleep", mark]  # ignores the end of its input
+        env = {"PATH": os.defpath}
+        link = await links.ProgramLink.open(
+            program, self.daemon.root, env, SystemClock(), lambda method, params: None
+        )
+        self.assertEqual(len(marked(mark)), 1)
+        with mock.patch.object(links, "EXIT_SECONDS", 60):
+            closing = asyncio.create_task(link.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
         self.assertEqual(marked(mark), [])
 
     async def test_a_server_that_dies_after_a_while_is_started_again(self) -> None:
