@@ -162,7 +162,7 @@ class Server:
         if config.type == "http":
             return WebLink(client, self._clock, self._hear)
         try:
-            return await EventLink.open(client, self._clock, config.timeout, self._hear)
+            return await EventLink.open(client, self._clock, self._hear)
         except BaseException:
             await client.aclose()
             raise
