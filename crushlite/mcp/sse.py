@@ -75,7 +75,7 @@ class _PostingWriter:
         lines, self._lines = self._lines, []
         for line in lines:
             try:
-                await self._client.post(line.strip(), target=self._target)
+                await self._client.post(line.strip(), self._target)
             except (ClientError, ServerError, RpcError, ValueError) as error:
                 raise ConnectionError(str(error)) from None
 

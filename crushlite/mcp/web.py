@@ -13,6 +13,7 @@ import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ..clock import time_limit
 from ..errors import BadRequest
@@ -55,6 +56,8 @@ class WebClient:
         except BadRequest as error:
             raise ServerError(f"url: {error.message}") from None
         self.url = url
+        path = urlsplit(url).path
+        self._target = self._endpoint.target("/" if not path or path.endswith("/") else "")
         given = [(name, value) for name, value in headers if name.lower() not in _OWN]
         self._client = HTTPClient(
             self._endpoint,
@@ -68,26 +71,20 @@ class WebClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self,
-        method: str,
-        *,
-        body: bytes = b"",
-        headers: Iterable[tuple[str, str]] = (),
-        target: str = "",
+        self, method: str, *, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()
     ) -> AsyncIterator[StreamResponse]:
         """Without a limit of time. Raises ClientError."""
-        where = target or self._endpoint.target() or "/"
         async with self._client.stream(
-            method, where, body=body, headers=headers, timeout=None
+            method, self._target, body=body, headers=headers, timeout=None
         ) as response:
             yield response
 
-    async def post(self, body: bytes, *, target: str = "") -> None:
-        """Post a message whose answer comes elsewhere. Raises ClientError or ServerError."""
+    async def post(self, body: bytes, target: str) -> None:
+        """Post a message whose answer comes elsewhere. Raises ClientError, ServerError or
+        RpcError."""
         headers = (("Content-Type", "application/json"), _ACCEPT)
-        where = target or self._endpoint.target() or "/"
         answer = await self._client.request(
-            "POST", where, body=body, headers=headers, timeout=POST_SECONDS, limit=ERROR_BYTES
+            "POST", target, body=body, headers=headers, timeout=POST_SECONDS, limit=ERROR_BYTES
         )
         if not 200 <= answer.status < 300:
             raise refusal(answer.status, answer.body)

@@ -23,6 +23,7 @@ class WebServer:
         self.status = status  # answered to everything, if it is not 0
         self.sessions: set[str] = set()
         self.heads: list[dict[str, str]] = []
+        self.paths: list[str] = []
 
     async def __aenter__(self) -> WebServer:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -40,6 +41,7 @@ class WebServer:
             fields = [line.partition(": ") for line in head[1:] if line]
             headers = {name.lower(): value for name, _, value in fields}
             self.heads.append(headers)
+            self.paths.append(head[0].split()[1])
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             writer.write(self._answer(head[0].split()[0], headers, body))
             await writer.drain()
@@ -78,10 +80,10 @@ def _response(status: int, body: bytes, kind: str, more: str = "") -> bytes:
 
 
 class WebTests(McpTestCase):
-    async def connect(self, server: WebServer, **more: Any) -> Server:
-        """The server, after one attempt to reach it."""
+    async def connect(self, server: WebServer, below: str = "", **more: Any) -> Server:
+        """The server, after one attempt to reach it. `below` is added to its address."""
         await self.enterAsyncContext(server)
-        self.configure(mcp={"web": {"type": "http", "url": server.url, **more}})
+        self.configure(mcp={"web": {"type": "http", "url": server.url + below, **more}})
         self.anna = await self.join(self.folder(f"p{len(self.model.requests)}-{id(server)}"))
         (found,) = await self.ready(self.anna, "web")
         return found
@@ -111,6 +113,13 @@ class WebTests(McpTestCase):
         names = ("mcp-protocol-version", "mcp-method", "mcp-name")
         self.assertEqual(tuple(last[name] for name in names), wanted)
         self.assertNotIn("mcp-session-id", last)
+
+    async def test_the_address_is_used_as_it_is_written(self) -> None:
+        for below in ("", "/", "/?a=b", "/x?a=b"):
+            served = WebServer()
+            web = await self.connect(served, below)
+            self.assertEqual((web.state, web.error), ("connected", ""))
+            self.assertEqual(set(served.paths), {f"/mcp{below}"})
 
     async def test_refusals_are_explained(self) -> None:
         for status, state, words in (
