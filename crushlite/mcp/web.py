@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 POST_SECONDS = 30.0  # for a message that is not answered
+MOST_REPLIES = 16  # that are being posted; more requests of the server are not read meanwhile
+END_SECONDS = 2.0  # for the server to take the end of its session
 ERROR_BYTES = 64 * 1024
 ERROR_CHARS = 300
 _OWN = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-type"})
@@ -171,7 +173,12 @@ class WebLink:
             kind = (response.headers.get("content-type") or "").partition(";")[0].strip().lower()
             if kind == "text/event-stream":
                 return await self._events(response, message["id"])
-            return _result(await _read(await response.read(FRAME_BYTES)), message["id"])
+            body = await response.read(FRAME_BYTES)
+        try:
+            answer = await _read(body)
+        except NotJSON as error:
+            raise PeerGone(f"the answer is no message: {error}") from None
+        return _result(answer, message["id"])
 
     async def _events(self, response: StreamResponse, number: int | None) -> JSON:
         """Read an event stream until the answer to this request; to its end if that is None."""
@@ -180,9 +187,14 @@ class WebLink:
             for event in parser.feed(chunk):
                 if event.event != "message" or not event.data.strip():
                     continue
-                message = await _read(event.data.encode())
+                try:
+                    message = await _read(event.data.encode())
+                except NotJSON:
+                    continue  # as noise on the output of a program
                 if isinstance(message, dict) and isinstance(message.get("method"), str):
                     self._hear(message)
+                    while len(self._tasks) >= MOST_REPLIES:
+                        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 elif number is not None and _is_answer(message, number):
                     return _result(message, number)
         raise PeerGone("the stream ended without an answer")
@@ -283,14 +295,16 @@ class WebLink:
             self.gone.set_result("the connection was closed")
         for task in list(self._tasks):
             task.cancel()
-        if self._session:
-            with contextlib.suppress(ClientError, OSError, ValueError, TimeoutError):
-                async with (
-                    time_limit(self._clock, 2.0),
-                    self._client.stream("DELETE", headers=self._standing()),
-                ):
-                    pass
-        await self._client.aclose()
+        try:
+            if self._session:
+                with contextlib.suppress(ClientError, OSError, ValueError, TimeoutError):
+                    async with (
+                        time_limit(self._clock, END_SECONDS),
+                        self._client.stream("DELETE", headers=self._standing()),
+                    ):
+                        pass
+        finally:
+            await self._client.aclose()
 
 
 async def _quiet(work: Coroutine[Any, Any, None]) -> None:
@@ -305,13 +319,10 @@ async def _written(message: dict[str, Any]) -> bytes:
 
 
 async def _read(body: bytes) -> JSON:
-    """Raises PeerGone for what is no message."""
-    try:
-        if len(body) > LARGE:
-            return await asyncio.to_thread(values.read, body)
-        return values.read(body)
-    except NotJSON as error:
-        raise PeerGone(f"the answer is no message: {error}") from None
+    """Raises NotJSON."""
+    if len(body) > LARGE:
+        return await asyncio.to_thread(values.read, body)
+    return values.read(body)
 
 
 def _is_answer(message: JSON, number: int) -> bool:

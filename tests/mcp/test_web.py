@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+from crushlite.mcp.web import MOST_REPLIES
 from tests.support.mcp import McpTestCase
 from tests.support.mcp_server import ScriptedServer
 
@@ -24,6 +25,8 @@ class WebServer:
         self.sessions: set[str] = set()
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
+        self.first = b""  # what comes before the events of an answer to a call
+        self.open = self.most_open = 0  # connections
 
     async def __aenter__(self) -> WebServer:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -36,6 +39,8 @@ class WebServer:
         await self._listener.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        self.most_open = max(self.open, self.most_open)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             fields = [line.partition(": ") for line in head[1:] if line]
@@ -48,6 +53,7 @@ class WebServer:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.open -= 1
             writer.close()
 
     def _answer(self, method: str, headers: dict[str, str], body: bytes) -> bytes:
@@ -68,6 +74,7 @@ class WebServer:
             return _response(202, b"", "application/json")
         if self.streamed:
             events = b"id: 1\ndata: \n\n: comment\n\n"
+            events += self.first if message["method"] == "tools/call" else b""
             events += b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in self.sent)
             return _response(200, events, "text/event-stream", more)
         status = 400 if "error" in self.sent[-1] else 200
@@ -102,6 +109,17 @@ class WebTests(McpTestCase):
             served.sessions = {"other"}
             self.assertEqual((await web.call("echo", {"text": "b"})).text, "b")
             self.assertEqual(web.state, "connected")
+
+    async def test_noise_and_many_requests_of_the_server_before_an_answer(self) -> None:
+        served = WebServer(streamed=True)
+        web = await self.connect(served)
+        asked = [{"jsonrpc": "2.0", "id": number, "method": "ping"} for number in range(300)]
+        events = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in asked)
+        served.first = b"data: no message\n\n" + events
+        before = len(served.heads)
+        self.assertEqual((await web.call("echo", {"text": "a"})).text, "a")
+        self.assertGreater(len(served.heads), before + 300 - MOST_REPLIES)
+        self.assertLess(served.most_open, 2 * MOST_REPLIES)
 
     async def test_modern_servers_get_what_is_asked_for_as_headers(self) -> None:
         served = WebServer("modern")
