@@ -10,6 +10,7 @@ from ..agent.base import ToolAnswer, ToolMedia
 MOST_PARTS = 1000
 MOST_MEDIA = 20
 MOST_CHARS = 32 << 20  # of the text of one answer
+TYPE_CHARS = 100
 
 
 def tool_answer(result: dict[str, Any]) -> ToolAnswer:
@@ -54,7 +55,9 @@ def _read(parts: list[Any]) -> tuple[list[str], list[ToolMedia]]:
 
 
 def _media(kind: Any, data: Any) -> list[ToolMedia]:
-    return [ToolMedia(kind, data)] if isinstance(kind, str) and isinstance(data, str) else []
+    if not isinstance(kind, str) or not isinstance(data, str):
+        return []
+    return [ToolMedia(kind[:TYPE_CHARS], data)]  # the model is told the type of what is not shown
 
 
 def _resource(resource: dict[str, Any]) -> tuple[str, list[ToolMedia]]:
@@ -77,7 +80,8 @@ def resource_answer(contents: list[dict[str, Any]]) -> ToolAnswer:
 def prompt_text(result: dict[str, Any]) -> str:
     """The messages of a prompt as one text."""
     messages = result.get("messages")
-    contents = [m.get("content") for m in messages or () if isinstance(m, dict)]
+    listed = messages if isinstance(messages, list) else []
+    contents = [each.get("content") for each in listed if isinstance(each, dict)]
     parts = [part for each in contents for part in (each if isinstance(each, list) else [each])]
     texts, _ = _read(parts)
     return "\n".join(texts)[:MOST_CHARS]

@@ -59,7 +59,7 @@ def read_tools(
     left_out: list[str] = []
     for item in items:
         name = item.get("name") if isinstance(item, dict) else None
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS:
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS or not name.isprintable():
             left_out.append("a tool without a usable name")
         elif not wanted(name) or name in tools:
             continue

@@ -308,7 +308,8 @@ class Server:
         """The contents of a resource. Raises CrushliteError."""
         result = await self._ask("resources/read", {"uri": uri}, READ_SECONDS)
         contents = result.get("contents")
-        return [each for each in contents or () if isinstance(each, dict)]
+        listed = contents if isinstance(contents, list) else []
+        return [each for each in listed if isinstance(each, dict)]
 
     async def _ask(self, method: str, params: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Ask a server, which is started for that once if it does not run."""
