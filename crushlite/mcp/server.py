@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import time_limit, wait_at_most
 from ..errors import CrushliteError
-from ..jsonrpc.errors import PeerError, PeerGone
+from ..jsonrpc.errors import PeerError, PeerGone, PeerTimeout
 from ..protocol.features import McpEvent
 from ..records import dataclass
 from .content import prompt_text, tool_answer
@@ -181,7 +181,11 @@ class Server:
         ended meanwhile: what it offered was withdrawn then, and stays so."""
         found: list[Any] = []
         if session.has(what):
-            found = await session.list(f"{what}/list", what, seconds=seconds)
+            try:
+                async with time_limit(self._clock, seconds):
+                    found = await session.list(f"{what}/list", what)
+            except TimeoutError:
+                raise PeerTimeout(f"{what}/list was not done within {seconds:g} seconds") from None
         tools = self.tools, self.left_out
         if what == "tools":
             tools = await asyncio.to_thread(read_tools, found, self.config.offers)
@@ -268,12 +272,16 @@ class Server:
             self._relisting.discard(what)
 
     async def refresh(self, what: str) -> None:
-        """Read a list again; a server that does not run is started. Raises CrushliteError."""
+        """Read a list again; a server that does not run is started. Raises ServerError."""
         session = self._session
         if session is None:
             self.start()
             return
-        if await self._read_list(session, what, self.config.timeout):
+        try:
+            changed = await self._read_list(session, what, self.config.timeout)
+        except PeerError as error:
+            raise ServerError(self._settings.redact(error.message)) from None
+        if changed:
             self._settings.changed()
             self._publish(f"{what}_list_changed")
 
@@ -334,7 +342,11 @@ class Server:
             self.start()
             await self.settled(self.config.timeout + CLOSE_SECONDS)
         if self._session is None:
-            reason = self.error or ("it is disabled" if self.config.disabled else "it has ended")
+            reason = self.error or "it has ended"
+            if self.config.disabled:
+                reason = "it is disabled"
+            elif self._connecting is not None:
+                reason = "it is still being started: try again later"
             raise ServerError(f"{self._named} cannot be used: {self._told(reason)}")
         return self._session
 

@@ -14,6 +14,7 @@ from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
 from crushlite.mcp import links, server as server_module
 from crushlite.mcp.items import read_tools
+from crushlite.mcp.session import McpSession
 from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
@@ -189,6 +190,23 @@ class CallingTests(McpTestCase):
             with self.assertRaisesRegex(CrushliteError, "ended"):
                 await refreshing
         self.assertEqual((server.state, server.tools), ("error", ()))
+
+    async def test_the_pages_of_a_list_have_one_limit_of_time(self) -> None:
+        self.configure(mcp={"s": scripted(timeout=1)})
+        anna = await self.join(self.folder("other"))
+        server = await self.connected(anna, "s")
+        pages = iter(range(1000))
+
+        async def slow_page(*asked: Any, **more: Any) -> dict[str, Any]:
+            await asyncio.sleep(0.02)
+            return {"tools": [], "nextCursor": str(next(pages))}
+
+        with (
+            mock.patch.object(McpSession, "request", slow_page),
+            self.assertRaisesRegex(CrushliteError, "tools/list was not done within 1 seconds"),
+        ):
+            await server.refresh("tools")
+        self.assertTrue(server.tools, "the list before still counts")
 
     async def test_prompts_and_resources(self) -> None:
         anna = await self.join(yolo=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+from crushlite.errors import CrushliteError
 from crushlite.mcp.web import MOST_REPLIES
 from tests.support.mcp import McpTestCase
 from tests.support.mcp_server import ScriptedServer
@@ -58,7 +59,8 @@ class WebServer:
 
     def _answer(self, method: str, headers: dict[str, str], body: bytes) -> bytes:
         if self.status:
-            return _response(self.status, b"go away", "text/plain")
+            seen = headers.get("x-token", "")
+            return _response(self.status, f"go away {seen}".encode(), "text/plain")
         if method != "POST":
             return _response(405, b"", "text/plain")
         message = json.loads(body)
@@ -148,3 +150,15 @@ class WebTests(McpTestCase):
             web = await self.connect(WebServer(status=status))
             self.assertEqual(web.state, state)
             self.assertIn(words, web.error)
+
+    async def test_what_a_server_repeats_of_its_headers_is_told_to_nobody(self) -> None:
+        served = WebServer()
+        web = await self.connect(served, headers={"X-Token": "private-0001"})
+        served.status = 500
+        refused = await self.anna.call("POST", "/mcp/refresh-tools", {"name": "web"})
+        self.assertEqual(refused.status, 400)
+        with self.assertRaises(CrushliteError) as failed:
+            await web.call("echo", {"text": "a"})
+        told = [str(refused.json), failed.exception.message, str(await self.states(self.anna))]
+        self.assertIn("500: go away [redacted]", told[0])
+        self.assertFalse([text for text in told if "private-0001" in text])
