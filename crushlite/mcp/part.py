@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..clock import all_done
 from ..errors import NotFound
 from ..wing import WorkspacePart
-from .naming import safe_name
+from .naming import reserved_for_others, safe_name
 from .server import CLOSE_SECONDS, Server, ServerSettings
 from .tools import ListResources, ReadResource, ServerTool
 
@@ -135,8 +135,9 @@ class McpPart(WorkspacePart):
         """All tools, by server and name: the order depends on nothing else."""
         found: dict[str, OfferedTool] = {}
         for server in self.servers:
+            reserved = reserved_for_others(server.name, self._servers)
             for tool in server.tools:
-                name = safe_name(server.name, tool.name, found)
+                name = safe_name(server.name, tool.name, found, reserved)
                 found.setdefault(name, ServerTool(name, server, tool))
         readable = [server for server in self.servers if server.has_resources]
         more = [ListResources(readable), ReadResource(readable)] if readable else []

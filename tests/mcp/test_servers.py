@@ -13,7 +13,7 @@ from crushlite.clock import SystemClock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
 from crushlite.mcp import links, server as server_module
-from crushlite.mcp.items import read_tools
+from crushlite.mcp.items import ToolInfo, read_tools
 from crushlite.mcp.session import McpSession
 from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
@@ -230,6 +230,18 @@ class CallingTests(McpTestCase):
         found = [part["content"] for part in results(await anna.messages(session))]
         self.assertEqual(found, ["s: mem://a a text/plain", "hello"])
         self.assertIn("Call echo to be repeated.", str(self.model.requests[0]["messages"][0]))
+
+
+class NamesTests(McpTestCase):
+    servers = {"a": scripted(), "a_b": {"command": "x", "disabled": True}}
+
+    async def test_the_names_of_a_server_that_does_not_run_stay_its_own(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "a")
+        server.tools = tuple(ToolInfo(name, "", {}, True) for name in ("b_echo", "echo"))
+        offered = [tool.name for tool in self.part(anna)._offers()]
+        self.assertIn("mcp_a_echo", offered)
+        self.assertNotIn("mcp_a_b_echo", offered)
 
 
 class WaitingTests(McpTestCase):

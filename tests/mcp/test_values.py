@@ -8,7 +8,7 @@ from typing import Any
 
 from crushlite.mcp.content import TYPE_CHARS, prompt_text, tool_answer
 from crushlite.mcp.items import read_prompts, read_tools
-from crushlite.mcp.naming import MOST_CHARS, safe_name
+from crushlite.mcp.naming import MOST_CHARS, reserved_for_others, safe_name
 from crushlite.mcp.schemas import BadSchema, acceptable
 
 
@@ -27,6 +27,17 @@ class NamingTests(unittest.TestCase):
             self.assertNotIn(name, taken)
             self.assertLessEqual(len(name), MOST_CHARS)
             taken.add(name)
+
+    def test_a_server_cannot_take_the_name_of_another_one_s_tool(self) -> None:
+        servers = ["git", "git_hub", "git.hub", "x"]
+
+        def name(server: str, tool: str) -> str:
+            return safe_name(server, tool, (), reserved_for_others(server, servers))
+
+        self.assertEqual(name("git_hub", "find"), "mcp_git_hub_find")
+        self.assertEqual(name("git", "find"), "mcp_git_find")
+        for server, tool in (("git", "hub_find"), ("git.hub", "find")):
+            self.assertRegex(name(server, tool), r"\Amcp_git_hub_find_[0-9a-f]{8}\Z")
 
 
 class SchemaTests(unittest.TestCase):
