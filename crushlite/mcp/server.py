@@ -233,8 +233,10 @@ class Server:
             self.start()
 
     async def _listen(self, session: McpSession) -> None:
-        """Hear of changes over a stream of its own, if the server tells of any that way."""
-        if not any(map(session.tells, _LISTS)):
+        """Hear of changes over a stream of its own, if the server tells of any that way. When that
+        is opened again, the lists are read again: they may have changed meanwhile."""
+        told = set(filter(session.tells, _LISTS))
+        if not told:
             return
         pause = HEAR_SECONDS[0]
         while True:
@@ -243,6 +245,8 @@ class Server:
             except PeerError:
                 await self._clock.sleep(pause)
                 pause = min(2 * pause, HEAR_SECONDS[1])
+                self._changed |= told
+                self._follow_changes()
 
     def _hear(self, method: str, params: dict[str, Any]) -> None:
         """A notification of the server. It may come before the server counts as connected, right

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.errors import CrushliteError
+from crushlite.mcp import server as server_module
 from crushlite.mcp.web import MOST_REPLIES
 from tests.support.mcp import McpTestCase
 from tests.support.mcp_server import ScriptedServer
@@ -133,6 +135,14 @@ class WebTests(McpTestCase):
         names = ("mcp-protocol-version", "mcp-method", "mcp-name")
         self.assertEqual(tuple(last[name] for name in names), wanted)
         self.assertNotIn("mcp-session-id", last)
+
+    async def test_a_change_while_no_stream_of_notifications_is_open_is_seen(self) -> None:
+        served = WebServer("modern")  # ends such a stream at once
+        with mock.patch.object(server_module, "HEAR_SECONDS", (0.1, 0.1)):
+            web = await self.connect(served)
+            served.server.tools.append({"name": "learnt"})
+            await self.anna.events.wait_for("mcp_event", type="tools_list_changed")
+        self.assertIn("learnt", [tool.name for tool in web.tools])
 
     async def test_the_address_is_used_as_it_is_written(self) -> None:
         for below in ("", "/", "/?a=b", "/x?a=b"):
