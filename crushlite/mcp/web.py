@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from ..clock import time_limit
 from ..errors import BadRequest
-from ..http.client import ClientError, HTTPClient
-from ..http.sse import SSEParser, SSETooLong
+from ..http.client import ClientError, ConnectFailed, HTTPClient
+from ..http.sse import SSEParser
 from ..jsonrpc import values
-from ..jsonrpc.errors import PeerGone, PeerTimeout, RpcError
+from ..jsonrpc.errors import PeerError, PeerGone, PeerTimeout, RpcError
 from ..outbound.connecting import USER_AGENT
 from ..outbound.endpoint import Endpoint
 from ..protocol.codec import LARGE, NotJSON
@@ -158,8 +158,8 @@ class WebLink:
         except asyncio.CancelledError:
             self._give_up(number, cancellable=cancellable)
             raise
-        except (ClientError, OSError, SSETooLong, ValueError) as error:
-            raise PeerGone(str(error)) from None
+        except (ClientError, OSError, ValueError) as error:
+            raise _broken(error) from None
 
     async def _exchange(self, message: dict[str, Any]) -> JSON:
         body = await _written(message)
@@ -177,7 +177,7 @@ class WebLink:
         try:
             answer = await _read(body)
         except NotJSON as error:
-            raise PeerGone(f"the answer is no message: {error}") from None
+            raise ServerError(f"the answer is no message: {error}") from None
         return _result(answer, message["id"])
 
     async def _events(self, response: StreamResponse, number: int | None) -> JSON:
@@ -197,7 +197,7 @@ class WebLink:
                         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 elif number is not None and _is_answer(message, number):
                     return _result(message, number)
-        raise PeerGone("the stream ended without an answer")
+        raise ServerError("the stream ended without an answer")
 
     def _hear(self, message: dict[str, Any]) -> None:
         """A request or a notification of the server."""
@@ -231,7 +231,7 @@ class WebLink:
         except TimeoutError:
             raise PeerTimeout(f"a message was not taken in {POST_SECONDS:g} seconds") from None
         except (ClientError, OSError, ValueError) as error:
-            raise PeerGone(str(error)) from None
+            raise _broken(error) from None
 
     async def listen(self) -> None:
         """Legacy servers may send notifications over a stream that is got."""
@@ -242,8 +242,8 @@ class WebLink:
             async with self._client.stream("GET", headers=headers) as response:
                 if response.status == 200:
                     await self._events(response, None)
-        except (ClientError, OSError, SSETooLong, ValueError) as error:
-            raise PeerGone(str(error)) from None
+        except (ClientError, OSError, ValueError) as error:
+            raise _broken(error) from None
 
     async def _check(self, response: StreamResponse) -> None:
         try:
@@ -274,12 +274,7 @@ class WebLink:
 
     def _give_up(self, number: int, *, cancellable: bool) -> None:
         if cancellable and not self._modern and not self.gone.done():
-            params = {"requestId": number}
-            self._spawn(self._notify_quietly("notifications/cancelled", params))
-
-    async def _notify_quietly(self, method: str, params: dict[str, Any]) -> None:
-        with contextlib.suppress(PeerGone, PeerTimeout, RpcError, ServerError):
-            await self.notify(method, params)
+            self._spawn(self.notify("notifications/cancelled", {"requestId": number}))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_quiet(work))
@@ -307,8 +302,14 @@ class WebLink:
             await self._client.aclose()
 
 
+def _broken(error: Exception) -> PeerGone | ServerError:
+    """The error for an exchange that failed. Only a server that cannot be connected to is gone: the
+    other exchanges have connections of their own, and go on."""
+    return (PeerGone if isinstance(error, ConnectFailed) else ServerError)(str(error))
+
+
 async def _quiet(work: Coroutine[Any, Any, None]) -> None:
-    with contextlib.suppress(PeerGone, PeerTimeout, RpcError, ServerError):
+    with contextlib.suppress(PeerError):
         await work
 
 
@@ -330,9 +331,9 @@ def _is_answer(message: JSON, number: int) -> bool:
 
 
 def _result(message: JSON, number: int) -> JSON:
-    """The result in an answer. Raises RpcError or PeerGone."""
+    """The result in an answer. Raises RpcError or ServerError."""
     if not isinstance(message, dict) or not _is_answer(message, number):
-        raise PeerGone("the answer is not one to this request")
+        raise ServerError("the answer is not one to this request")
     error = message.get("error")
     if isinstance(error, dict):
         code, said = error.get("code"), error.get("message")

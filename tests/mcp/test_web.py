@@ -72,6 +72,8 @@ class WebServer:
             more = f"Mcp-Session-Id: {sorted(self.sessions)[-1]}\r\n"
         elif self.sessions and headers.get("mcp-session-id") not in self.sessions:
             return _response(404, b"{}", "application/json")
+        if (message.get("params") or {}).get("name") == "hang":
+            return b""
         self.sent.clear()
         self.server.handle(message)
         if "id" not in message or not self.sent:
@@ -124,6 +126,20 @@ class WebTests(McpTestCase):
         self.assertEqual((await web.call("echo", {"text": "a"})).text, "a")
         self.assertGreater(len(served.heads), before + 300 - MOST_REPLIES)
         self.assertLess(served.most_open, 2 * MOST_REPLIES)
+
+    async def test_a_call_whose_connection_breaks_costs_no_other(self) -> None:
+        served = WebServer()
+        web = await self.connect(served)
+        with self.assertRaisesRegex(CrushliteError, "the connection"):
+            await web.call("hang", {})
+        self.assertEqual((web.state, bool(web.tools)), ("connected", True))
+        self.assertEqual((await web.call("echo", {"text": "a"})).text, "a")
+        methods = [message["method"] for message in served.server.seen]
+        self.assertEqual(methods.count("initialize"), 1)
+        await served.__aexit__()
+        with self.assertRaisesRegex(CrushliteError, "is gone: cannot connect"):
+            await web.call("echo", {"text": "a"})
+        self.assertEqual((web.state, web.tools), ("error", ()))
 
     async def test_modern_servers_get_what_is_asked_for_as_headers(self) -> None:
         served = WebServer("modern")
