@@ -46,6 +46,7 @@ HEAR_SECONDS = 5.0, 300.0  # pauses before a stream of notifications is opened a
 CLOSE_SECONDS = 10.0
 GONE_SECONDS = 2.0  # to learn how a program has ended
 _LISTS = ("tools", "prompts", "resources")
+_NOT_READY = {"disabled": "it is disabled", "starting": "it is still starting: try again later"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +302,7 @@ class Server:
 
     def _withdraw(self) -> None:
         self.tools, self.prompts, self.resources, self.left_out = (), (), (), ()
-        self.has_resources = False
+        self.instructions, self.has_resources = "", False
 
     # Asking --------------------------------------------------------------------------------------
 
@@ -346,11 +347,8 @@ class Server:
             self.start()
             await self.settled(self.config.timeout + CLOSE_SECONDS)
         if self._session is None:
-            reason = self.error or "it has ended"
-            if self.config.disabled:
-                reason = "it is disabled"
-            elif self._connecting is not None:
-                reason = "it is still being started: try again later"
+            why = "" if self._closed else _NOT_READY.get(self.state)
+            reason = self.error or why or "it has ended"
             raise ServerError(f"{self._named} cannot be used: {self._told(reason)}")
         return self._session
 

@@ -15,6 +15,7 @@ from crushlite.errors import CrushliteError
 from crushlite.mcp import links, server as server_module
 from crushlite.mcp.items import ToolInfo, read_tools
 from crushlite.mcp.session import McpSession
+from crushlite.mcp.wing import STARTING
 from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
@@ -135,6 +136,7 @@ class CallingTests(McpTestCase):
         with self.assertRaisesRegex(CrushliteError, "exited with code 3\nabout to die"):
             await server.call("die", {})
         self.assertEqual((server.state, server.tools), ("error", ()))
+        self.assertEqual(self.part(anna).instructions(), [])
         await anna.events.wait_for("mcp_event", name="s", state="error")
         self.assertEqual((await server.call("echo", {"text": "back"})).text, "back")
         self.assertEqual(server.state, "connected")
@@ -190,6 +192,20 @@ class CallingTests(McpTestCase):
             with self.assertRaisesRegex(CrushliteError, "ended"):
                 await refreshing
         self.assertEqual((server.state, server.tools), ("error", ()))
+
+    async def test_a_call_says_that_its_server_still_waits_for_its_turn_to_start(self) -> None:
+        self.configure(mcp={"s": scripted(timeout=1)})
+        anna = await self.join(self.folder("other"))
+        server = await self.connected(anna, "s")
+        with self.assertRaises(CrushliteError):
+            await server.call("die", {})
+        for _ in range(STARTING):
+            await server._settings.starting.acquire()
+        with (
+            mock.patch.object(server_module, "CLOSE_SECONDS", -0.9),
+            self.assertRaisesRegex(CrushliteError, "it is still starting"),
+        ):
+            await server.call("echo", {"text": "a"})
 
     async def test_the_pages_of_a_list_have_one_limit_of_time(self) -> None:
         self.configure(mcp={"s": scripted(timeout=1)})
