@@ -1,4 +1,4 @@
-"""What a server's answers hold, as texts and media for the agent."""
+"""The answers of a server as texts and media for the agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TYPE_CHARS = 100
 
 
 def tool_answer(result: dict[str, Any]) -> ToolAnswer:
-    """The answer to a call. May take long for a large one: call it in a thread."""
+    """What the agent gets for the result of `tools/call`. May take long for a large one: call it in
+    a thread."""
     if result.get("resultType") == "input_required":
         return ToolAnswer(
             "the server asks for input of the user, which this client cannot give: call the tool "
@@ -61,7 +62,7 @@ def _media(kind: Any, data: Any) -> list[ToolMedia]:
 
 
 def _resource(resource: dict[str, Any]) -> tuple[str, list[ToolMedia]]:
-    """The text of a resource, or what it holds else."""
+    """The text and the images of a resource. Other data are not shown: the text says so."""
     if isinstance(resource.get("text"), str):
         return resource["text"], []
     kind = resource.get("mimeType")

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_SERVERS = 100
-HEADLESS_SECONDS = 30.0  # that a prompt which nobody attends waits for servers that start
+HEADLESS_SECONDS = 30.0  # that a prompt without an attending user waits for servers that start
 DEAD_SECONDS = 3.0  # that the next step of a turn waits for a server that has just died
 RETRY_SECONDS = 30.0  # before a prompt lets a server that has failed be started again
 
 
 class McpPart(WorkspacePart):
-    """Follows the configuration: servers that it does not change stay as they are."""
+    """Starts and ends servers as the configuration changes; those whose section is the same stay
+    as they are."""
 
     def __init__(
         self,
@@ -110,8 +111,10 @@ class McpPart(WorkspacePart):
     # For the agent -------------------------------------------------------------------------------
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """What is ready. If nobody attends, servers that start are waited for, once in a run; else
-        only, and briefly, those that have died a moment ago: mostly in a call of this turn."""
+        """The tools of the servers that are connected. Starts servers that have failed, and waits
+        for those that died a moment ago, mostly in a call of this turn: DEAD_SECONDS at most. If no
+        user attends the turn, waits for HEADLESS_SECONDS at most, and at its first step for all
+        servers that start."""
         now = self._clock.time()
         awaited: list[Server] = []
         if not turn.interactive and turn.run_id not in self._waited:

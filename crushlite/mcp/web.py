@@ -75,7 +75,8 @@ class WebClient:
     async def stream(
         self, method: str, *, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()
     ) -> AsyncIterator[StreamResponse]:
-        """Without a limit of time. Raises ClientError."""
+        """Send a request and read the answer as it comes, without a limit of time. Raises
+        ClientError, and ValueError for what cannot be sent."""
         async with self._client.stream(
             method, self._target, body=body, headers=headers, timeout=None
         ) as response:
@@ -92,7 +93,7 @@ class WebClient:
             raise refusal(answer.status, answer.body)
 
     async def check(self, response: StreamResponse) -> None:
-        """Raise what the answer says if it is no good one: RpcError or ServerError."""
+        """Raise RpcError or ServerError, with what the answer says, unless its status is 2xx."""
         if 200 <= response.status < 300:
             return
         body = bytearray()
@@ -181,7 +182,8 @@ class WebLink:
         return _result(answer, message["id"])
 
     async def _events(self, response: StreamResponse, number: int | None) -> JSON:
-        """Read an event stream until the answer to this request; to its end if that is None."""
+        """Read an event stream until the answer to this request; to its end if `number` is None.
+        Raises ServerError if the stream ends before."""
         parser = SSEParser(line_limit=FRAME_BYTES)
         async for chunk in response:
             for event in parser.feed(chunk):
@@ -219,7 +221,7 @@ class WebLink:
         await self._post({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def _post(self, message: dict[str, Any]) -> None:
-        """Send a message that has no answer."""
+        """Send a message that has no answer. Raises PeerError."""
         try:
             async with (
                 time_limit(self._clock, POST_SECONDS),
@@ -234,7 +236,8 @@ class WebLink:
             raise _broken(error) from None
 
     async def listen(self) -> None:
-        """Legacy servers may send notifications over a stream that is got."""
+        """Open the stream (GET) over which a legacy server sends notifications, and read it until
+        it ends, which raises ServerError. Returns if the server has no such stream."""
         if self._modern:
             return
         headers = (("Accept", "text/event-stream"), *self._standing())
