@@ -248,6 +248,26 @@ class CallingTests(McpTestCase):
         self.assertIn("Call echo to be repeated.", str(self.model.requests[0]["messages"][0]))
 
 
+class ResourceTests(McpTestCase):
+    servers = {"s": scripted(), "t": scripted()}
+
+    async def test_a_grant_for_the_session_covers_the_resources_of_one_server(self) -> None:
+        anna = await self.join()
+        await self.ready(anna)
+        session = await anna.session()
+        reads = [use("read_mcp_resource", server=name, uri="mem://a") for name in "sst"]
+        self.plan = [*reads, DONE]
+        run = await self.prompt(anna, session, "go")
+        for name, action in (("s", "allow_session"), ("t", "deny")):
+            asked = await anna.events.wait_for("permission_request", tool_name="read_mcp_resource")
+            self.assertEqual(asked["params"], {"server": name, "uri": "mem://a"})
+            await anna.grant(asked.payload, action)
+        await self.ended(anna, run)
+        found = [part["content"] for part in results(await anna.messages(session))]
+        self.assertEqual(found[:2], ["hello", "hello"])
+        self.assertNotIn("hello", found[2])
+
+
 class NamesTests(McpTestCase):
     servers = {"a": scripted(), "a_b": {"command": "x", "disabled": True}}
 
