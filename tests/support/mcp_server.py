@@ -195,6 +195,21 @@ class ScriptedServer:
         raise ValueError(-32602, f"Unknown tool: {name}", None)
 
 
+def start_child(path: str) -> None:
+    """Returns when the child is in its session and has written its number."""
+    ready, begun = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
+        os.closerange(0, 3)
+        os.close(begun)
+        threading.Event().wait(1000)
+        os._exit(0)
+    os.close(begun)
+    os.read(ready, 1)  # ends when the child closes its end
+
+
 def main() -> None:  # noqa: C901 - a table of switches
     switches: dict[str, str] = {}
     for word in sys.argv[1:]:
@@ -208,13 +223,8 @@ def main() -> None:  # noqa: C901 - a table of switches
         sys.exit(int(switches.get("exit") or 1))
     if "stubborn" in switches:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "child" in switches and os.fork() == 0:
-        os.setsid()
-        with open(switches["child"], "w") as file:
-            file.write(str(os.getpid()))
-        os.closerange(0, 3)
-        threading.Event().wait(1000)
-        os._exit(0)
+    if "child" in switches:
+        start_child(switches["child"])
 
     def send(message: dict[str, Any]) -> None:
         if "noisy" in switches:
