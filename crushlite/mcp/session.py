@@ -57,13 +57,13 @@ class McpSession:
         )
         return _object(answer, method)
 
-    async def list(self, method: str, key: str, *, seconds: float) -> list[Any]:
-        """All pages of a list. Raises PeerError."""
+    async def list(self, method: str, key: str) -> list[Any]:
+        """All pages of a list, as long as the caller lets it. Raises PeerError."""
         items: list[Any] = []
         cursor: object = None
         for _ in range(MOST_PAGES):
             page = await self.request(
-                method, {"cursor": cursor} if cursor is not None else {}, seconds=seconds
+                method, {"cursor": cursor} if cursor is not None else {}, seconds=None
             )
             found = page.get(key)
             items += found if isinstance(found, list) else []
