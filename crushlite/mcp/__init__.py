@@ -8,4 +8,5 @@ web, sse       the connections over HTTP: streamable HTTP, and the transport of 
 items          what a server lists        tools      tools for the agent
 naming         names that every provider takes       schemas    schemas that every provider takes
 content        what a call gave           errors     what goes wrong
+places         how many servers start at a time
 """

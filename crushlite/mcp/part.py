@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..outbound.proxies import Proxies
     from ..protocol.features import McpEvent
     from ..wing import OpenWorkspace
+    from .places import StartingPlaces
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class McpPart(WorkspacePart):
         workspace: OpenWorkspace,
         profile: FileProfile,
         proxies: Proxies,
-        starting: asyncio.Semaphore,
+        starting: StartingPlaces,
     ) -> None:
         self._profile = profile
         self._hub = workspace.hub

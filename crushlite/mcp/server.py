@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..config import ToolServer
     from ..outbound.proxies import Proxies
     from .links import Link
+    from .places import StartingPlaces
     from .session import McpSession
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class ServerSettings:
     env: Callable[[], Mapping[str, str]]  # for programs
     clock: Clock
     proxies: Proxies
-    starting: asyncio.Semaphore  # held while one starts: the machine has other work
+    starting: StartingPlaces
     redact: Callable[[str], str]  # takes secrets out of a text for people
     publish: Callable[[McpEvent], None]
     changed: Callable[[], None]  # what the servers offer has changed
@@ -121,7 +122,7 @@ class Server:
         link: Link | None = None
         seconds = self.config.timeout
         state, problem, gone = "error", "", False
-        async with self._settings.starting:
+        async with self._settings.starting.place(self._clock):
             try:
                 async with time_limit(self._clock, seconds):
                     link = await self._open()

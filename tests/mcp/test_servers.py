@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.clock import SystemClock
+from crushlite.clock import FakeClock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
 from crushlite.mcp import links, server as server_module, session as session_module
@@ -202,7 +203,7 @@ class CallingTests(McpTestCase):
         with self.assertRaises(CrushliteError):
             await server.call("die", {})
         for _ in range(STARTING):
-            await server._settings.starting.acquire()
+            await self.enterAsyncContext(server._settings.starting.place(FakeClock()))
         with (
             mock.patch.object(server_module, "CLOSE_SECONDS", -0.9),
             self.assertRaisesRegex(CrushliteError, "it is still starting"),

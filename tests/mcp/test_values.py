@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import unittest
 from typing import Any
 
+from crushlite.clock import FakeClock
 from crushlite.mcp.content import TYPE_CHARS, prompt_text, tool_answer
 from crushlite.mcp.items import read_prompts, read_tools
 from crushlite.mcp.naming import MOST_CHARS, reserved_for_others, safe_name
+from crushlite.mcp.places import PLACE_SECONDS, StartingPlaces
 from crushlite.mcp.schemas import BadSchema, acceptable
+
+
+class PlacesTests(unittest.IsolatedAsyncioTestCase):
+    async def test_a_silent_server_delays_another_one_for_a_bounded_time_only(self) -> None:
+        clock, places = FakeClock(), StartingPlaces(1)
+        done = asyncio.Event()
+        started: list[str] = []
+
+        async def start(name: str) -> None:
+            async with places.place(clock):
+                started.append(name)
+                await done.wait()
+
+        tasks = [asyncio.create_task(start(name)) for name in ("silent", "second", "third")]
+        await clock.advance(PLACE_SECONDS - 0.1)
+        self.assertEqual(started, ["silent"])
+        await clock.advance(0.2)
+        self.assertEqual(started, ["silent", "second"])
+        done.set()
+        await asyncio.gather(*tasks)
+        self.assertEqual(len(started), 3)
+        # No place was given back twice.
+        async with places.place(clock):
+            waiting = asyncio.create_task(start("fourth"))
+            await asyncio.sleep(0)
+            self.assertEqual(len(started), 3)
+        await waiting
 
 
 class NamingTests(unittest.TestCase):
