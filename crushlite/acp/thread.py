@@ -116,7 +116,7 @@ class Thread:
             raise RpcError(INTERNAL_ERROR, error.message) from None
         finally:
             self.prompts.remove(prompt)
-            self.view.unexpect(prompt.text)
+            self.view.unexpect(prompt.run_id)
             if not self.prompts:
                 self._idle.set()
         if prompt.is_cancelled or ending.cancelled:
@@ -129,7 +129,7 @@ class Thread:
         """Raises CrushliteError if the prompt was refused, or cannot be sent."""
         workspace = await self.project.workspace()
         prompt.text = await expanded(workspace, prompt.text)
-        self.view.expect(prompt.text)
+        self.view.expect(prompt.run_id, prompt.text)
         fields = self.choices.for_prompt()
         for attempt in range(POSTS):
             if prompt.is_cancelled:
