@@ -117,7 +117,6 @@ class CallTests(unittest.TestCase):
         (done,) = self.view.take(message(ToolResultPart("c", "write", text), role="tool"))
         self.assertLess(len(done["content"][0]["content"]["text"]), 101_000)
 
-
     def test_a_long_output_is_cut_inside_its_fence(self) -> None:
         (shown,) = words.output_content("x" * 200_000)
         lines = shown["content"]["text"].split("\n")
