@@ -364,6 +364,18 @@ def plan_of(todos: Iterable[Todo]) -> Update:
     return {"sessionUpdate": "plan", "entries": entries}
 
 
+def unused_servers(servers: Any) -> str:
+    """A sentence about the tool servers that an editor names, which are not started; empty if it
+    names none."""
+    if not isinstance(servers, list) or not servers:
+        return ""
+    names = [str(one.get("name"))[:40] for one in servers[:10] if isinstance(one, dict)]
+    return (
+        f"{len(servers)} tool servers of the editor are not used ({', '.join(names)}): "
+        "name them under mcp in crush.json"
+    )
+
+
 def session_info(session: Session, cwd: str) -> dict[str, Any]:
     """An entry of a list of sessions."""
     return {
