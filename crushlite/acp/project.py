@@ -117,8 +117,9 @@ class Project:
 
     async def call(self, ask: Callable[[RemoteWorkspace], Awaitable[T]]) -> T:
         """Ask the daemon something that may be asked twice; once more if it was lost meanwhile."""
+        workspace = await self.workspace()
         try:
-            return await ask(await self.workspace())
+            return await ask(workspace)
         except CrushliteError as error:
             if not is_temporary(error):
                 raise

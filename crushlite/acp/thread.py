@@ -146,8 +146,8 @@ class Thread:
                 raise RunFailed("cancelled before it was sent")
             if prompt.is_cancelled:
                 break  # an attempt that was not answered may have arrived: cancel its run
+            workspace = await self.project.workspace()
             try:
-                workspace = await self.project.workspace()
                 await workspace.prompt(
                     self.session_id,
                     prompt.text,
@@ -253,27 +253,31 @@ class Thread:
     async def catch_up(self) -> None:
         """Show what was missed while the daemon could not be reached. Raises CrushliteError."""
         workspace = await self.project.workspace()
+        # Before the messages are read: what a run said that ends later is in events that follow.
+        ended = await self._endings(workspace)
         if self._is_loaded:
             async with self._showing:
                 for message in await workspace.messages(self.session_id):
                     await self.send(self.view.take(message, with_errors=not self.prompts))
             await self.session_changed(await workspace.session(self.session_id))
-        for prompt in list(self.prompts):
-            if not prompt.ended.done():
-                await self._look_after(workspace, prompt)
+        for prompt, ending in ended:
+            self._end(prompt, ending)
         await self.find_requests()
 
-    async def _look_after(self, workspace: RemoteWorkspace, prompt: OpenPrompt) -> None:
-        """Answer a prompt whose run has ended, also one that the daemon has taken without our
-        having read its answer."""
-        try:
-            info = await workspace.run(prompt.run_id)
-        except RunNotFound:
-            if prompt.is_accepted:
-                self._fail(prompt, "the session was deleted")
-            return
-        if info.state == "ended":
-            self._end(prompt, ending_of(info))
+    async def _endings(self, workspace: RemoteWorkspace) -> list[tuple[OpenPrompt, RunComplete]]:
+        """The open prompts whose runs have ended, also those that the daemon has accepted without
+        our having read its answer. Prompts whose runs are gone are answered with an error."""
+        found = []
+        for prompt in list(self.prompts):
+            try:
+                info = await workspace.run(prompt.run_id)
+            except RunNotFound:
+                if prompt.is_accepted:
+                    self._fail(prompt, "the session was deleted")
+                continue
+            if info.state == "ended":
+                found.append((prompt, ending_of(info)))
+        return found
 
     # Options and commands ----------------------------------------------------------------------
 

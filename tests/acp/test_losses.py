@@ -114,6 +114,47 @@ class LostStreamTests(LossCase):
         self.assertEqual(await asked, ENDED)
         self.assertEqual(script.text(), "one two")
 
+    async def test_a_run_that_ends_while_its_messages_are_read_is_answered_after_its_text(
+        self,
+    ) -> None:
+        script, session = await self.thread()
+        asked, run = await self.prompted(script, session)
+        anna = await self.daemon.join()
+
+        async def messages(old: Any, workspace: Any, session_id: str) -> Any:
+            found = await old(workspace, session_id)
+            await run.say("two")
+            run.release()
+            await anna.events.wait_for("run_complete")
+            return found
+
+        self.wrap(RemoteWorkspace, "messages", messages)
+        self.relay.cut()
+        self.assertEqual(await asked, ENDED)
+        self.assertEqual(script.text(), "one two")
+
+    async def test_a_daemon_that_does_not_come_back_is_waited_for_once(self) -> None:
+        script, session = await self.thread()
+        self.replace(project, "LOST_SECONDS", 0.2)
+        waits: list[float] = []
+
+        async def is_connected_within(old: Any, shown: Any, seconds: float) -> Any:
+            waits.append(seconds)
+            return await old(shown, seconds)
+
+        self.wrap(project.Project, "_is_connected_within", is_connected_within)
+        asked, run = await self.prompted(script, session)
+        absent = mock.AsyncMock(side_effect=ConnectionFailed("not there"))
+        self.replace(project, "ensure_daemon", absent)
+        self.relay.cut()
+        with self.assertRaisesRegex(RpcError, "lost"):
+            await asked
+        waits.clear()
+        with self.assertRaisesRegex(RpcError, "lost"):
+            await script.request("session/prompt", **prompt(session))
+        self.assertEqual(waits.count(0.2), 1)
+        run.release()
+
     async def test_a_prompt_is_answered_whose_acceptance_and_end_were_both_lost(self) -> None:
         script, session = await self.thread()
         posts: list[str] = []
