@@ -200,7 +200,8 @@ class Editor(RpcHandler):
         return thread
 
     def _state(self, thread: Thread) -> Params:
-        """What the answer to a new or opened session holds; what follows it is on its way."""
+        """Modes and options, for the answer to a new or opened session. Begins to send the list of
+        commands, too."""
         thread.project.spawn(thread.send_commands())
         return {"modes": thread.choices.modes(), "configOptions": thread.choices.options()}
 
@@ -219,8 +220,9 @@ class Editor(RpcHandler):
         return answer
 
     def _listable(self) -> list[Project]:
-        """Without a directory: those that are open here, else the one we were started in. The
-        user's home and the root are no projects that anybody meant."""
+        """The projects of a request that names no directory: those that are open here, else the
+        one we were started in. Not the user's home or the root: editors start agents there if they
+        have no project."""
         if not self._projects and Path(self._wanted.directory) not in (Path("/"), Path.home()):
             self._project(self._wanted.directory)
         return list(self._projects.values())

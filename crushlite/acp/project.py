@@ -62,6 +62,8 @@ MOST_RETRY_SECONDS = 30.0  # between two attempts to read what was missed, after
 
 
 class Project:
+    """`threads` are the sessions of this directory that the editor shows; events go to them."""
+
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.path = wanted.directory

@@ -366,7 +366,7 @@ class Thread:
         )
 
     def _answered(self, request_id: str) -> None:
-        """From here on there is nothing to withdraw."""
+        """Note that the person has answered: the request is not withdrawn, nor asked again."""
         self._asked.pop(request_id, None)
         self._settled.append(request_id)
 

@@ -69,8 +69,8 @@ class SessionView:
         self.last_finish = ""  # why the last message of the agent ended
 
     def expect(self, run_id: str, text: str) -> None:
-        """A prompt of this editor is about to be sent: `take` shows the message that it becomes to
-        nobody, because the editor has shown it itself."""
+        """A prompt of this editor is about to be sent: `take` gives no update for the message that
+        it becomes, because the editor has shown it itself."""
         self._own[run_id] = text
 
     def unexpect(self, run_id: str) -> None:
