@@ -45,7 +45,7 @@ class TurnGuards:
         self.may_stop = False  # the agent has asked whether the turn may end
         self._parts = parts
         self._author = author
-        self._checked: set[str] = set()  # calls that the parts were asked about
+        self._checked: set[str] = set()  # calls that passed `tool`
         self._approved: set[str] = set()  # calls for which nobody need be asked
         self._must_ask: set[str] = set()  # calls for which users must be asked
         self._refused: set[str] = set()  # calls that did not run
@@ -72,8 +72,20 @@ class TurnGuards:
 
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
         """Ask about a tool call before it runs: the parts in their order, each with the input as
-        the one before left it. The first no ends it."""
-        self._checked.add(call_id)
+        the one before left it. The first no ends it. When it has passed, permissions that are asked
+        for this call are not checked again: the agent knows what it was checked with."""
+        check = await self._check(call_id, name, given)
+        if not check.refusal:
+            self._checked.add(call_id)
+        return check
+
+    async def _check(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
+        """Ask the parts about a call. What they said of an earlier one with this id is forgotten:
+        it may have been about another input."""
+        for some in (self._checked, self._approved, self._must_ask, self._refused):
+            some.discard(call_id)
+        for noted in (self._context, self._shown, self._inputs):
+            noted.pop(call_id, None)
         value = dict(given)
         if self.halted:
             return self._refuse(call_id, value, self.halted, halt=True)
@@ -106,10 +118,12 @@ class TurnGuards:
 
     async def permission(self, request: PermissionRequest) -> Verdict | None:
         """What is decided about a permission before anything else is looked at: a refusal of its
-        tool call, or the approval of this very call. None: nothing."""
+        tool call, or the approval of this very call. None: nothing. Unless the call has passed
+        `tool`, the parts are asked about each request: an agent may ask again for the same call,
+        after a refusal or with another input."""
         call_id = request.tool_call_id
         if call_id not in self._checked or not call_id:
-            check = await self.tool(call_id, request.tool_name, request.params)
+            check = await self._check(call_id, request.tool_name, request.params)
             if check.refusal:
                 return Verdict(False, check.refusal)
             if check.input != request.params:
