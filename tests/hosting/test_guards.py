@@ -122,6 +122,25 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
         for verdict in await asyncio.gather(first, second):
             self.assertEqual(getattr(verdict, "reason", None), "no")
 
+    async def test_what_is_said_of_one_request_counts_for_no_other_of_the_same_call(self) -> None:
+        """Both are checked at the same time, and the one that is allowed is done first."""
+        turned = {"good": asyncio.Event(), "bad": asyncio.Event()}
+
+        class Pausing(WorkspacePart):
+            async def before_tool(self, used: ToolUsed) -> Ruling | None:
+                await turned[used.input["a"]].wait()
+                return Ruling(allowed=True) if used.input["a"] == "good" else None
+
+        some = TurnGuards([Pausing()], Author("s"))
+
+        good = asyncio.create_task(some.permission(asks(a="good")))
+        bad = asyncio.create_task(some.permission(asks(a="bad")))
+        await asyncio.sleep(0)  # both wait for the part
+        turned["good"].set()
+        self.assertTrue(await good)
+        turned["bad"].set()
+        self.assertIsNone(await bad)
+
     async def test_the_end_of_a_turn_is_put_off_a_bounded_number_of_times(self) -> None:
         some = guards(Ruling(denied="go on"))
         said = [await some.stop("") for _ in range(MOST_STOPS + 2)]
