@@ -115,6 +115,8 @@ class AgentTool:
         title = f"{name}: {prompt}" if name else prompt
         async with self._running:
             answer = await call.turn.delegate(call.id, prompt, agent, title=title)
+        if call.turn.halted:
+            return ToolOutcome("the sub-agent was stopped by a hook", is_error=True, stop=True)
         if answer.denied:
             said = f": {answer.text}" if answer.text.strip() else ""
             return ToolOutcome(

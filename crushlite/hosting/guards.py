@@ -62,14 +62,23 @@ class _CheckedCall:
 class TurnGuards:
     """Asks the parts on behalf of one turn, and remembers what they said of its calls."""
 
-    def __init__(self, parts: Sequence[WorkspacePart], author: Author) -> None:
+    def __init__(
+        self, parts: Sequence[WorkspacePart], author: Author, above: TurnGuards | None = None
+    ) -> None:
+        """`above` are the guards of the turn that a sub-agent works for: a halt ends both."""
         self.context = ""  # what the parts add to the prompt
-        self.halted = ""  # why the turn must end; empty if it need not
         self.may_stop = False  # the agent has asked whether the turn may end
         self._parts = parts
         self._author = author
+        self._top = above or self
+        self._halted = ""
         self._calls: dict[str, _CheckedCall] = {}  # until they have a result, by their ids
         self._stops = 0
+
+    @property
+    def halted(self) -> str:
+        """Why the turn must end; empty if it need not."""
+        return self._top._halted
 
     @property
     def hold_prompts(self) -> bool:
@@ -214,7 +223,7 @@ class TurnGuards:
 
     def _heed_halt(self, ruling: Ruling) -> None:
         if ruling.halt:
-            self.halted = ruling.denied or "a hook has halted this turn"
+            self._top._halted = ruling.denied or "a hook has halted this turn"
 
     async def _asked(
         self,

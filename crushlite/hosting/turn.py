@@ -105,7 +105,7 @@ class LiveTurn(TurnCommands, TurnRequests):
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
         author = Author((parent or self).session_id, self.run_id)
-        self._guards = TurnGuards(services.parts, author)
+        self._guards = TurnGuards(services.parts, author, parent._guards if parent else None)
         self._services, self._request = services, request
         self._selected = selected
         self._fold, self._summarize = fold, summarize

@@ -128,6 +128,15 @@ class ToolTests(HookCase):
         await self.turn(client, session, "work")
         self.assertEqual(len(self.plan), 1, "the model was not asked again")
 
+    async def test_a_halt_of_a_sub_agent_ends_the_turn_that_it_works_for(self) -> None:
+        """Else its agent would do itself what the hook has stopped."""
+        client, session, _ = await self.opened({"PreToolUse": [hook("exit 49", "^ls$")]})
+        self.plan = [use("agent", prompt="look"), use("ls", path="."), [Say("never"), End()]]
+        await self.turn(client, session, "work")
+        self.assertEqual(len(self.plan), 1, "no model was asked again")
+        (result,) = await self.results(client, session)
+        self.assertEqual(result["content"], "the sub-agent was stopped by a hook")
+
     async def test_after_a_tool_a_hook_adds_to_its_result(self) -> None:
         after = hook("echo format it >&2; exit 2", "ls")
         client, session, _ = await self.opened({"PostToolUse": [after]})
