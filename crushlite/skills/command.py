@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest
 from ..protocol.features import CommandArgument, CommandInfo
 from ..records import dataclass
-from .frontmatter import split, text_of
+from ..worktree.frontmatter import split, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,8 +12,8 @@ from crushlite.errors import BadRequest
 from crushlite.protocol.features import CommandArgument, CommandInfo
 from crushlite.skills.catalogue import Folders, folders_of, instructions, read
 from crushlite.skills.command import assign, read_command
-from crushlite.skills.frontmatter import split
 from crushlite.skills.skill import read_skill
+from crushlite.worktree.frontmatter import split
 from tests.skills.corpus import CORPUS
 
 
