@@ -117,7 +117,7 @@ def read_agent(path: Path, data: bytes, trust: Trust) -> AgentFile:
     description = " ".join(fields.get("description", "").split())
     if not description or not page.body.strip():
         raise BadRequest("it needs a description in its head, and instructions below it")
-    tools = tuple(re.findall(r"[\w*][\w-]*", fields["tools"])) if "tools" in fields else None
+    tools = _tools(fields["tools"]) if "tools" in fields else None
     return AgentFile(
         path,
         name,
@@ -128,6 +128,12 @@ def read_agent(path: Path, data: bytes, trust: Trust) -> AgentFile:
         digest(data),
         trust,
     )
+
+
+def _tools(text: str) -> tuple[str, ...]:
+    """The names of tools in a list. What stands in parentheses, as in `Bash(git diff:*)`, does
+    not count. A star is all tools only if it stands alone: `mcp__github__*` is no tool's name."""
+    return tuple(re.findall(r"[\w*][\w*-]*", re.sub(r"\([^)]*\)?", " ", text)))
 
 
 def about(files: list[AgentFile]) -> Iterator[str]:

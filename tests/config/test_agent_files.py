@@ -54,6 +54,11 @@ class AgentFileTests(BoundedTestCase):
                 "name: a\ndescription: >\n  x\n  y\ntools:\n  - Read\n  - Grep",
                 ("a", ("Read", "Grep")),
             ),
+            (
+                "description: x\ntools: Bash(git diff:*), mcp__x__*, Read, Edit(*",
+                ("stem", ("Bash", "mcp__x__*", "Read", "Edit")),
+            ),
+            ("description: x\ntools: '*'", ("stem", ("*",))),
             ("\ufeffdescription: x", ("stem", None)),
             ("name: a\r\ndescription: x\r", ("a", None)),
         ):
