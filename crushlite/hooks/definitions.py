@@ -59,12 +59,16 @@ class Hook:
 
 def hooks_of(entries: Iterable[HookEntry]) -> tuple[Hook, ...]:
     """All hooks of a configuration, in its order. The same command for the same event counts once,
-    unless its matcher differs."""
+    unless its matcher differs. If there are too many, one that cannot be run stands for the rest of
+    each event: they may have been meant to forbid something."""
     found: dict[tuple[str, str, str], Hook] = {}
     for entry in entries:
         for hook in _hooks(entry):
-            if len(found) < MOST_HOOKS:
-                found.setdefault((hook.event, hook.command or hook.origin, hook.matcher), hook)
+            key = (hook.event, hook.command or hook.origin, hook.matcher)
+            if key not in found and len(found) >= MOST_HOOKS:
+                problem = f"there are more than {MOST_HOOKS} hooks: remove some"
+                key, hook = (hook.event, "", ""), _broken(entry, "", problem)
+            found.setdefault(key, hook)
     return tuple(found.values())
 
 
