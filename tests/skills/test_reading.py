@@ -161,6 +161,20 @@ class FolderTests(unittest.TestCase):
         only = read(self.folders(skills_dir=str(self.root / "home/mine")), lambda path, data: "")
         self.assertEqual([skill.name for skill in only.skills], ["b", "d"])
 
+    def test_a_path_through_the_project_is_the_projects_wherever_it_leads(self) -> None:
+        self.write("elsewhere/a/SKILL.md", skill_text("a"))
+        self.write("other/b/SKILL.md", skill_text("b"))
+        self.write("work/c/c/SKILL.md", skill_text("c"))
+        os.symlink("../elsewhere", self.root / "work/skills")
+        os.symlink(self.root / "work/c", self.root / "own")
+        os.symlink("work", self.root / "same")
+        absolute = [str(self.root / name) for name in ("own", "work/skills", "same/skills")]
+        for path in ("skills", "./skills/.", "../other", *absolute):
+            found = read(self.folders(paths=path), lambda path, data: "not trusted")
+            self.assertEqual((found.skills, found.untrusted), ((), 1), path)
+        found = read(self.folders(paths=str(self.root / "other")), lambda path, data: "no")
+        self.assertEqual([skill.name for skill in found.skills], ["b"])
+
     def test_hostile_folders_cost_little_and_the_rest_is_read(self) -> None:
         top = self.root / "work/.agents/skills"
         self.write("work/.agents/skills/good/SKILL.md", skill_text("good"))
