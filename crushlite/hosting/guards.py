@@ -11,12 +11,14 @@ A part that fails counts as a refusal where it was asked before something is don
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import ToolCheck, Verdict
+from ..clock import resolve_once
 from ..errors import CrushliteError, PromptRefused
 from ..protocol.codec import NotJSON, dumps, loads
 from ..records import dataclass
@@ -71,6 +73,11 @@ class TurnGuards:
         self._parts = parts
         self._author = author
         self._top = above or self
+        # Whether no agent may see the prompt, now or later; that counts when `checked` is done.
+        self.withheld = above is None and self.hold_prompts
+        self.checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not self.withheld:
+            resolve_once(self.checked)
         self._halted = ""
         self._calls: dict[str, _CheckedCall] = {}  # until they have a result, by their ids
         self._stops = 0
@@ -91,10 +98,12 @@ class TurnGuards:
         for part in self._parts:
             ruling = await self._asked(part, lambda p: p.before_prompt(self._author, text))
             if ruling is not None and (ruling.denied or ruling.halt):
+                self.withheld = True
                 raise PromptRefused(ruling.denied or "a hook refused this prompt")
             if ruling is not None and ruling.context:
                 context.append(ruling.context)
-        self.context = _joined(context)
+        self.context, self.withheld = _joined(context), False
+        resolve_once(self.checked)
 
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
         """Ask about a tool call before it runs: the parts in their order, each with the input as

@@ -17,6 +17,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..agent.base import Agent, ToolCheck, Usage
+from ..clock import resolve_once
 from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
@@ -158,6 +159,12 @@ class LiveTurn(TurnRequests):
         """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
         await self._guards.prompt(self.prompt)
 
+    async def may_be_shown(self) -> bool:
+        """Whether agents may see the prompt; waits until the wings were asked, or the turn is
+        closed."""
+        await self._guards.checked
+        return not self._guards.withheld
+
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
         it does: it cannot go on any more."""
@@ -185,6 +192,7 @@ class LiveTurn(TurnRequests):
     def close(self, outcome: Outcome, failure: Failure | None) -> None:
         """Write how it ended, whatever state the agent left the turn in."""
         self._over = True
+        resolve_once(self._guards.checked)
         if self._step is None:
             self._create_step()
         self._close_calls(outcome)
@@ -195,7 +203,11 @@ class LiveTurn(TurnRequests):
             failure = failure or Failure("The agent failed", "no reason was given")
             finish = FinishPart("error", message=failure.title, details=failure.detail)
         finish.time = self._now()
-        self._services.transcript.finish(self.last, finish, write=False)
+        transcript = self._services.transcript
+        transcript.finish(self.last, finish, write=False)
+        prompt = self._messages[0]
+        if self._guards.withheld and prompt.message.role == "user":
+            transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def _close_calls(self, outcome: Outcome) -> None:
         """Providers refuse a history with a call that has no result, so none is left behind."""
@@ -232,13 +244,13 @@ class LiveTurn(TurnRequests):
 
     async def history(self) -> list[Message]:
         self._check()
-        return await self._services.transcript.messages(self.session_id)
+        return _not_withheld(await self._services.transcript.messages(self.session_id))
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
         read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
         session, messages, self._notes = read
-        return session, messages
+        return session, _not_withheld(messages)
 
     async def recall(self) -> str:
         self._check()
@@ -594,3 +606,8 @@ class LiveTurn(TurnRequests):
             await asyncio.sleep(0)
             self._yielded = self._services.clock.time()
             self._check()
+
+
+def _not_withheld(messages: list[Message]) -> list[Message]:
+    """The messages that agents may see."""
+    return [each for each in messages if each.finish is None or not each.finish.withheld]
