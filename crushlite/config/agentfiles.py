@@ -66,7 +66,7 @@ def agent_files(workspace: Path, env: Mapping[str, str], roots: Roots) -> list[A
         trusted = TrustStore.of(roots, env).read()
     except ConfigError:
         trusted = TrustedFiles({})
-    home = roots.home or Path(env.get("HOME") or os.path.expanduser("~"))
+    home = roots.home_folder(env)
     own = [home / folder for folder in FOLDERS] + [roots.config(env) / "agents"]
     found: dict[Path, AgentFile] = {}
     for folder in own:
@@ -140,4 +140,5 @@ def about(files: list[AgentFile]) -> Iterator[str]:
     """What a project's files would bring, on one line each, for the user who is to trust them."""
     for file in files:
         tools = "reads only" if file.tools is None else f"tools {', '.join(file.tools)}"
-        yield f"sub-agent {file.name} ({file.trust.value}), {tools}: {file.description}"
+        model = f", model {file.model[:DESCRIPTION_CHARS]}" if file.model else ""
+        yield f"sub-agent {file.name} ({file.trust.value}), {tools}{model}: {file.description}"
