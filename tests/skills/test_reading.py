@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -69,6 +70,12 @@ class CommandTests(unittest.TestCase):
             [(each.name, each.required) for each in info.arguments],
             [("TICKET", True), ("FILE_1", True), ("5", False), ("ARGUMENTS", False)],
         )
+
+    def test_arguments_that_are_named_often_make_no_endless_prompt(self) -> None:
+        command = read_command(Path("/c.md"), b"$1 " * 10_000, "user", ("c",))
+        self.assertEqual(asyncio.run(command.expand({"1": "x"}, "")), " ".join("x" * 10_000))
+        with self.assertRaises(BadRequest):
+            asyncio.run(command.expand({"1": "x" * 1000}, ""))
 
     def test_front_matter_describes_and_anything_else_is_the_prompt(self) -> None:
         text = "---\ndescription: Review it\nargument-hint: '[branch]'\n---\nReview $ARGUMENTS"
