@@ -158,9 +158,10 @@ class TurnWriter:
 
     async def call_of(self, report: dict[str, Any]) -> ReportedCall | None:
         """The call that a permission request is about; the Turn has it then. None if it has no
-        id."""
+        id, or if there are too many calls. If the call of this id has ended, the request is about
+        another one that uses the id again: what was known of the first must not be shown."""
         async with self._writing:
-            return await self._report({**report, "status": None})
+            return await self._report({**report, "sessionUpdate": "tool_call", "status": None})
 
     async def finish(self, answer: dict[str, Any]) -> None:
         """The prompt was answered: write what is held back, and the tokens."""
