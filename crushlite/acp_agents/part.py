@@ -59,7 +59,7 @@ class AgentsPart(WorkspacePart):
 
     async def choose(self, session_id: str, name: str) -> None:
         """Let an agent answer the runs of a session that start from now on. Raises BadRequest if
-        there is no such agent, SessionNotFound."""
+        there is no such agent, SessionNotFound, and ConfigError if the choice cannot be kept."""
         name = "" if name.strip() == DEFAULT else name.strip()
         await self._workspace.store.read(session_rows.get_session, session_id)
         if name:

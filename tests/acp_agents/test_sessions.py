@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.acp_agents import choices
 from crushlite.acp_agents.content import TRANSCRIPT_CHARS, transcript
 from crushlite.acp_agents.wing import AgentsWing
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.clock import SystemClock
+from crushlite.errors import ConfigError
 from crushlite.protocol.messages import Message, TextPart
 from crushlite.settings import Settings
 from crushlite.store import notes
@@ -226,6 +230,27 @@ class ChoiceTests(HostedTestCase):
         await self.choose(client, session, "quirky")
         models = {"large": {"provider": "p", "model": "m"}}
         self.assertEqual((await client.try_prompt(session, "say a", models=models)).status, 400)
+
+
+class KeyTests(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.file = folder / "agents" / "key"
+
+    def test_the_key_is_made_once_and_only_its_user_can_read_it(self) -> None:
+        key = choices._found_key(self.file)
+        self.assertEqual(choices._found_key(self.file), key)
+        self.assertEqual(self.file.stat().st_mode & 0o777, 0o600)
+        self.assertEqual([each.name for each in self.file.parent.iterdir()], ["key"])
+
+    def test_a_key_that_is_damaged_or_that_others_can_read_is_not_used(self) -> None:
+        key = choices._found_key(self.file)
+        self.file.chmod(0o640)
+        self.assertRaises(ConfigError, choices._found_key, self.file)
+        self.file.chmod(0o600)
+        for damaged in (b"", key[:-1], key + b"0"):
+            self.file.write_bytes(damaged)
+            self.assertRaises(ConfigError, choices._found_key, self.file)
 
 
 class UndoTests(HostedTestCase):
