@@ -50,7 +50,7 @@ class Conversation:
         """Open the agent's session, unless it is open. Returns what the agent does not know of the
         conversation, as context for the prompt. Raises AgentFailed."""
         if not self._known:
-            self._read(await turn.recall(), process.command.line)
+            self._read(await turn.recall(), process.command.digest)
             self._known = True
         history = await turn.history()
         if self._process is not process:
@@ -68,7 +68,7 @@ class Conversation:
     async def keep(self, process: AgentProcess, turn: Turn) -> None:
         """Keep the state with the session."""
         notes = {
-            "command": process.command.line,
+            "command": process.command.digest,
             "session": self.session,
             "seen": self._seen,
             "cost": self.cost.last,

@@ -142,6 +142,16 @@ class ChoiceTests(HostedTestCase):
         self.assertIn("User: for the other\n\nAssistant: by the daemon's own", context["text"])
         self.assertNotIn("say a", context["text"])  # which it knows
 
+    async def test_the_line_of_a_command_is_not_kept_in_the_project(self) -> None:
+        daemon, client = await self.open()
+        session = await client.session()
+        await self.choose(client, session, "quirky")
+        await self.ask(client, session, "say a")
+        store = daemon.backend.hosted(client.workspace["id"]).workspace.store
+        kept = json.loads(await store.read(notes.get_notes, session, "acp:quirky"))
+        self.assertTrue(kept["session"])
+        self.assertNotIn(str(QUIRKY), str(kept))
+
     async def test_a_command_can_be_chosen_as_well(self) -> None:
         _, client = await self.open()
         session = await client.session()
