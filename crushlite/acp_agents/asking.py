@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..agent.base import Scope
 from ..errors import BadRequest
 from ..protocol.permissions import PermissionOption
-from .content import block_text, diffs, listed, size_of, text_of
+from .content import block_text, diffs, listed, text_of
 from .failures import shown
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ CANCELLED: dict[str, Any] = {"outcome": {"outcome": "cancelled"}}
 _MOST_OPTIONS = 20
 _MOST_NAME = 300  # characters: what is longer could not be shown as an answer to choose
 _CHANGE = ("file_path", "old_content", "new_content")  # as clients know a change of a file
-_MOST_SHOWN = 2 << 20  # characters of a request; of a change in a file only its lines are shown
 
 
 def options_of(params: dict[str, Any]) -> list[PermissionOption]:
@@ -44,7 +43,7 @@ def options_of(params: dict[str, Any]) -> list[PermissionOption]:
 
 async def ask(turn: Turn, call: ReportedCall, options: list[PermissionOption]) -> dict[str, Any]:
     """Ask all clients, and return the answer for the agent."""
-    if not options or size_of([call.input, call.content], _MOST_SHOWN) > _MOST_SHOWN:
+    if not options or not call.is_whole:
         return _answer(options, None)
     params, description = _params(call), _description(call, options)
     try:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .command import AgentCommand
 
 LOGIN_NEEDED = -32000  # ACP: authentication is required
-NOT_FOUND = -32002
 HIDDEN = "[secret]"
 _LAST_LINES = 12
 _LAST_CHARS = 2000

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..clock import wait_at_most
@@ -55,15 +54,15 @@ class TurnListener(Protocol):
 
 
 class _Waiting:
-    """Updates of one session that came between two turns; the oldest are dropped."""
+    """Updates of one session that came between two turns; those that do not fit are dropped."""
 
     def __init__(self) -> None:
-        self.updates: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self.updates: list[dict[str, Any]] = []
         self.chars = 0
 
     def add(self, update: dict[str, Any]) -> None:
         size = size_of(update, WAITING_CHARS)
-        if self.chars + size <= WAITING_CHARS:
+        if len(self.updates) < WAITING and self.chars + size <= WAITING_CHARS:
             self.chars += size
             self.updates.append(update)
 
@@ -174,7 +173,7 @@ class AgentProcess(RpcHandler):
         self._listeners[session] = listener
         self.turns += 1
         waiting = self._waiting.pop(session, None)
-        return list(waiting.updates) if waiting is not None else []
+        return waiting.updates if waiting is not None else []
 
     def unlisten(self, session: str) -> None:
         del self._listeners[session]
