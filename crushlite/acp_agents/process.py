@@ -149,7 +149,9 @@ class AgentProcess(RpcHandler):
                 f"{self.command.name} did not answer {method} within {seconds:g} seconds"
             ) from None
         except PeerGone:
-            raise await self.explain_death() from None
+            failed = await self.explain_death()
+            self.retire()  # it may still run: one that does not read counts as gone as well
+            raise failed from None
         except PeerError as error:
             raise AgentFailed(f"{self.command.name} cannot be asked: {error.message}") from None
 

@@ -176,6 +176,18 @@ class CancelTests(HostedTestCase):
         self.assertEqual((await self.ask(client, session, "say on"))["text"], "on")
         self.assertEqual(len(self.received("session/resume")), 1)
 
+    async def test_an_agent_that_does_not_read_its_prompt_is_killed_as_soon(self) -> None:
+        clock = FakeClock()
+        client, session = await self.join(await self.host("--deaf", clock=clock))
+        await client.prompt(session, "say " + "x" * 1_000_000)
+        pid = await self.deaf()
+        begun = clock.time()
+        canceling = asyncio.create_task(client.cancel(session, wait=20))
+        await pass_time(clock, canceling)
+        self.assertEqual(len(await canceling), 1)
+        self.assertLess(clock.time() - begun, 15)
+        await until(lambda: not is_alive(pid), "it is dead")
+
     async def test_a_silent_turn_of_one_session_does_not_end_the_turn_of_another(self) -> None:
         clock = FakeClock()
         client, session = await self.join(await self.host(clock=clock))
@@ -196,6 +208,15 @@ class CancelTests(HostedTestCase):
 
 
 class EndTests(HostedTestCase):
+    async def test_an_agent_that_does_not_read_its_prompt_fails_the_run_and_is_killed(self) -> None:
+        clock = FakeClock()
+        client, session = await self.join(await self.host("--deaf", clock=clock))
+        asked = asyncio.create_task(self.ask(client, session, "say " + "x" * 1_000_000))
+        pid = await self.deaf()
+        await pass_time(clock, asked, 10)
+        self.assertIn("the next prompt starts it again", (await asked)["error"])
+        await until(lambda: not is_alive(pid), "it is dead")
+
     async def test_a_death_fails_the_run_with_the_last_words_and_the_next_prompt_goes_on(
         self,
     ) -> None:
