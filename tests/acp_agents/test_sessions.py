@@ -20,7 +20,8 @@ from crushlite.protocol.messages import Message, TextPart
 from crushlite.settings import Settings
 from crushlite.store import notes
 from crushlite.testing import LocalDaemon
-from tests.support.hosted import QUIRKY, HostedTestCase, quirky
+from tests.support.hosted import QUIRKY, HostedTestCase, is_alive, quirky
+from tests.support.prompts import until
 
 if TYPE_CHECKING:
     from crushlite.testing import Participant
@@ -157,6 +158,26 @@ class ChoiceTests(HostedTestCase):
         session = await client.session()
         self.assertEqual(await self.choose(client, session, f"acp:{quirky()}"), 200)
         self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+
+    async def test_two_commands_with_the_same_program_do_not_end_each_other(self) -> None:
+        _, client = await self.open()
+        sessions = await client.session(), await client.session()
+        files = ("--log", str(self.log), "--state", str(self.state))
+        for session, switches in zip(sessions, (files, (*files, "--offer", "load")), strict=True):
+            self.assertEqual(await self.choose(client, session, f"acp:{quirky(*switches)}"), 200)
+        for session in sessions * 2:
+            self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+        self.assertEqual(len(self.received("initialize")), 2)
+
+    async def test_a_changed_entry_ends_the_agent_that_nobody_has_any_more(self) -> None:
+        _, client = await self.open()
+        session = await client.session()
+        await self.choose(client, session, "quirky")
+        pid = int((await self.ask(client, session, "grandchild"))["text"].split()[0])
+        self.configure(self.home / ".config/crush/crush.json", CHANGED="yes")
+        self.assertEqual((await client.call("POST", "/agent/update")).status, 200)
+        self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+        await until(lambda: not is_alive(pid), "the process of the old entry has ended")
 
     async def test_an_agent_that_is_not_there_is_refused(self) -> None:
         _, client = await self.open()
