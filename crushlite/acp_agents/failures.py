@@ -97,8 +97,8 @@ def _way(command: AgentCommand, method: dict[str, Any]) -> str:
     kind = method.get("type") or "agent"
     name = shown(method.get("name") or method.get("id") or "")
     if kind == "terminal":
-        args = [arg for arg in method.get("args") or () if isinstance(arg, str)]
-        env = method.get("env")
+        args, env = method.get("args"), method.get("env")
+        args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
         pairs = env.items() if isinstance(env, dict) else ()
         line = [f"{key}={shlex.quote(str(value))}" for key, value in pairs]
         line.append(shlex.join((*command.arguments, *args)))

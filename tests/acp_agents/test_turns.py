@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 
+from crushlite.acp_agents.command import AgentCommand
+from crushlite.acp_agents.failures import login_needed
 from crushlite.clock import FakeClock
 from tests.support.hosted import SECRET, HostedTestCase, is_alive, pass_time
 from tests.support.prompts import until
@@ -264,6 +266,14 @@ class EndTests(HostedTestCase):
         self.assertIn("quirky_agent.py needs a login (Authentication required)", done["error"])
         self.assertRegex(done["error"], r"type `A=b \S*python.* login` in a terminal")
         self.assertNotIn("A variable", done["error"])
+
+    def test_ways_to_log_in_that_are_not_as_they_should_be_are_passed_over(self) -> None:
+        method = {"type": "terminal", "name": "here"}
+        for args in (None, 5, True, "login", {"login": 1}, ["login", 5]):
+            methods = [{**method, "args": args, "env": args}]
+            said = login_needed(AgentCommand("a", ("a",)), methods, "").message
+            wanted = "a login" if isinstance(args, list) else "a"
+            self.assertIn(f"type `{wanted}` in a terminal", said.replace("login=1 ", ""))
 
     async def test_nothing_is_left_when_the_workspace_closes(self) -> None:
         daemon = await self.host()
