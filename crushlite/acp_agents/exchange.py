@@ -17,7 +17,7 @@ from ..errors import BadRequest, CrushliteError, TurnOver
 from ..jsonrpc.errors import RpcError
 from .asking import CANCELLED, ask, options_of
 from .content import object_of
-from .failures import AgentFailed, words_of
+from .failures import AgentFailed
 from .updates import TurnWriter
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Exchange:
                 return object_of(await asked)
             except RpcError as error:
                 name = self._process.command.name
-                raise AgentFailed(f"{name} failed: {words_of(error)}") from None
+                raise AgentFailed(f"{name} failed: {self._process.words_of(error)}") from None
         ending = asyncio.ensure_future(self._call_off(session, asked))
         if not await wait_at_most(self._clock, ending, CANCEL_SECONDS):
             log.warning("%s did not end a canceled turn: it is ended", self._process.command.name)

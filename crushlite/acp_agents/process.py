@@ -20,7 +20,7 @@ from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from ..version import NAME, __version__
 from .asking import CANCELLED
 from .content import listed, object_of, size_of, text_of
-from .failures import LOGIN_NEEDED, AgentFailed, died, last_words, login_needed, shown
+from .failures import LOGIN_NEEDED, AgentFailed, died, last_words, login_needed, shown, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -141,7 +141,7 @@ class AgentProcess(RpcHandler):
             return await self._peer.request(method, params, seconds=seconds, cancellable=False)
         except RpcError as error:
             if error.number == LOGIN_NEEDED:
-                raise login_needed(self.command, self._login, error.message) from None
+                raise login_needed(self.command, self._login, self.words_of(error)) from None
             raise
         except PeerTimeout:
             self.retire()  # whatever it does now, nobody waits for it
@@ -242,6 +242,10 @@ class AgentProcess(RpcHandler):
         if ended is not None and ended.canceled:
             ended = None  # we have killed it, after it hung up
         return died(self.command.name, ended, self.last_words())
+
+    def words_of(self, error: RpcError) -> str:
+        """What it says about an error, as it may be shown."""
+        return words_of(error, self._env)
 
     def last_words(self) -> str:
         """The last lines that it wrote to standard error, as they may be shown."""

@@ -124,6 +124,11 @@ class QuirkTests(HostedTestCase):
         self.assertEqual(done["error"], r"quirky_agent.py failed: it broke (badly\x1b[1m)")
         self.assertEqual((await self.ask(client, session, "say on"))["text"], "on")
 
+    async def test_an_error_is_told_without_the_secrets_of_the_environment(self) -> None:
+        client, session = await self.join(await self.host())
+        done = await self.ask(client, session, "leak")
+        self.assertEqual(done["error"], 'quirky_agent.py failed: no [secret] here (["[secret]"])')
+
     async def test_a_flood_is_cut_and_ends_as_it_should(self) -> None:
         client, session = await self.join(await self.host())
         done = await self.ask(client, session, "flood 11")

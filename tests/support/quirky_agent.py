@@ -289,6 +289,10 @@ class Agent:
     def do_fail(self, session: str, rest: str) -> Any:
         raise Error({"code": 500, "message": "it broke", "data": {"details": "badly\x1b[1m"}})
 
+    def do_leak(self, session: str, rest: str) -> Any:
+        key = os.environ["QUIRKY_KEY"]
+        raise Error({"code": 500, "message": f"no {key} here", "data": {"details": [key]}})
+
     def do_stop(self, session: str, rest: str) -> Any:
         return {"stopReason": rest}
 
