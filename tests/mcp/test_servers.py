@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.clock import SystemClock
-from crushlite.clock import FakeClock
+from crushlite.clock import FakeClock, SystemClock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
 from crushlite.mcp import links, server as server_module, session as session_module
