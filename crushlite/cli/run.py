@@ -55,7 +55,8 @@ LATE_SECONDS = 10.0  # after --timeout: an agent that is stopped may take some t
 STDIN_SECONDS = 1.0  # without input, before a note says what is waited for
 
 DESCRIPTION = f"""\
-Send a prompt to the agent of this directory and print its answer as it comes. If no daemon is
+Send a prompt to the agent of this directory and print its answer as it comes. On a terminal its
+Markdown is drawn, block by block; a file or a pipe gets it as it was written. If no daemon is
 there, one is started; it leaves after a minute without work. Standard input that is a pipe or a
 file is put in front of the prompt.
 
