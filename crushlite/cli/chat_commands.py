@@ -381,7 +381,9 @@ class Commands:
         what = "later prompts go" if role == "large" else "titles come"
         way = "to" if role == "large" else "from"
         name = one_line(f"{model.provider}/{model.model}")
-        self._chat.note(f"{what} {way} {name}, in all your directories")
+        self._chat.note(
+            f"{what} {way} {name}, in all your directories without a choice of their own"
+        )
 
     async def _list_models(self) -> None:
         workspace = self._chat.workspace

@@ -123,6 +123,8 @@ class FileProfile:
         return self._change(0, lambda document: drop_rule(document, rule_id))
 
     def choose_model(self, wanted: ModelChoice) -> bool:
+        """Write the choice of a model for a role. If a choice in the user's file would not count
+        here, because this directory has one of its own, it goes to the workspace's file as well."""
         role, choice = wanted.model_type, wanted.model
         if role not in ROLES:
             raise BadRequest(f"model_type {role!r}: use large or small")
@@ -135,7 +137,13 @@ class FileProfile:
             put(document, f"models.{role}", encode(choice))
             put(document, f"recent_models.{role}", _recent(document, wanted))
 
-        return self._change(wanted.scope, edit)
+        changed = self._change(wanted.scope, edit)
+        if wanted.scope == 0:
+            origin = self.files.load().origin(f"models.{role}.model")
+            if origin not in (None, self.files.file(0)):
+                value = encode(choice)
+                changed |= self._change(1, lambda own: put(own, f"models.{role}", value))
+        return changed
 
     def why_not(self, choice: SelectedModel) -> str:
         """Why a model cannot be chosen; empty if it can be. A provider whose list is not complete

@@ -162,7 +162,7 @@ class ChatTests(ModelCase):
         await window.shows("lab/wee")
         await window.shows("64000")
         window.enter("/model 2")
-        await window.shows("later prompts go to lab/wee, in all your directories")
+        await window.shows("later prompts go to lab/wee, in all your directories without a")
         window.enter("/model small zoo/qwen")
         await window.shows("titles come from zoo/qwen")
         window.enter("/model lab/bik")
