@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from ..client import ConnectionFailed
 from ..errors import CrushliteError
+from ..http.client import why_unreachable
 from ..listen import default_socket, parse_address
 from ..protocol.codec import omitted
 from ..records import dataclass
@@ -298,7 +299,7 @@ async def _provider(provider: Provider) -> Finding:
             _, writer = await asyncio.open_connection(host, port)
         writer.close()
     except (OSError, TimeoutError) as error:
-        reason = os.strerror(error.errno) if error.errno else str(error) or "no answer"
+        reason = why_unreachable(error) or "no answer"
         advice = "start it, or check base_url and the network"
         if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
             return Finding(name, "note", f"{host}:{port}: {reason}; a proxy may reach it")

@@ -493,7 +493,7 @@ def _title_request(served: ServedModel, messages: list[ChatMessage]) -> ModelReq
 
 def _retry_words(delay: float, attempt: int, error: ProviderError) -> str:
     """What clients are told while a model call waits for its next attempt."""
-    reason = error.message
+    reason = error.said
     if len(reason) > REASON_CHARS:
         reason = f"{reason[:REASON_CHARS]}..."
     return f"retrying in {delay:.3g} s, attempt {attempt} of {RETRIES + 1}, because {reason}"
