@@ -95,7 +95,8 @@ class FileProfile:
         for file, keys in useless.items():
             named = ", ".join(dict.fromkeys(keys[:_NAMED]))
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-            what = f"no effect have {named}{more}: `crushlite doctor` says why"
+            have = "has" if len(keys) == 1 else "have"
+            what = f"{named}{more} {have} no effect: `crushlite doctor` says why"
             parts.append(f"{self._shown(file)}: {what}")
         return "\n".join(parts)
 
