@@ -172,7 +172,9 @@ def address_of(options: argparse.Namespace) -> str:
 def _directory(options: argparse.Namespace) -> str:
     path = os.path.join(here(), options.cwd) if options.cwd else here()
     if not os.path.isdir(path):
-        raise UsageError(f"--cwd {options.cwd}: there is no such directory")
+        is_file = os.path.exists(path)
+        problem = "is not a directory" if is_file else "there is no such directory"
+        raise UsageError(f"{options.cwd}: {problem}")
     return path
 
 

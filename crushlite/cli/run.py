@@ -279,9 +279,9 @@ async def _require_model(workspace: RemoteWorkspace) -> None:
             await workspace.reread_config(everywhere=True)
     why = info.no_model or "none is configured that can be used"
     raise NoAgent(
-        f"no model can answer: {why}. Give one of these keys, start a local model server, or name "
-        "a provider in crush.json: `crushlite doctor` shows what was found. To try without a "
-        "model: --agent offline"
+        f"no model can answer: {why}. Set a key, as in OPENAI_API_KEY=..., start a local model "
+        "server, or name a provider in crush.json: `crushlite doctor` shows what was found. To try "
+        "without a model: --agent offline"
     )
 
 
