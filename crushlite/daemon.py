@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -166,6 +167,9 @@ class Daemon:
         loop = asyncio.new_event_loop()
         # Not asyncio's own threads: Python waits for those when it exits, however long they hang.
         loop.set_default_executor(DaemonThreads(THREADS, "daemon"))
+        # Modules and classes stay for good: the collector, which stops the loop while it works,
+        # need not look through them each time.
+        gc.freeze()
         with self._bounded_exit(loop):
             try:
                 loop.run_until_complete(self._serve(started or _write_addresses))

@@ -686,6 +686,7 @@ class Fuzz:
         except TimeoutError:
             pass
         self.watch.active = False
+        self._server.streams = []  # what was not asked for
         self.slowest = max(self.slowest, (time.monotonic() - began, number))
         self.outcomes[outcome] += 1
         problems = self.watch.found[before:]
@@ -739,6 +740,7 @@ def main() -> int:
         numbers = range(options.only, options.only + 1)
     fuzz = Fuzz(options.seed)
     began, memory = time.monotonic(), resident()
+    gc.freeze()  # as the daemon does in a process of its own
     asyncio.run(fuzz.run(numbers, tell=options.only is not None))
     for failure in fuzz.failures[:20]:
         print(f"FAILED --seed {options.seed}: {failure}")

@@ -159,7 +159,7 @@ class McpPromptArgument:
     id: str
     title: str
     description: str = omitted()
-    required: bool = omitted(False)
+    required: bool = False
 
 
 @dataclass(slots=True)
@@ -169,6 +169,6 @@ class McpPrompt:
     id: str
     prompt_id: str
     client_id: str
-    title: str = omitted()
-    description: str = omitted()
-    arguments: list[McpPromptArgument] = omitted(list)
+    title: str = ""
+    description: str = ""
+    arguments: list[McpPromptArgument] = field(default_factory=list)

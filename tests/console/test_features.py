@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.settings import Settings
 from tests.console.test_browser import (
     CLOSED,
     ENTER,
@@ -15,6 +18,7 @@ from tests.console.test_browser import (
     setUpModule,
     tearDownModule,
 )
+from tests.support.hosted import QUIRKY
 
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
@@ -27,6 +31,11 @@ IDLE = "document.querySelector('#cancel').hidden"
 PALETTE = (
     "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'k', ctrlKey: true, bubbles: true}))"
 )
+CHOOSE = """
+const select = document.querySelector('#agent');
+select.value = arguments[0];
+select.dispatchEvent(new Event('change'));
+"""
 # Keeps what the page wants to save instead of saving it.
 SAVED = """
 window.saved = [];
@@ -219,6 +228,31 @@ class Commands(FeatureCase):
         run = await self.daemon.entered(2)
         self.assertEqual(run.prompt, "/unknown thing")
         run.release()
+
+
+class Agents(FeatureCase):
+    async def test_a_session_gets_another_agent_before_it_begins_and_between_turns(self) -> None:
+        home = Path(self.runtime) / "home"
+        file = home / ".config/crush/crush.json"
+        file.parent.mkdir(parents=True)
+        entry = {"command": sys.executable, "args": ["-S", "-E", str(QUIRKY)]}
+        file.write_text(json.dumps({"agents": {"quirky": entry}}))
+        await self.serve(settings=Settings(user_files=str(home)))
+        [anna] = await self.enter()
+        await anna.click("#menu-open")
+        await anna.wait("document.querySelector('#agent').options.length === 2")
+        await anna.script(CHOOSE, "quirky")
+        await anna.press(ESCAPE)
+        await anna.type("#prompt", "say from elsewhere" + ENTER)
+        await anna.shows("from elsewhere", ".msg.assistant")
+        await anna.wait(IDLE)
+        await self.command(anna, "own answer here")
+        await anna.type("#prompt", "and you?" + ENTER)
+        run = await self.daemon.entered(1)
+        await run.say("from here")
+        run.release()
+        await anna.shows("from here", ".msg.assistant:last-child")
+        await anna.wait(IDLE)
 
 
 class Sizes(FeatureCase):

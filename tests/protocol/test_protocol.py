@@ -166,8 +166,8 @@ SHAPES: list[tuple[type, str, str]] = [
         "error tool_count prompt_count resource_count tools left_out last_lines",
     ),
     (McpEvent, "type name state", "error tool_count prompt_count resource_count"),
-    (McpPromptArgument, "id title", "description required"),
-    (McpPrompt, "id prompt_id client_id", "title description arguments"),
+    (McpPromptArgument, "id title required", "description"),
+    (McpPrompt, "id prompt_id client_id title description arguments", ""),
     (VersionInfo, "version commit build_id go_version platform", "agent"),
     (
         Health,

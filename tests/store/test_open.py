@@ -243,6 +243,7 @@ class SharingTests(OpenCase):
 class RefusalTests(OpenCase):
     async def refused(self, error: type[StoreUnusable], exit_code: int) -> str:
         """Opening fails with this error, changes no byte, and leaks nothing."""
+        store_threads_ended()  # of earlier stores
         before, threads, files = digests(self.directory), threading.active_count(), descriptors()
         async with asyncio.timeout(LIMIT):
             for _ in range(2):

@@ -24,6 +24,7 @@ __all__ = [
     "INT",
     "LSP_CLIENT",
     "MCP_CLIENT",
+    "MCP_PROMPT",
     "MESSAGE",
     "NEEDS_INIT",
     "PARAMS",
@@ -427,6 +428,11 @@ MCP_CLIENT = Struct(
     "MCPClientInfo",
     {"name": STRING, "state": MCP_STATE, "error?": STRING, "connected_at": TIME}
     | _fields(INT, "tool_count? prompt_count? resource_count?"),
+)
+MCP_ARGUMENT = Struct("MCPArgument", _fields(STRING, "id title description?") | {"required": BOOL})
+MCP_PROMPT = Struct(
+    "MCPPrompt",
+    _fields(STRING, "id title description prompt_id client_id") | {"arguments": List(MCP_ARGUMENT)},
 )
 SKILL = Struct(
     "SkillInfo",

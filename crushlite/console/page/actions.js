@@ -49,7 +49,7 @@ export class Actions {
   async rows() {
     const { view } = this;
     const act = (name, action, hint = "") => ({ name, hint, act: () => view.attempt(action) });
-    await this.fetchCommands();
+    const [agents] = await Promise.all([view.agents.rows(), this.fetchCommands()]);
     const own = this.session
       ? [
           act("Try the last prompt again", () => view.again()),
@@ -67,6 +67,7 @@ export class Actions {
       ...this.commands.map(({ name, description }) => act(`/${name}`, () => view.composer.insert(`/${name} `), description)),
       ...own,
       act("What is allowed without asking", () => view.rules.open()),
+      ...agents.map(({ name, choose }) => act(`Let ${name} answer here`, choose, "agent")),
       ...view.models.rows().map(({ name, choose }) => act(`Use ${name}`, choose, "model")),
       ...view.sessions.listed.map((session) => act(titleOf(session), () => view.choose(session.id), "session")),
     ];

@@ -5,6 +5,7 @@
 // last one is right, whichever of the two was faster.
 
 import { Actions } from "./actions.js";
+import { AgentPicker } from "./agents.js";
 import { ApiError, at, uuid } from "./api.js";
 import { Composer } from "./composer.js";
 import { PermissionDialog, QuestionDialog } from "./dialogs.js";
@@ -56,6 +57,7 @@ export class WorkspaceView {
     });
     this.models = new ModelPicker(byId("model"), (model) => this.attempt(() => this.chooseModel(model)));
     this.efforts = new EffortPicker(byId("effort"));
+    this.agents = new AgentPicker(byId("agent"), this);
     const elsewhere = (request) => this.linkTo(request.session_id);
     this.permissionDialog = new PermissionDialog(
       byId("permission"),
@@ -379,6 +381,7 @@ export class WorkspaceView {
   async prompt(typedIn, prompt) {
     const before = typedIn ?? this.current;
     const session = before ?? (await this.create());
+    if (!before) await this.agents.begin(session);
     const wish = { ...this.efforts.wish(session, before), session_id: session, detach: true };
     const text = await this.actions.expanded(prompt.prompt);
     await this.api("POST", this.path("agent"), { ...prompt, ...wish, prompt: text });
