@@ -375,6 +375,8 @@ class Commands:
         if not name.strip():
             return await self._list_models()
         number = int(name) if name.strip().isdecimal() else 0
+        if number and not self._models:
+            return await self._list_models()  # a number means nothing before they are seen
         listed = self._models[number - 1] if 1 <= number <= len(self._models) else name.strip()
         model, _ = await find_model(workspace, listed)
         await workspace.choose_model(role, model)

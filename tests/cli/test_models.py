@@ -158,7 +158,7 @@ class RunTests(ModelCase):
 class ChatTests(ModelCase):
     async def test_the_models_are_listed_and_chosen_by_number_or_name(self) -> None:
         window = await self.chat(self.host)
-        window.enter("/model")
+        window.enter("/model 2")
         await window.shows("lab/wee")
         await window.shows("64000")
         window.enter("/model 2")
