@@ -37,6 +37,7 @@ _SAID = frozenset(
         Reason.FILE_SKIPPED,
         Reason.TOOLS_REFUSED,
         Reason.PROVIDER_MOVED,
+        Reason.PROVIDER_LEFT_OUT,
     }
 )
 _NAMED = 6  # keys in such a text

@@ -233,8 +233,13 @@ class DoctorTests(DaemonCase):
         self.assertEqual(model.requests, [])
         section["base_url"] = "http://127.0.0.1:1/v1"
         file.write_text(json.dumps({"providers": {"fake": section}}))
-        found = await self.findings(1)
-        self.assertEqual(found["provider fake"][0]["state"], "broken")
+        for models in (section["models"], []):  # also if they are not known: it must be asked
+            section["models"] = models
+            file.write_text(json.dumps({"providers": {"fake": section}}))
+            found = await self.findings(1)
+            broken = found["provider fake"][0]
+            words = "127.0.0.1:1 cannot be reached: Connection refused"
+            self.assertEqual((broken["state"], broken["detail"]), ("broken", words))
 
 
 class ConfigTests(DaemonCase):

@@ -148,9 +148,10 @@ class RefusalTests(ConfiguredTestCase):
         folder = self.folder("strange")
         (folder / "crush.json").write_text('{"options": {"global_context_paths": ["/x"]}}')
         client = await self.daemon.join(folder)
-        unlisted, project, own = client.workspace["warning"].splitlines()
+        broken, unlisted, project, own = client.workspace["warning"].splitlines()
+        self.assertIn("providers.broken is left out: its base_url is not an http", broken)
         self.assertIn(f"{self.own_file()}: models.large is used as it is written", unlisted)
-        for key in ("providers.broken", "providers.works.extra_headers.Host", "permissions.rules"):
+        for key in ("providers.works.extra_headers.Host", "permissions.rules"):
             self.assertIn(key, own)
         self.assertTrue(own.startswith(f"{self.own_file()}: "), own)
         self.assertIn(" have no effect: ", own)
