@@ -517,7 +517,7 @@ class Chat:
         if (self.busy or self.command) and not self._canceling:
             self._canceling = True
             self.spawn(self.attempt(self.cancel()))
-        elif self.editor.text and not self._canceling:
+        elif (self.editor.text or self.editor.searching) and not self._canceling:
             self.editor.drop()
         elif self._canceling or self._warned:
             return self.leave(CANCELED)

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from ..clock import time_limit
 from ..errors import BadRequest
-from ..http.client import ConnectFailed
+from ..http.client import ConnectFailed, why_unreachable
 from .connecting import TLS, RemoteServer
 from .proxies import PORTS
 from .tunnel import ProxyRefused
@@ -72,4 +72,5 @@ class Endpoint:
             reason = f"no connection within {self._timeout:g} s"
             raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
         except (OSError, ValueError) as error:  # a bad name, a bad file of certificates
-            raise ConnectFailed(f"cannot connect to {address}: {error}") from error
+            reason = why_unreachable(error)
+            raise ConnectFailed(f"cannot connect to {address}: {reason}") from error

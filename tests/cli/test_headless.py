@@ -70,6 +70,17 @@ class ExitCodeTests(HeadlessCase):
             code, printed, errors = await self.call("run", wrong, "hello")
             self.assertEqual((code, printed), (2, ""), wrong)
             self.assertTrue(errors.startswith("usage: crushlite run "), errors)
+        for wrong in ("--modle=x", "--max-step", "--quite"):
+            meant = {"--modle=x": "--model", "--max-step": "--max-steps", "--quite": "--quiet"}
+            errors = (await self.call("run", wrong, "hello"))[2]
+            guess = f"unrecognized arguments: {wrong}; did you mean {meant[wrong]}?\n"
+            self.assertTrue(errors.endswith(guess), errors)
+
+    async def test_a_model_beside_an_agent_of_its_own_is_refused_with_what_to_do(self) -> None:
+        code, printed, errors = await self.call("run", "--model=openai/gpt-5", "hello")
+        self.assertEqual((code, printed), (1, ""))
+        self.assertIn("openai/gpt-5 cannot be used: the daemon was started with an agent", errors)
+        self.assertIn("`crushlite stop`, then ask again", errors)
 
     async def test_another_agent_than_that_of_the_daemon_is_refused(self) -> None:
         await self.daemon.join()  # so it is in use, and is not replaced

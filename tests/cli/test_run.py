@@ -149,7 +149,11 @@ class RunTests(ScriptedCase):
         await self.ended(child, 0, "one \n")
         child = await self.run_it("--cwd", "nowhere", "hello")
         await self.ended(child, 2, "")
-        self.assertIn("--cwd nowhere: there is no such directory", child.errors)
+        self.assertIn("crushlite: nowhere: there is no such directory\n", child.errors)
+        (self.project / "file").touch()
+        child = await self.run_it("--cwd", "file", "hello")
+        await self.ended(child, 2, "")
+        self.assertIn("crushlite: file: is not a directory\n", child.errors)
 
     async def test_a_run_may_say_how_much_the_model_reasons(self) -> None:
         child, scripted = await self.begun("hello", "--effort", "high")
