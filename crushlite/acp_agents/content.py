@@ -142,21 +142,6 @@ def bounded(value: Any, most: int, depth: int = _DEPTH) -> Any:
     return value
 
 
-def size_of(value: Any, most: int) -> int:
-    """How many characters and values a value has; more than `most` are not counted."""
-    todo, size = [value], 0
-    while todo and size <= most:
-        item = todo.pop()
-        size += 1
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, dict):
-            todo += [*item, *item.values()]
-        elif isinstance(item, list):
-            todo += item
-    return size
-
-
 def diffs(content: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """Path, old text and new text of each change in the content of a tool call."""
     return [

@@ -17,9 +17,10 @@ from ..commands.process import start_piped
 from ..errors import CrushliteError
 from ..jsonrpc.errors import METHOD_NOT_FOUND, PeerError, PeerGone, PeerTimeout, RpcError
 from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
+from ..jsonrpc.values import size_of
 from ..version import NAME, __version__
 from .asking import CANCELLED
-from .content import listed, object_of, size_of, text_of
+from .content import listed, object_of, text_of
 from .failures import LOGIN_NEEDED, AgentFailed, died, last_words, login_needed, shown, words_of
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Usage
+from ..jsonrpc.values import size_of
 from .content import (
     INPUT_CHARS,
     block_text,
@@ -24,7 +25,6 @@ from .content import (
     object_of,
     result_text,
     shortened,
-    size_of,
     text_of,
 )
 from .failures import shown

@@ -227,6 +227,22 @@ class CallingTests(McpTestCase):
             await server.refresh("tools")
         self.assertTrue(server.tools, "the list before still counts")
 
+    async def test_the_pages_of_a_list_have_one_limit_of_size(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "s")
+        names = (f"t{number}" for number in itertools.count())
+
+        async def next_page(*asked: Any, **more: Any) -> dict[str, Any]:
+            tool = {"name": next(names), "inputSchema": {}, "x": "y" * 1000}
+            return {"tools": [tool], "nextCursor": tool["name"]}
+
+        with (
+            mock.patch.object(McpSession, "request", next_page),
+            mock.patch.object(session_module, "LIST_CHARS", 10_500),
+        ):
+            await server.refresh("tools")
+        self.assertEqual(len(server.tools), 10)
+
     async def test_prompts_and_resources(self) -> None:
         anna = await self.join(yolo=True)
         await self.connected(anna, "s")
