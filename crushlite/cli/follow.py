@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .progress import Progress
     from .result import RunResult
 
+LIMIT_OPTIONS = {"cost": "--max-cost", "steps": "--max-steps", "time": "--timeout"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REQUEST_COLUMNS = 140  # of what is asked for: the words around it must fit into the note as well
 BESIDE_GROWING = 20  # columns of the status line that the end of an answer leaves to the rest of it
@@ -371,7 +372,9 @@ class RunPrinter:
         if ending.cancelled:
             self._progress.say("canceled")
         elif ending.error or ending.limit:
-            raise RunEnded(ending.error or f"stopped at the limit of {ending.limit}", result)
+            words = ending.error or f"stopped at the limit of {ending.limit}"
+            option = LIMIT_OPTIONS.get(ending.limit)
+            raise RunEnded(f"{words} ({option})" if option else words, result)
         elif ending.denied:
             say(denied_words(ending.denied))  # with --quiet too: the exit code says so
         return result.exit_code

@@ -40,9 +40,9 @@ class ExitCodeTests(HeadlessCase):
             ("hello", (), 0, ""),
             ("/fail on purpose", (), 1, "on purpose"),
             ("/tool rm -rf build\nand on", (), 7, "1 permission was denied"),
-            ("/cost 10", ("--max-cost=0.05",), 8, "stopped at max_cost = 0.05"),
-            ("/steps 3", ("--max-steps=1",), 8, "stopped at max_steps = 1"),
-            ("/slow 60", ("--timeout=0.05",), 8, "stopped at max_seconds = 0.05"),
+            ("/cost 10", ("--max-cost=0.05",), 8, "stopped at max_cost = 0.05 (--max-cost)"),
+            ("/steps 3", ("--max-steps=1",), 8, "stopped at max_steps = 1 (--max-steps)"),
+            ("/slow 60", ("--timeout=0.05",), 8, "stopped at max_seconds = 0.05 (--timeout)"),
         ):
             with self.subTest(prompt):
                 got, printed, errors = await self.call("run", "-q", *limits, prompt)
