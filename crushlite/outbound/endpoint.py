@@ -38,7 +38,7 @@ class Endpoint:
         if url.scheme not in PORTS or not _HOST.fullmatch(host):
             raise BadRequest("a base URL looks like https://host/prefix")
         if "@" in url.netloc:
-            raise BadRequest("a base URL holds no user name: use api_key or extra_headers")
+            raise BadRequest("a base URL holds no user name: give credentials as a key or a header")
         self.host = host
         shown = f"[{host}]" if ":" in host else host
         self.host_header = shown if port is None else f"{shown}:{port}"

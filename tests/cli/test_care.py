@@ -233,8 +233,9 @@ class DoctorTests(DaemonCase):
         self.assertEqual(model.requests, [])
         section["base_url"] = "http://127.0.0.1:1/v1"
         file.write_text(json.dumps({"providers": {"fake": section}}))
-        for known in (True, False):  # also if its models are not known: then it must be asked
-            section["models"] = section["models"] if known else []
+        # Also if its models are not known: then it must be asked for them.
+        for models in (section["models"], list[str]()):
+            section["models"] = models
             file.write_text(json.dumps({"providers": {"fake": section}}))
             found = await self.findings(1)
             broken = found["provider fake"][0]

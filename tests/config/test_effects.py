@@ -77,6 +77,7 @@ class EffectTests(ConfigCase):
             for matcher, matched in {
                 "^bash$": ["bash"],
                 "Edit|write": ["edit", "multiedit", "write"],
+                "^Read$": ["view"],
                 "": ["bash", "edit", "multiedit", "view", "write"],
                 "*": ["bash", "edit", "multiedit", "view", "write"],
                 "(?P<": ["bash", "edit", "multiedit", "view", "write"],
