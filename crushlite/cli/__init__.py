@@ -142,9 +142,9 @@ def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
     """Exit with an error about arguments that a command does not have, and what may be meant."""
     import difflib  # only here: every command would wait for it
 
-    names = [name for name in parser._option_string_actions if name.startswith("--")]
-    near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
-    guess = f"; did you mean {near[0]}?" if near else ""
+    names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
+    near = difflib.get_close_matches(unknown[0].partition("=")[0].lstrip("-"), names, 1, 0.75)
+    guess = f"; did you mean --{near[0]}?" if near else ""
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .progress import Progress
     from .result import RunResult
 
+LIMIT_OPTIONS = {"cost": "--max-cost", "steps": "--max-steps", "time": "--timeout"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REQUEST_COLUMNS = 140  # of what is asked for: the words around it must fit into the note as well
 BESIDE_GROWING = 20  # columns of the status line that the end of an answer leaves to the rest of it
@@ -244,10 +245,12 @@ def form_of(options: argparse.Namespace) -> str:
 
 
 class RunNotes:
-    """Keeps a Progress up to date: what the run does, and whose answer it waits for."""
+    """Keeps a Progress up to date: what the run does, and whose answer it waits for. With `asks`,
+    questions are asked by others, in the same terminal."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, *, asks: bool = False) -> None:
         self._progress = progress
+        self._asks = asks
         self._messages = ShownMessages()
         self._requests = Requests()
 
@@ -273,6 +276,8 @@ class RunNotes:
             return
         words = cut(request_words(request), REQUEST_COLUMNS)
         if not isinstance(request, PermissionRequest):
+            if self._asks:
+                return
             asked = f"waiting for an answer: {words} (answer in another client)"
             self._progress.say(asked if verdict == "asked" else f"no longer asked: {words}")
         elif verdict == "asked":
@@ -305,15 +310,18 @@ class RunPrinter:
     """Prints a run to its end.
 
     `listeners` are called with the payload of each event. `stop` is called when standard output
-    cannot be written to any more; `broken` is the reason then."""
+    cannot be written to any more; `broken` is the reason then. `asks`: a listener asks the user at
+    the terminal what the run wants to know."""
 
-    def __init__(self, run: RunStream, progress: Progress, form: str = "text") -> None:
+    def __init__(
+        self, run: RunStream, progress: Progress, form: str = "text", *, asks: bool = False
+    ) -> None:
         self.run = run
         self.broken: OSError | None = None
         self.listeners: Sequence[Callable[[object], None]] = ()
         self.stop: Callable[[], object] = do_nothing
         self._progress = progress
-        self._notes = RunNotes(progress)
+        self._notes = RunNotes(progress, asks=asks)
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
         self._form = form
         self._output = output_of(form, run.session_id)
@@ -364,7 +372,9 @@ class RunPrinter:
         if ending.cancelled:
             self._progress.say("canceled")
         elif ending.error or ending.limit:
-            raise RunEnded(ending.error or f"stopped at the limit of {ending.limit}", result)
+            words = ending.error or f"stopped at the limit of {ending.limit}"
+            option = LIMIT_OPTIONS.get(ending.limit)
+            raise RunEnded(f"{words} ({option})" if option else words, result)
         elif ending.denied:
             say(denied_words(ending.denied))  # with --quiet too: the exit code says so
         return result.exit_code

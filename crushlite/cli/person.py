@@ -127,7 +127,8 @@ class TerminalAnswers:
             self._dialogs[payload.id] = QuestionDialog(payload)
             self._ask()
         elif isinstance(payload, QuestionNotification):
-            self._dialogs.pop(payload.batch_id, None)
+            if self._dialogs.pop(payload.batch_id, None) is not None:
+                self._progress.say("no longer asked: it was answered elsewhere, or the run is over")
             self._ask()
 
     @property

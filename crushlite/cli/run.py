@@ -370,8 +370,8 @@ class _Asked:
     async def _follow(self) -> int:
         session_id = await self._session()
         form = form_of(self._options)
-        talks = form in ("text", "final") and not self._options.quiet
-        await self._workspace.init(interactive=talks and is_there())
+        talks = form in ("text", "final") and not self._options.quiet and is_there()
+        await self._workspace.init(interactive=talks)
         self._posting = True
         start = self._workspace.start(self.prompt, session_id, **self._fields())
         async with start as run:
@@ -381,7 +381,7 @@ class _Asked:
             if run.ahead:
                 self._progress.say(f"waiting for {run.ahead} earlier prompt(s) in this session")
             self._progress.doing("waiting")
-            printer = RunPrinter(run, self._progress, form)
+            printer = RunPrinter(run, self._progress, form, asks=talks)
             printer.stop = self.stop
             async with (
                 _Denials(self._workspace, self._options.deny_after, self._progress) as denials,

@@ -461,7 +461,7 @@ class StopTests(ScriptedCase):
         child = await self.run_it("-q", "--timeout", "0.1", "hello")
         await self.ended(child, 8, "")
         self.assertTrue(self.daemon.agent.runs[0].canceled)
-        self.assertEqual(child.errors, "crushlite: stopped at max_seconds = 0.1\n")
+        self.assertEqual(child.errors, "crushlite: stopped at max_seconds = 0.1 (--timeout)\n")
 
     async def test_a_command_whose_run_waits_in_line_ends_soon_after_its_time_limit(self) -> None:
         anna = await self.daemon.join()

@@ -191,6 +191,28 @@ class AskingTests(TerminalCase):
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
 
+    async def test_a_question_is_asked_here_once_and_closed_when_another_client_answers(
+        self,
+    ) -> None:
+        anna = await self.daemon.join()
+        terminal, scripted = await self.run_in_terminal("hello")
+        place = 0
+        for here in (True, False):
+            asking = scripted.begin(lambda turn: turn.ask("Go on?"))
+            batch = await anna.events.wait_for("question_batch_request")
+            place = await terminal.hears("your own words; /skip", place)
+            if here:
+                terminal.press("gladly\n")
+            else:
+                await anna.call("POST", f"/questions/{batch['id']}", {"action": "cancel"})
+            async with asyncio.timeout(PATIENCE):
+                await asking
+        await terminal.hears("no longer asked: it was answered elsewhere", place)
+        scripted.release()
+        self.assertEqual(await terminal.ends(), 0)
+        self.assertNotIn("another client", terminal.heard)
+        self.assertEqual(terminal.heard.count("no longer asked"), 1)
+
     async def test_the_person_at_the_terminal_answers(self) -> None:
         terminal, scripted, verdict = await self.asked()
         place = len(terminal.heard)
