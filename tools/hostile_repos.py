@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 10.0
 SECRET = "sk-canary-5f0c1d2e3b4a59687766"
-NAMES = ("AGENTS.md", "a.txt", ".gitignore", ".env", "crush.json", ".crushlite/crushlite.db", "p")
+NAMES = (
+    *("AGENTS.md", "a.txt", ".gitignore", ".env", "crush.json", ".crushlite/crushlite.db", "p"),
+    *("main.py", "main.go", "main.c", "main.rs"),
+)
+LISTS = ("skills", "commands", "agents", "mcp/states", "mcp/prompts", "lsps")
 
 
 def plan(request: dict[str, Any]) -> Sequence[Step]:
@@ -203,6 +207,8 @@ class Case:
             self.outcome = f"not opened: {(opened or {}).get('message', opened)}"
         else:
             base = f"/v1/workspaces/{opened['id']}"
+            for listed in LISTS:
+                await self._ask(listed, "GET", f"{base}/{listed}")
             session = await self._ask("session", "POST", f"{base}/sessions", {"title": "t"})
             wanted = {"session_id": (session or {}).get("id", ""), "prompt": "look around"}
             run = await self._ask("prompt", "POST", f"{base}/agent", wanted)

@@ -4,6 +4,8 @@
     editor     one editor: its requests, and how each is answered
     project    one directory: its workspace in the daemon, and the events of it
     thread     one session that the editor shows: prompts, permissions, questions
+    choices    whether tools ask, the model, the agent: what is chosen for one session
+    commands   prompts with a name
     view       what of a session the editor has seen, as updates
     words      the shapes of the protocol: blocks, tool calls, options, forms
 

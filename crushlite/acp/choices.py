@@ -33,7 +33,8 @@ class EditorChoices:
         self._agent = _DEFAULT
 
     def update(self, agent: AgentInfo, providers: list[Any]) -> None:
-        """Take over what the daemon has now. A chosen model that is gone is chosen no more."""
+        """Take over the models that the daemon has now. The choice of one that it has not any more
+        is dropped: what is configured holds again."""
         chosen = agent.model_cfg
         self._configured = f"{chosen.provider}/{chosen.model}" if chosen.model else ""
         self._names, self._windows = {}, {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..clock import all_done, time_limit
-from ..errors import BadRequest, CrushliteError, NotFound
+from ..errors import BadRequest, CrushliteError, NotFound, SessionNotFound
 from ..jsonrpc.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -79,7 +79,8 @@ class Editor(RpcHandler):
         try:
             await self._peer.run()
             for thread in self._threads.values():
-                thread.fail("the editor has closed its side; the run goes on")
+                reason = "the editor has closed its side; the run goes on"
+                thread.fail(reason, also_cancelled=False)
             await self._peer.all_answered(END_SECONDS)
         finally:
             await self._peer.close()
@@ -159,7 +160,8 @@ class Editor(RpcHandler):
         thread = self._open(project, session.id)
         workspace = await project.workspace()
         await thread.load(workspace, replay=False)
-        self._warn(thread, workspace.info.warning)
+        self._warn(thread, "Configuration", workspace.info.warning)
+        self._warn(thread, "Tool servers", words.unused_servers(params.get("mcpServers")))
         return {"sessionId": session.id, **self._state(thread)}
 
     async def _load(self, params: Params) -> Params:
@@ -172,19 +174,25 @@ class Editor(RpcHandler):
         project = self._project(params.get("cwd"))
         session_id = _session_id(params)
         is_open = session_id in project.threads
+        if not is_open:  # else a wrong directory would close a session that is open in another one
+            await project.call(lambda workspace: workspace.session(session_id))
         thread = self._open(project, session_id)
         try:
             await project.call(lambda workspace: thread.load(workspace, replay=replay))
         except CrushliteError:
             if not is_open:
-                self._forget(thread)
+                self._forget(thread, "the session could not be loaded")
             raise
         project.spawn(thread.find_requests())
+        self._warn(thread, "Tool servers", words.unused_servers(params.get("mcpServers")))
         return self._state(thread)
 
     def _open(self, project: Project, session_id: str) -> Thread:
         thread = self._threads.get(session_id)
-        if thread is None or thread.project is not project:
+        if thread is not None and thread.project is not project:  # the same, by another path
+            self._forget(thread, "the session was opened in another directory")
+            thread = None
+        if thread is None:
             has_forms = self._has("elicitation", "form")
             thread = Thread(session_id, project, self._peer, has_forms=has_forms)
         project.threads[session_id] = self._threads[session_id] = thread
@@ -192,7 +200,8 @@ class Editor(RpcHandler):
         return thread
 
     def _state(self, thread: Thread) -> Params:
-        """What the answer to a new or opened session holds; what follows it is on its way."""
+        """Modes and options, for the answer to a new or opened session. Begins to send the list of
+        commands, too."""
         thread.project.spawn(thread.send_commands())
         return {"modes": thread.choices.modes(), "configOptions": thread.choices.options()}
 
@@ -211,8 +220,9 @@ class Editor(RpcHandler):
         return answer
 
     def _listable(self) -> list[Project]:
-        """Without a directory: those that are open here, else the one we were started in. The
-        user's home and the root are no projects that anybody meant."""
+        """The projects of a request that names no directory: those that are open here, else the
+        one we were started in. Not the user's home or the root: editors start agents there if they
+        have no project."""
         if not self._projects and Path(self._wanted.directory) not in (Path("/"), Path.home()):
             self._project(self._wanted.directory)
         return list(self._projects.values())
@@ -223,18 +233,17 @@ class Editor(RpcHandler):
         with contextlib.suppress(TimeoutError):
             async with time_limit(self._clock, CLOSE_SECONDS):
                 await thread.all_answered()
-        self._forget(thread)
+        self._forget(thread, "the session was closed")
         return {}
 
     async def _delete(self, params: Params) -> Params:
         session_id = _session_id(params)
-        place = self._places.get(session_id) or self._wanted.directory
-        project = self._project(place)
-        with contextlib.suppress(NotFound):  # it is gone, as it should be
-            await project.call(lambda workspace: workspace.delete(session_id))
+        place = self._places.get(session_id)
+        for project in [self._project(place)] if place else self._listable():
+            with contextlib.suppress(SessionNotFound):  # it is gone, as it should be
+                await project.call(lambda workspace: workspace.delete(session_id))
         if thread := self._threads.get(session_id):
-            self._forget(thread)
-            thread.fail("the session was deleted")
+            self._forget(thread, "the session was deleted")
         return {}
 
     async def _set_mode(self, params: Params) -> Params:
@@ -262,7 +271,8 @@ class Editor(RpcHandler):
         path = os.path.normpath(cwd)
         if path not in self._projects:
             if len(self._projects) >= MOST_PROJECTS:
-                raise RpcError(INTERNAL_ERROR, f"more than {MOST_PROJECTS} directories")
+                text = f"{MOST_PROJECTS} directories are open here: start the agent anew for others"
+                raise RpcError(INTERNAL_ERROR, text)
             self._projects[path] = Project(dataclasses.replace(self._wanted, path=path))
         return self._projects[path]
 
@@ -273,8 +283,11 @@ class Editor(RpcHandler):
             raise RpcError(NOT_FOUND, "the session is not open: use session/load first")
         return thread
 
-    def _forget(self, thread: Thread) -> None:
+    def _forget(self, thread: Thread, reason: str) -> None:
+        """Show a session no more. Prompts of it that are still open are answered with the reason:
+        no event would do it any more."""
         thread.withdraw_all()
+        thread.fail(reason)
         thread.project.threads.pop(thread.session_id, None)
         self._threads.pop(thread.session_id, None)
 
@@ -285,10 +298,10 @@ class Editor(RpcHandler):
             value = value.get(name) if isinstance(value, dict) else None
         return value is not None and value is not False
 
-    def _warn(self, thread: Thread, warning: str) -> None:
-        """Show what the daemon says of the workspace's configuration, if the client can."""
+    def _warn(self, thread: Thread, title: str, warning: str) -> None:
+        """Show a warning, unless it is empty, in a client that has notices; log it for others."""
         if warning and self._has("session", "notices"):
-            notice = {"severity": "warning", "title": "Configuration", "description": warning}
+            notice = {"severity": "warning", "title": title, "description": warning}
             thread.project.spawn(thread.send([{"sessionUpdate": "notice", **notice}]))
         elif warning:
             log.warning("%s", warning)

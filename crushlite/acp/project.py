@@ -18,8 +18,8 @@ from ..clock import time_limit
 from ..errors import CrushliteError, NotFound
 from ..launch import ensure_daemon, goodbye, join
 from ..protocol.events import ConfigChanged, Resync
-from ..protocol.permissions import PermissionNotification, PermissionRequest
-from ..protocol.questions import QuestionBatch, QuestionNotification
+from ..protocol.permissions import PermissionNotification
+from ..protocol.questions import QuestionNotification
 from ..protocol.sessions import Session
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ class ShownSession(Protocol):
 
     def settled(self, notification: PermissionNotification | QuestionNotification) -> None: ...
 
-    def ask(self, request: PermissionRequest | QuestionBatch) -> None: ...
-
     def withdraw_all(self) -> None: ...
 
     def fail(self, reason: str) -> None: ...
@@ -59,21 +57,25 @@ class ShownSession(Protocol):
 
 
 LOST_SECONDS = 60.0  # that a prompt waits for a daemon that was lost
-RETRY_SECONDS = 1.0  # between two attempts to start one
+RETRY_SECONDS = 1.0  # between two attempts to start one, or to read what was missed
+MOST_RETRY_SECONDS = 30.0  # between two attempts to read what was missed, after many
 
 
 class Project:
+    """`threads` are the sessions of this directory that the editor shows; events go to them."""
+
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.path = wanted.directory
         self.threads: dict[str, ShownSession] = {}  # by session
-        self._children: dict[str, str] = {}  # sessions of sub-agents: the thread's they belong to
         self._clock = wanted.clock
         self._workspace: RemoteWorkspace | None = None
         self._opening = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._reviving: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()  # set while the event stream is connected
+        self._behind: set[str] = set()  # sessions with missed events that could not be read yet
+        self._catching_up: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     # The workspace -----------------------------------------------------------------------------
@@ -114,13 +116,12 @@ class Project:
         self._workspace = workspace
         self._connected.set()
         self._reader = asyncio.create_task(self._read(stream))
-        if old is not None:
-            self.spawn(self._catch_up())
 
     async def call(self, ask: Callable[[RemoteWorkspace], Awaitable[T]]) -> T:
         """Ask the daemon something that may be asked twice; once more if it was lost meanwhile."""
+        workspace = await self.workspace()
         try:
-            return await ask(await self.workspace())
+            return await ask(workspace)
         except CrushliteError as error:
             if not is_temporary(error):
                 raise
@@ -172,6 +173,7 @@ class Project:
     async def _read(self, stream: EventStream) -> None:
         reason = "the daemon has ended the stream of events"
         try:
+            await self._catch_up()  # threads of an earlier stream have missed what was in between
             async for event in stream:
                 try:
                     await self._take(event)
@@ -212,27 +214,10 @@ class Project:
             self.spawn(work)
 
     async def _take_of_session(self, payload: object, action: str) -> None:
-        if isinstance(payload, Session):
-            session_id = payload.id
-            if payload.parent_session_id in self.threads:
-                self._children[session_id] = payload.parent_session_id
-        else:
-            session_id = str(getattr(payload, "session_id", ""))
-        thread = self.threads.get(session_id)
-        if thread is None:
-            self._take_of_child(payload, session_id)
-        elif action != "deleted":
+        is_session = isinstance(payload, Session)
+        thread = self.threads.get(str(getattr(payload, "id" if is_session else "session_id", "")))
+        if thread is not None and action != "deleted":
             await thread.take(payload)
-
-    def _take_of_child(self, payload: object, session_id: str) -> None:
-        """What a sub-agent asks for is asked in the thread that it works for."""
-        parent = self.thread_of(session_id)
-        if parent is not None and isinstance(payload, (PermissionRequest, QuestionBatch)):
-            parent.ask(payload)
-
-    def thread_of(self, session_id: str) -> ShownSession | None:
-        """The thread in which a session is shown, or the one that a sub-agent works for."""
-        return self.threads.get(session_id) or self.threads.get(self._children.get(session_id, ""))
 
     def _open_threads(self) -> list[ShownSession]:
         return list(self.threads.values())
@@ -246,15 +231,34 @@ class Project:
             self.revive()
 
     async def _catch_up(self) -> None:
-        """Show what was missed, in every thread; what cannot be read now comes after the next
-        reconnect."""
-        for thread in self._open_threads():
+        """Read and show what was missed, in every thread. Where that fails now, it is tried again
+        later: after a reconnect there need not be another resync."""
+        self._behind.update(self.threads)
+        await self._try_to_catch_up()
+        if self._behind and (self._catching_up is None or self._catching_up.done()):
+            self._catching_up = self.spawn(self._catch_up_later())
+
+    async def _catch_up_later(self) -> None:
+        delay = RETRY_SECONDS
+        while self._behind:
+            await self._clock.sleep(delay)
+            await self._connected.wait()
+            await self._try_to_catch_up()
+            delay = min(2 * delay, MOST_RETRY_SECONDS)
+
+    async def _try_to_catch_up(self) -> None:
+        for session_id in list(self._behind):
+            thread = self.threads.get(session_id)
             try:
-                await thread.catch_up()
-            except NotFound:
-                thread.fail("the session was deleted")
+                if thread is not None:
+                    await thread.catch_up()
             except CrushliteError as error:
-                log.warning("could not catch up: %s", error)
+                if is_temporary(error) or not isinstance(error, NotFound):
+                    log.warning("could not catch up: %s", error)
+                    continue
+                if thread is not None:
+                    thread.fail("the session was deleted")
+            self._behind.discard(session_id)
 
     # Ending ------------------------------------------------------------------------------------
 

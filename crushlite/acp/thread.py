@@ -46,6 +46,11 @@ class RunFailed(CrushliteError):
     code = "run_failed"
 
 
+async def _open_requests(workspace: RemoteWorkspace) -> list[PermissionRequest | QuestionBatch]:
+    found: list[PermissionRequest | QuestionBatch] = [*await workspace.permissions()]
+    return [*found, *await workspace.questions()]
+
+
 def _future() -> asyncio.Future[RunComplete]:
     return asyncio.get_running_loop().create_future()
 
@@ -75,7 +80,11 @@ class Thread:
         self._idle.set()
         self._peer = peer
         self._has_forms = has_forms
+        self._posting = asyncio.Lock()  # prompts are sent in the order of their arrival
         self._showing = asyncio.Lock()  # one message after the other, in the order of events
+        # Whether the transcript was read, or is being read. Before, events of messages are dropped:
+        # the transcript will hold them, and they would be shown twice.
+        self._is_loaded = False
         # What is asked of the person now, by the id of the request, with the call it is about.
         self._asked: dict[str, tuple[str, asyncio.Task[None]]] = {}
         # What was answered, here or elsewhere: a list that was read before that may still hold it.
@@ -106,7 +115,8 @@ class Thread:
         """Send a prompt and wait until its run has ended; returns the answer for the editor. Raises
         RpcError if the run failed."""
         try:
-            await self._post(prompt)
+            async with self._posting:
+                await self._post(prompt)
             ending = await prompt.ended
         except CrushliteError as error:
             if prompt.is_cancelled:
@@ -116,7 +126,7 @@ class Thread:
             raise RpcError(INTERNAL_ERROR, error.message) from None
         finally:
             self.prompts.remove(prompt)
-            self.view.unexpect(prompt.text)
+            self.view.unexpect(prompt.run_id)
             if not self.prompts:
                 self._idle.set()
         if prompt.is_cancelled or ending.cancelled:
@@ -127,15 +137,17 @@ class Thread:
 
     async def _post(self, prompt: OpenPrompt) -> None:
         """Raises CrushliteError if the prompt was refused, or cannot be sent."""
-        workspace = await self.project.workspace()
-        prompt.text = await expanded(workspace, prompt.text)
-        self.view.expect(prompt.text)
+        text = prompt.text
+        prompt.text = await self.project.call(lambda workspace: expanded(workspace, text))
+        self.view.expect(prompt.run_id, prompt.text)
         fields = self.choices.for_prompt()
         for attempt in range(POSTS):
-            if prompt.is_cancelled:
+            if prompt.is_cancelled and attempt == 0:
                 raise RunFailed("cancelled before it was sent")
+            if prompt.is_cancelled:
+                break  # an attempt that was not answered may have arrived: cancel its run
+            workspace = await self.project.workspace()
             try:
-                workspace = await self.project.workspace()
                 await workspace.prompt(
                     self.session_id,
                     prompt.text,
@@ -183,18 +195,25 @@ class Thread:
         if not prompt.ended.done():
             prompt.ended.set_result(ending)
 
-    def fail(self, reason: str) -> None:
-        """Every open prompt is answered with an error: the daemon is lost."""
+    def fail(self, reason: str, *, also_cancelled: bool = True) -> None:
+        """Answer every open prompt with an error, or with `cancelled` if it was cancelled. With
+        `also_cancelled` False those that were cancelled stay open until their run has ended."""
         for prompt in self.prompts:
-            if not prompt.ended.done():
-                prompt.ended.set_exception(RunFailed(reason))
-                prompt.ended.exception()  # it may not be waited for yet
+            if also_cancelled or not prompt.is_cancelled:
+                self._fail(prompt, reason)
+
+    def _fail(self, prompt: OpenPrompt, reason: str) -> None:
+        if not prompt.ended.done():
+            prompt.ended.set_exception(RunFailed(reason))
+            prompt.ended.exception()  # it may not be waited for yet
 
     # What the daemon tells ---------------------------------------------------------------------
 
     async def take(self, payload: object) -> None:
         """Show an event of this session, or act on it."""
         match payload:
+            case Message() if not self._is_loaded:
+                pass
             case Message():
                 async with self._showing:
                     await self.send(self.view.take(payload, with_errors=not self.prompts))
@@ -218,8 +237,10 @@ class Thread:
         """Read the session as it is now and show all of it, or count it as shown."""
         session = await workspace.session(self.session_id)
         async with self._showing:
+            self._is_loaded = True  # events that come from here on wait, and are shown behind it
+            messages = await workspace.messages(self.session_id)
             self.view = SessionView(self.session_id, self.project.path)
-            for message in await workspace.messages(self.session_id):
+            for message in messages:
                 updates = self.view.take(message)
                 if replay:
                     await self.send(updates)
@@ -232,23 +253,31 @@ class Thread:
     async def catch_up(self) -> None:
         """Show what was missed while the daemon could not be reached. Raises CrushliteError."""
         workspace = await self.project.workspace()
-        async with self._showing:
-            for message in await workspace.messages(self.session_id):
-                await self.send(self.view.take(message, with_errors=not self.prompts))
-        await self.session_changed(await workspace.session(self.session_id))
-        for prompt in list(self.prompts):
-            if prompt.is_accepted and not prompt.ended.done():
-                await self._look_after(workspace, prompt)
+        # Before the messages are read: what a run said that ends later is in events that follow.
+        ended = await self._endings(workspace)
+        if self._is_loaded:
+            async with self._showing:
+                for message in await workspace.messages(self.session_id):
+                    await self.send(self.view.take(message, with_errors=not self.prompts))
+            await self.session_changed(await workspace.session(self.session_id))
+        for prompt, ending in ended:
+            self._end(prompt, ending)
         await self.find_requests()
 
-    async def _look_after(self, workspace: RemoteWorkspace, prompt: OpenPrompt) -> None:
-        try:
-            info = await workspace.run(prompt.run_id)
-        except RunNotFound:
-            prompt.ended.set_exception(RunFailed("the session was deleted"))
-            return
-        if info.state == "ended":
-            self._end(prompt, ending_of(info))
+    async def _endings(self, workspace: RemoteWorkspace) -> list[tuple[OpenPrompt, RunComplete]]:
+        """The open prompts whose runs have ended, also those that the daemon has accepted without
+        our having read its answer. Prompts whose runs are gone are answered with an error."""
+        found = []
+        for prompt in list(self.prompts):
+            try:
+                info = await workspace.run(prompt.run_id)
+            except RunNotFound:
+                if prompt.is_accepted:
+                    self._fail(prompt, "the session was deleted")
+                continue
+            if info.state == "ended":
+                found.append((prompt, ending_of(info)))
+        return found
 
     # Options and commands ----------------------------------------------------------------------
 
@@ -300,10 +329,8 @@ class Thread:
 
     async def find_requests(self) -> None:
         """Ask what is open for this session and is not asked yet."""
-        workspace = await self.project.workspace()
-        found: list[PermissionRequest | QuestionBatch] = [*await workspace.permissions()]
-        for request in [*found, *await workspace.questions()]:
-            if self.project.thread_of(request.session_id) is self:
+        for request in await self.project.call(_open_requests):
+            if request.session_id == self.session_id:  # also of its sub-agents
                 self.ask(request)
 
     def ask(self, request: PermissionRequest | QuestionBatch) -> None:
@@ -327,16 +354,19 @@ class Thread:
             answer = await self._peer.request("session/request_permission", params, seconds=None)
         except RpcError as error:
             log.warning("the editor refused to ask for a permission: %s", error)
-        self._answered(request.id)
         if words.was_cancelled(answer) and any(prompt.is_cancelled for prompt in self.prompts):
-            return  # closed by the cancel
+            # The editor has closed it with its cancel. If it is about a run of another client,
+            # it stays open for that client, and is asked again when this session is loaded.
+            self._asked.pop(request.id, None)
+            return
+        self._answered(request.id)
         action, option = words.chosen_action(answer, options)
         await self.project.call(
             lambda workspace: workspace.grant(request.id, action, option=option)
         )
 
     def _answered(self, request_id: str) -> None:
-        """From here on there is nothing to withdraw."""
+        """Note that the person has answered: the request is not withdrawn, nor asked again."""
         self._asked.pop(request_id, None)
         self._settled.append(request_id)
 
@@ -381,6 +411,7 @@ class Thread:
             update = {"sessionUpdate": "agent_message_chunk", "content": chunk}
             await self.send([{**update, "messageId": f"question-{batch.id}"}])
         workspace = await self.project.workspace()
+        await self._show(workspace)  # among the sessions of this editor another may be the last
         if (await workspace.session(self.session_id)).attached_clients <= 1:
             await workspace.answer(batch.id, None)
 

@@ -61,20 +61,21 @@ class SessionView:
         self._calls: dict[str, _Call] = {}
         self._contents: dict[str, str] = {}  # of files, as they were stored last
         self._changed: dict[str, tuple[str, str]] = {}  # of files: before and after
-        self._own: list[str] = []  # prompts of this editor that have not come back as messages
+        # Prompts of this editor that have not come back as messages: run and text, in their order.
+        self._own: dict[str, str] = {}
         self._plan: Update | None = None
         self._title: str | None = None
         self._usage: Update | None = None
         self.last_finish = ""  # why the last message of the agent ended
 
-    def expect(self, text: str) -> None:
-        """A prompt of this editor is about to be sent: the message that it becomes is no news."""
-        self._own.append(text)
+    def expect(self, run_id: str, text: str) -> None:
+        """A prompt of this editor is about to be sent: `take` gives no update for the message that
+        it becomes, because the editor has shown it itself."""
+        self._own[run_id] = text
 
-    def unexpect(self, text: str) -> None:
-        """That prompt has become no message, or will not any more."""
-        if text in self._own:
-            self._own.remove(text)
+    def unexpect(self, run_id: str) -> None:
+        """The run of that prompt has ended, or will not begin: no message of it comes any more."""
+        self._own.pop(run_id, None)
 
     # Messages ----------------------------------------------------------------------------------
 
@@ -101,13 +102,10 @@ class SessionView:
                     updates.append(_chunk("agent_message_chunk", text, message.id))
         return updates
 
-    def absorb(self, message: Message) -> None:
-        """Count a message as seen, as far as it goes now."""
-        self.take(message)
-
     def _user(self, message: Message) -> list[Update]:
-        if message.text in self._own:
-            self._own.remove(message.text)
+        run_id = next((run for run, text in self._own.items() if text == message.text), None)
+        if run_id is not None:
+            del self._own[run_id]
             return []
         updates = []
         for part in message.parts:
@@ -161,7 +159,7 @@ class SessionView:
             "toolCallId": part.id,
             **words.described(part.name, arguments, self._cwd),
             "status": status,
-            **(words.raw_input(part) if part.finished else {}),
+            **words.raw_input(part, arguments),
         }
         if known is None:
             known = self._calls[part.id] = _Call(part.name)
@@ -176,14 +174,17 @@ class SessionView:
         about = words.described(request.tool_name, request.params, self._cwd)
         shown: Update = {"toolCallId": request.tool_call_id, **about, "status": "pending"}
         path = request.params.get("file_path")
-        diff = words.diff_of(path, request.params) if isinstance(path, str) else None
+        place = os.path.join(self._cwd, path) if isinstance(path, str) else ""
+        diff = words.diff_of(place, request.params) if place else None
         if diff is not None:
             shown["content"] = [diff]
         elif request.description:
             text = words.text_content(request.description)
             shown["content"] = [{"type": "content", "content": text}]
-        if "command" in request.params:
-            shown["rawInput"] = {"command": request.params["command"]}
+        # Everything that is decided on, where the title is cut. The daemon bounds its size.
+        given = {key: value for key, value in request.params.items() if key not in words.VERSIONS}
+        if given:
+            shown["rawInput"] = given
         if call is not None:
             return [], shown
         self._calls[request.tool_call_id] = _Call(request.tool_name, dict(request.params))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Update = dict[str, Any]  # the `update` of a session/update
 
 TITLE_CHARS = 120
+OPTION_CHARS = 1000  # of what an answer to a permission request would grant
 RESULT_CHARS = 100_000  # of a tool's result or output: more than anybody reads in an editor
 INPUT_CHARS = 64 * 1024  # of a tool's input that is repeated as it is
 _KINDS = {
@@ -33,6 +35,8 @@ _KINDS = {
     **dict.fromkeys(("fetch", "download", "web_fetch", "web_search"), "fetch"),
     **dict.fromkeys(("todos", "question", "think"), "think"),
 }
+VERSIONS = ("old_content", "new_content")  # of a file, in what a tool or a request says of it
+_BACKTICKS = re.compile("`{3,}")
 _TELLING = ("command", "file_path", "path", "pattern", "url", "query", "shell_id", "description")
 _OWN = "own:"  # before the ids of an agent's own options
 _PRIORITY = {"in_progress": "high", "pending": "medium", "completed": "low"}
@@ -102,9 +106,8 @@ def shown_path(path: str, cwd: str) -> str:
 
 
 def _fenced(name: str, text: str) -> str:
-    fence = "```"
-    while fence in text:
-        fence += "`"
+    longest = max((len(found) for found in _BACKTICKS.findall(text)), default=2)
+    fence = "`" * (longest + 1)
     end = "" if text.endswith("\n") else "\n"
     return f"\n\n{name}\n{fence}\n{text}{end}{fence}\n"
 
@@ -151,10 +154,10 @@ def described(name: str, arguments: dict[str, Any], cwd: str) -> dict[str, Any]:
     return found
 
 
-def raw_input(call: ToolCallPart) -> dict[str, Any]:
-    """`rawInput`, unless it is very long: an edit is shown as a diff besides."""
-    given = arguments_of(call)
-    return {"rawInput": given} if given and len(call.input) <= INPUT_CHARS else {}
+def raw_input(call: ToolCallPart, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call as `rawInput`; nothing if there are none, or if they are very long:
+    an edit is shown as a diff besides."""
+    return {"rawInput": arguments} if arguments and len(call.input) <= INPUT_CHARS else {}
 
 
 def result_content(
@@ -168,8 +171,8 @@ def result_content(
         if shown is not None:
             return [shown]
         if _is_text(metadata.get("diff")):
-            return [_text(_fenced("", str(metadata["diff"])).strip())]
-    found = [_text(result.content)] if result.content else []
+            return [_fenced_text(str(metadata["diff"]))]
+    found = [_text(_bounded(result.content))] if result.content else []
     if result.data and result.mime_type.startswith("image/"):
         image = {"type": "image", "data": result.data, "mimeType": result.mime_type}
         found.append({"type": "content", "content": image})
@@ -181,7 +184,7 @@ def diff_of(
 ) -> dict[str, Any] | None:
     """A change of a file as a diff, from what a tool or a permission request says of it, or from
     the versions that were stored; None if neither is known."""
-    old, new = shown.get("old_content"), shown.get("new_content")
+    old, new = (shown.get(key) for key in VERSIONS)
     if isinstance(new, str) or isinstance(old, str):
         before, after = old if isinstance(old, str) else "", new if isinstance(new, str) else ""
     elif versions is not None:
@@ -192,14 +195,22 @@ def diff_of(
 
 
 def _text(text: str) -> dict[str, Any]:
-    if len(text) > RESULT_CHARS:
-        text = f"{text[:RESULT_CHARS]}\n[{len(text) - RESULT_CHARS} more characters]"
     return {"type": "content", "content": text_content(text)}
+
+
+def _fenced_text(text: str) -> dict[str, Any]:
+    return _text(_fenced("", _bounded(text)).strip())
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= RESULT_CHARS:
+        return text
+    return f"{text[:RESULT_CHARS]}\n[{len(text) - RESULT_CHARS} more characters]"
 
 
 def output_content(text: str) -> list[dict[str, Any]]:
     """The output so far of a running tool."""
-    return [_text(_fenced("", text).strip())]
+    return [_fenced_text(text)]
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -223,7 +234,8 @@ def _cut(text: str) -> str:
 
 def permission_options(request: PermissionRequest) -> list[dict[str, str]]:
     """The answers to a permission request. The id of each is the action that the daemon knows, or
-    that of an option which the agent itself offers, marked."""
+    that of an option which the agent itself offers, marked. One that allows something in more words
+    than a person reads before choosing it is not offered."""
     if request.options:
         own = [(f"{_OWN}{one.id}", one.name, one.kind) for one in request.options]
         if not all(one.allows for one in request.options):
@@ -243,7 +255,11 @@ def permission_options(request: PermissionRequest) -> list[dict[str, str]]:
 
 
 def _options(options: list[tuple[str, str, str]]) -> list[dict[str, str]]:
-    return [{"optionId": key, "name": _cut(name), "kind": kind} for key, name, kind in options]
+    return [
+        {"optionId": key, "name": name[:OPTION_CHARS], "kind": kind}
+        for key, name, kind in options
+        if len(name) <= OPTION_CHARS or not kind.startswith("allow")
+    ]
 
 
 def chosen_action(answer: Any, options: list[dict[str, str]]) -> tuple[str, str]:
@@ -346,6 +362,18 @@ def plan_of(todos: Iterable[Todo]) -> Update:
         entry = {"content": todo.content, "priority": _PRIORITY[status], "status": status}
         entries.append(entry)
     return {"sessionUpdate": "plan", "entries": entries}
+
+
+def unused_servers(servers: Any) -> str:
+    """A sentence about the tool servers that an editor names, which are not started; empty if it
+    names none."""
+    if not isinstance(servers, list) or not servers:
+        return ""
+    names = [str(one.get("name"))[:40] for one in servers[:10] if isinstance(one, dict)]
+    return (
+        f"{len(servers)} tool servers of the editor are not used ({', '.join(names)}): "
+        "name them under mcp in crush.json"
+    )
 
 
 def session_info(session: Session, cwd: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..agent.base import Scope
 from ..errors import BadRequest
 from ..protocol.permissions import PermissionOption
-from .content import block_text, diffs, listed, size_of, text_of
+from .content import block_text, diffs, listed, text_of
 from .failures import shown
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ KINDS = ("allow_once", "allow_always", "reject_once", "reject_always")
 CANCELLED: dict[str, Any] = {"outcome": {"outcome": "cancelled"}}
 _MOST_OPTIONS = 20
 _MOST_NAME = 300  # characters: what is longer could not be shown as an answer to choose
-_MOST_SHOWN = 2 << 20  # characters of a request; of a change in a file only its lines are shown
+_CHANGE = ("file_path", "old_content", "new_content")  # as clients know a change of a file
 
 
 def options_of(params: dict[str, Any]) -> list[PermissionOption]:
@@ -43,18 +43,18 @@ def options_of(params: dict[str, Any]) -> list[PermissionOption]:
 
 async def ask(turn: Turn, call: ReportedCall, options: list[PermissionOption]) -> dict[str, Any]:
     """Ask all clients, and return the answer for the agent."""
-    if not options or size_of([call.input, call.content], _MOST_SHOWN) > _MOST_SHOWN:
+    if not options or not call.is_whole:
         return _answer(options, None)
-    params = _params(call)
+    params, description = _params(call), _description(call, options)
     try:
         verdict = await turn.permission(
             call.tool_name,
             call.kind or "execute",
-            description=_description(call, options),
+            description=description,
             params=params,
             path=_path(call),
             tool_call_id=call.id,
-            scope=Scope((_digest(call, params),), "exactly the same again"),
+            scope=Scope((_digest(call, description, params),), "exactly the same again"),
             options=options,
         )
     except BadRequest:
@@ -84,23 +84,26 @@ def _description(call: ReportedCall, options: list[PermissionOption]) -> str:
 
 
 def _params(call: ReportedCall) -> dict[str, Any]:
-    """All that the agent says about what it will do."""
-    params = dict(call.arguments)
+    """All that the agent says about what it will do: the input of the tool, and what the content of
+    the call adds. Neither hides the other."""
+    params, added = dict(call.arguments), dict[str, Any]()
     said = [
         block_text(item.get("content")) for item in call.content if item.get("type") == "content"
     ]
     if details := "\n".join(filter(None, said)):
-        params["details"] = details
-    changed = diffs(call.content)
-    if len(changed) == 1:
-        # The input mostly repeats the whole file: then the lines that change say the same.
-        for key in [key for key, value in params.items() if value in changed[0][1:] and value]:
-            del params[key]
-        params["file_path"], params["old_content"], params["new_content"] = changed[0]
-    elif changed:
-        names = ("file_path", "old_content", "new_content")
-        params["changes"] = [dict(zip(names, change, strict=True)) for change in changed]
-    return params
+        added["details"] = details
+    changes = [dict(zip(_CHANGE, change, strict=True)) for change in diffs(call.content)]
+    if len(changes) == 1:
+        added |= changes[0]
+        if call.kind == "edit":
+            # The input often repeats the whole file, of which clients show the lines that change.
+            texts = [text for text in (added["old_content"], added["new_content"]) if text]
+            params = {key: value for key, value in params.items() if value not in texts}
+    elif changes:
+        added["changes"] = changes
+    if any(key in params and params[key] != value for key, value in added.items()):
+        params = {"input": params}  # the same name for something else: show both
+    return params | added
 
 
 def _path(call: ReportedCall) -> str:
@@ -109,8 +112,9 @@ def _path(call: ReportedCall) -> str:
     return shown(folder, 4096) if isinstance(folder, str) else ""
 
 
-def _digest(call: ReportedCall, params: dict[str, Any]) -> str:
-    """What two requests have in common that are the same."""
-    value = [call.tool_name, call.kind, call.title, params]
+def _digest(call: ReportedCall, description: str, params: dict[str, Any]) -> str:
+    """Equal for two requests if a user sees no difference between them. The description is part of
+    it: it says so if a yes allows more than this once."""
+    value = [call.tool_name, call.kind, description, params]
     text = json.dumps(value, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

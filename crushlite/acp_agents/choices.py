@@ -39,14 +39,12 @@ class AgentChoices:
         self._key_file = _key_file(workspace)
 
     async def load(self) -> dict[str, str]:
-        """By session, what was chosen."""
+        """What was chosen, by session. Raises CorruptDatabase, and ConfigError if the key cannot be
+        read."""
         kept = await self._store.read(note_rows.all_notes, OWNER, _MOST)
         if not kept or self._key_file is None:
             return {}
-        try:
-            key = await asyncio.to_thread(_read_key, self._key_file)
-        except ConfigError:
-            return {}
+        key = await asyncio.to_thread(_read_key, self._key_file)
         found = {}
         for session_id, note in kept.items():
             seal, _, choice = note.partition(" ")
@@ -81,10 +79,15 @@ def _key_file(workspace: OpenWorkspace) -> Path | None:
 
 
 def _read_key(file: Path) -> bytes:
-    """The key; empty if there is none. Raises ConfigError if it cannot be read."""
+    """The key; empty if the file is missing, damaged, or open to other users. Raises ConfigError if
+    it cannot be read."""
     from ..config.files import is_private, read_bytes
 
-    return (read_bytes(file, is_private) or b"")[:1024]
+    def is_secret(status: os.stat_result) -> bool:
+        return is_private(status) and not status.st_mode & 0o077
+
+    key = read_bytes(file, is_secret) or b""
+    return key if len(key) == 2 * _KEY_BYTES else b""
 
 
 def _found_key(file: Path) -> bytes:
@@ -101,6 +104,8 @@ def _make_key(file: Path) -> bytes:
         try:
             with open(descriptor, "wb") as written:
                 written.write(secrets.token_hex(_KEY_BYTES).encode())
+                written.flush()
+                os.fsync(descriptor)
             with contextlib.suppress(FileExistsError):
                 os.link(fresh, file)
         finally:
@@ -109,4 +114,4 @@ def _make_key(file: Path) -> bytes:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
     if key := _read_key(file):
         return key
-    raise ConfigError(f"{file}: other users can write to it: remove it")
+    raise ConfigError(f"{file}: is damaged, or other users may read it: remove it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -34,6 +35,12 @@ class AgentCommand:
     def line(self) -> str:
         """The command as it would be typed in a shell."""
         return shlex.join(self.arguments)
+
+    @property
+    def digest(self) -> str:
+        """A hash of the line, by which a session knows the command again. It is kept in the
+        project's database, where the line must not be: keys may be among the arguments."""
+        return hashlib.sha256(self.line.encode("utf-8", "surrogateescape")).hexdigest()
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """What the program gets: all of the user's environment. It is started in the user's name

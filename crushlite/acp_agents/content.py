@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 RESULT_CHARS = 60_000  # of the result of a tool call
 INPUT_CHARS = 20_000  # of each text in the input of a tool call
-DIFF_LINES = 400
 TRANSCRIPT_CHARS = 100_000  # of a conversation that the agent does not know
 _TOOL_CHARS = 1000  # of a call or a result in a transcript
 _DEPTH = 20
@@ -97,11 +96,16 @@ def block_text(block: Any) -> str:
     return f"[{kind}]" if kind in ("image", "audio") else ""
 
 
-def result_text(content: list[dict[str, Any]], raw: Any) -> str:
+def result_text(content: list[dict[str, Any]], raw: Any, most: int = RESULT_CHARS) -> str:
     """What a tool call has given: its content, else its raw output."""
     pieces = [_piece(item) for item in content]
     text = "\n".join(piece for piece in pieces if piece)
-    return cut(text or _raw_text(raw), RESULT_CHARS)
+    return cut(text or _raw_text(raw), most)
+
+
+def shortened(content: list[dict[str, Any]], raw: Any) -> str:
+    """The same, cut so far that `result_text` does not cut it once more."""
+    return result_text(content, raw, RESULT_CHARS - 100)
 
 
 def _piece(item: dict[str, Any]) -> str:
@@ -136,21 +140,6 @@ def bounded(value: Any, most: int, depth: int = _DEPTH) -> Any:
     if isinstance(value, list):
         return [bounded(item, most, depth - 1) for item in value[:200]]
     return value
-
-
-def size_of(value: Any, most: int) -> int:
-    """How many characters and values a value has; more than `most` are not counted."""
-    todo, size = [value], 0
-    while todo and size <= most:
-        item = todo.pop()
-        size += 1
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, dict):
-            todo += [*item, *item.values()]
-        elif isinstance(item, list):
-            todo += item
-    return size
 
 
 def diffs(content: list[dict[str, Any]]) -> list[tuple[str, str, str]]:

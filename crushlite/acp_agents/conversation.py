@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jsonrpc.errors import RpcError
 from .content import object_of, text_of, transcript
-from .failures import AgentFailed, shown, words_of
+from .failures import AgentFailed
 from .process import SESSION_SECONDS
 from .updates import CostMeter
 
@@ -50,7 +50,7 @@ class Conversation:
         """Open the agent's session, unless it is open. Returns what the agent does not know of the
         conversation, as context for the prompt. Raises AgentFailed."""
         if not self._known:
-            self._read(await turn.recall(), process.command.line)
+            self._read(await turn.recall(), process.command.digest)
             self._known = True
         history = await turn.history()
         if self._process is not process:
@@ -68,7 +68,7 @@ class Conversation:
     async def keep(self, process: AgentProcess, turn: Turn) -> None:
         """Keep the state with the session."""
         notes = {
-            "command": process.command.line,
+            "command": process.command.digest,
             "session": self.session,
             "seen": self._seen,
             "cost": self.cost.last,
@@ -99,7 +99,7 @@ class Conversation:
                 try:
                     await process.ask(method, params, SESSION_SECONDS)
                 except RpcError as error:
-                    said = shown(error.message, 200)
+                    said = process.words_of(error)
                     log.info("%s cannot do %s: %s", process.command.name, method, said)
                 else:
                     return True
@@ -113,7 +113,7 @@ class Conversation:
         except RpcError as error:
             words = process.last_words()
             last = f". Its last words:\n{words}" if words else ""
-            raise AgentFailed(f"{name} opens no session: {words_of(error)}{last}") from None
+            raise AgentFailed(f"{name} opens no session: {process.words_of(error)}{last}") from None
         session = text_of(answer.get("sessionId"))
         if not session:
             raise AgentFailed(f"{name} opens no session: its answer names none")

@@ -17,7 +17,7 @@ from ..errors import BadRequest, CrushliteError, TurnOver
 from ..jsonrpc.errors import RpcError
 from .asking import CANCELLED, ask, options_of
 from .content import object_of
-from .failures import AgentFailed, words_of
+from .failures import AgentFailed
 from .updates import TurnWriter
 
 if TYPE_CHECKING:
@@ -99,16 +99,23 @@ class Exchange:
                 return object_of(await asked)
             except RpcError as error:
                 name = self._process.command.name
-                raise AgentFailed(f"{name} failed: {words_of(error)}") from None
-        await self._process.tell("session/cancel", {"sessionId": session})
-        if not await wait_at_most(self._clock, asked, CANCEL_SECONDS):
+                raise AgentFailed(f"{name} failed: {self._process.words_of(error)}") from None
+        ending = asyncio.ensure_future(self._call_off(session, asked))
+        if not await wait_at_most(self._clock, ending, CANCEL_SECONDS):
             log.warning("%s did not end a canceled turn: it is ended", self._process.command.name)
+            ending.cancel()
             asked.cancel()
             self._process.retire()
         elif asked.exception() is None:
             ended = object_of(asked.result()).get("stopReason")
             self._conversation.cancel_due = ended != "cancelled"
         return None
+
+    async def _call_off(self, session: str, asked: asyncio.Future[Any]) -> None:
+        """Ask the agent to cancel the turn, and wait for the answer to the prompt. If the agent
+        does not read its input, the first of the two takes as long as the second."""
+        await self._process.tell("session/cancel", {"sessionId": session})
+        await asyncio.wait([asked])
 
     async def _finish(self, answer: dict[str, Any]) -> None:
         await self._writer.finish(answer)

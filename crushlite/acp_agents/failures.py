@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .command import AgentCommand
 
 LOGIN_NEEDED = -32000  # ACP: authentication is required
-NOT_FOUND = -32002
 HIDDEN = "[secret]"
 _LAST_LINES = 12
 _LAST_CHARS = 2000
@@ -55,22 +54,31 @@ def last_words(output: str, env: Mapping[str, str]) -> str:
     control characters visible and without secrets: those of its environment, and what looks like
     one."""
     text = _ESCAPES.sub("", output[-4 * _LAST_CHARS :]).replace("\r\n", "\n")
-    for name, value in env.items():
-        if is_secret_name(name) and (looks_like_token(value) or len(value) >= 12):
-            text = text.replace(value, HIDDEN)
-    text = hide_secrets(text, HIDDEN)
+    text = hide_secrets(_without_values(text, env), HIDDEN)
     lines = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
     words = "\n".join(lines[-_LAST_LINES:])[-_LAST_CHARS:]
     return "".join(map(_visible, words))
 
 
-def words_of(error: RpcError) -> str:
-    """What an agent says about an error: its message, and the details if there are any."""
+def _without_values(text: str, env: Mapping[str, str]) -> str:
+    """Replace the values of those variables whose names say that they are secret."""
+    for name, value in env.items():
+        if is_secret_name(name) and (looks_like_token(value) or len(value) >= 12):
+            text = text.replace(value, HIDDEN)
+    return text
+
+
+def words_of(error: RpcError, env: Mapping[str, str]) -> str:
+    """What an agent says about an error: its message, and the details if there are any. Without
+    secrets: those of its environment, and what looks like one."""
     data = error.data
     if isinstance(data, dict):
         data = next((data[key] for key in ("details", "message", "error") if data.get(key)), data)
     details = data if isinstance(data, str) else json.dumps(data) if data else ""
-    return f"{shown(error.message)} ({shown(details)})" if details else shown(error.message)
+    message, details = (
+        shown(_without_values(text[: 4 * _SHOWN], env)) for text in (error.message, details)
+    )
+    return f"{message} ({details})" if details else message
 
 
 def died(name: str, ended: Exit | None, words: str) -> AgentFailed:
@@ -98,8 +106,8 @@ def _way(command: AgentCommand, method: dict[str, Any]) -> str:
     kind = method.get("type") or "agent"
     name = shown(method.get("name") or method.get("id") or "")
     if kind == "terminal":
-        args = [arg for arg in method.get("args") or () if isinstance(arg, str)]
-        env = method.get("env")
+        args, env = method.get("args"), method.get("env")
+        args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []
         pairs = env.items() if isinstance(env, dict) else ()
         line = [f"{key}={shlex.quote(str(value))}" for key, value in pairs]
         line.append(shlex.join((*command.arguments, *args)))

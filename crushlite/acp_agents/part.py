@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ class AgentsPart(WorkspacePart):
 
     async def choose(self, session_id: str, name: str) -> None:
         """Let an agent answer the runs of a session that start from now on. Raises BadRequest if
-        there is no such agent, SessionNotFound."""
+        there is no such agent, SessionNotFound, and ConfigError if the choice cannot be kept."""
         name = "" if name.strip() == DEFAULT else name.strip()
         await self._workspace.store.read(session_rows.get_session, session_id)
         if name:
@@ -119,14 +120,23 @@ class AgentsPart(WorkspacePart):
         return self._agents[command][1]
 
     def _close_others(self, command: AgentCommand) -> None:
-        """End an agent whose entry has been changed, unless it is at work: then it ends with the
-        workspace."""
+        """End an agent whose entry has been changed, so that no session has its command any more.
+        If it is at work, it ends with the workspace."""
+        chosen = self._chosen_commands()
         for known, (external, _) in list(self._agents.items()):
-            if known.name == command.name and external.idle:
+            if known.name == command.name and known not in chosen and external.idle:
                 del self._agents[known]
                 task = asyncio.create_task(external.aclose())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
+
+    def _chosen_commands(self) -> set[AgentCommand]:
+        """The commands of the agents that sessions have, as far as there still are such agents."""
+        found = set()
+        for name in set(filter(None, self._chosen.values())):
+            with contextlib.suppress(BadRequest):
+                found.add(self._command(name))
+        return found
 
     async def close(self) -> None:
         ending = [external.aclose() for external, _ in self._agents.values()]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..clock import wait_at_most
@@ -18,10 +17,11 @@ from ..commands.process import start_piped
 from ..errors import CrushliteError
 from ..jsonrpc.errors import METHOD_NOT_FOUND, PeerError, PeerGone, PeerTimeout, RpcError
 from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
+from ..jsonrpc.values import size_of
 from ..version import NAME, __version__
 from .asking import CANCELLED
-from .content import listed, object_of, size_of, text_of
-from .failures import LOGIN_NEEDED, AgentFailed, died, last_words, login_needed, shown
+from .content import listed, object_of, text_of
+from .failures import LOGIN_NEEDED, AgentFailed, died, last_words, login_needed, shown, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -55,15 +55,15 @@ class TurnListener(Protocol):
 
 
 class _Waiting:
-    """Updates of one session that came between two turns; the oldest are dropped."""
+    """Updates of one session that came between two turns; those that do not fit are dropped."""
 
     def __init__(self) -> None:
-        self.updates: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self.updates: list[dict[str, Any]] = []
         self.chars = 0
 
     def add(self, update: dict[str, Any]) -> None:
         size = size_of(update, WAITING_CHARS)
-        if self.chars + size <= WAITING_CHARS:
+        if len(self.updates) < WAITING and self.chars + size <= WAITING_CHARS:
             self.chars += size
             self.updates.append(update)
 
@@ -142,7 +142,7 @@ class AgentProcess(RpcHandler):
             return await self._peer.request(method, params, seconds=seconds, cancellable=False)
         except RpcError as error:
             if error.number == LOGIN_NEEDED:
-                raise login_needed(self.command, self._login, error.message) from None
+                raise login_needed(self.command, self._login, self.words_of(error)) from None
             raise
         except PeerTimeout:
             self.retire()  # whatever it does now, nobody waits for it
@@ -150,7 +150,9 @@ class AgentProcess(RpcHandler):
                 f"{self.command.name} did not answer {method} within {seconds:g} seconds"
             ) from None
         except PeerGone:
-            raise await self.explain_death() from None
+            failed = await self.explain_death()
+            self.retire()  # it may still run: one that does not read counts as gone as well
+            raise failed from None
         except PeerError as error:
             raise AgentFailed(f"{self.command.name} cannot be asked: {error.message}") from None
 
@@ -174,7 +176,7 @@ class AgentProcess(RpcHandler):
         self._listeners[session] = listener
         self.turns += 1
         waiting = self._waiting.pop(session, None)
-        return list(waiting.updates) if waiting is not None else []
+        return waiting.updates if waiting is not None else []
 
     def unlisten(self, session: str) -> None:
         del self._listeners[session]
@@ -241,6 +243,10 @@ class AgentProcess(RpcHandler):
         if ended is not None and ended.canceled:
             ended = None  # we have killed it, after it hung up
         return died(self.command.name, ended, self.last_words())
+
+    def words_of(self, error: RpcError) -> str:
+        """What it says about an error, as it may be shown."""
+        return words_of(error, self._env)
 
     def last_words(self) -> str:
         """The last lines that it wrote to standard error, as they may be shown."""

@@ -9,13 +9,12 @@ back until no call is open.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import Usage
-from ..errors import BadRequest
+from ..jsonrpc.values import size_of
 from .content import (
     INPUT_CHARS,
     block_text,
@@ -25,6 +24,7 @@ from .content import (
     listed,
     object_of,
     result_text,
+    shortened,
     text_of,
 )
 from .failures import shown
@@ -32,16 +32,19 @@ from .failures import shown
 if TYPE_CHECKING:
     from ..agent.base import Turn
 
-log = logging.getLogger(__name__)
-
 SAID_CHARS = 1_000_000  # in one turn; more is no answer but a flood
 MOST_CALLS = 10_000  # in one turn
+CALL_CHARS = 2 << 20  # of the input, the content or the output of one call
+INPUTS_CHARS = 6_000_000  # of the inputs of all calls of a turn, as they are written
+RESULTS_CHARS = 50_000_000  # of the results of all calls of a turn, as they are written
 _MOST_TOKENS = 10**9
 _DIFF_CHARS = 100_000  # of a changed file that is kept with the result
 _PLAN = 200  # entries
 _LEFT_OUT = "\n\n[crushlite: the agent has said too much; the rest of this turn is left out]"
 _ENDED = ("completed", "failed")
 _STATUSES = ("pending", "in_progress", "completed")
+_INPUT_FIELDS = {"title", "rawInput", "locations"}  # of a report: see ReportedCall.arguments
+_MOST_ITEMS = 1000  # in the content of a call
 
 
 class CostMeter:
@@ -81,23 +84,41 @@ class ReportedCall:
         self.locations: list[dict[str, Any]] = []
         self.output: Any = None
         self.status = "pending"
+        self.left_out: set[str] = set()  # fields that were too large to be kept whole
+        self.size = 0  # of its input, as far as it counts for INPUTS_CHARS
         self.shown: tuple[str, Any, bool] | None = None  # as the Turn has it
         self.ended = False
 
     def add(self, report: dict[str, Any]) -> None:
         """Add what a report says. Fields that it does not have stay as they are."""
-        self.name = text_of(report.get("name")) or self.name
-        self.kind = text_of(report.get("kind")) or self.kind
-        self.title = text_of(report.get("title")) or self.title
-        self.status = text_of(report.get("status")) or self.status
-        if report.get("rawInput") not in (None, {}):
-            self.input = report["rawInput"]
-        if report.get("rawOutput") is not None:
-            self.output = report["rawOutput"]
-        if isinstance(report.get("content"), list):
-            self.content = listed(report["content"])
+        self.name = text_of(report.get("name"))[:200] or self.name
+        self.kind = text_of(report.get("kind"))[:50] or self.kind
+        self.status = text_of(report.get("status"))[:50] or self.status
+        if title := text_of(report.get("title")):
+            self.title = title if self._fits("title", title) else cut(title, 500)
+        if (given := report.get("rawInput")) not in (None, {}):
+            self.input = given if self._fits("input", given) else None
+        if (output := report.get("rawOutput")) is not None:
+            self.output = output if self._fits("output", output) else shortened([], output)
+        if isinstance(content := report.get("content"), list):
+            self.content = listed(content, _MOST_ITEMS)
+            if not self._fits("content", content, len(content) <= _MOST_ITEMS):
+                text = {"type": "text", "text": shortened(self.content, None)}
+                self.content = [{"type": "content", "content": text}]
         if isinstance(report.get("locations"), list):
-            self.locations = listed(report["locations"])
+            self.locations = listed(report["locations"], _MOST_ITEMS)
+
+    def _fits(self, field: str, value: Any, few: bool = True) -> bool:
+        """Whether a value is small enough to be kept, and its items are `few`. `left_out` has the
+        field if not."""
+        fits = few and size_of(value, CALL_CHARS) <= CALL_CHARS
+        self.left_out = self.left_out - {field} if fits else self.left_out | {field}
+        return fits
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was said of it before it ran is known, and can be shown."""
+        return not self.left_out & {"title", "input", "content"}
 
     @property
     def tool_name(self) -> str:
@@ -116,9 +137,14 @@ class ReportedCall:
         return found | ({"paths": paths} if any(paths) else {})
 
     def forget(self) -> None:
-        """Drop what is large, once the Turn has it."""
-        self.input = self.output = None
+        """Drop what is large, once the call has ended and its result is made."""
+        self.title = ""
+        self.input = self.output = self.shown = None
         self.content, self.locations = [], []
+
+
+# The arguments of Turn.tool_result: id, text, whether it failed, metadata.
+_Result = tuple[str, str, bool, dict[str, Any]]
 
 
 class TurnWriter:
@@ -129,8 +155,11 @@ class TurnWriter:
         self._cost = cost
         self._calls: dict[str, ReportedCall] = {}  # by the agent's id
         self._open: set[str] = set()
-        self._held: list[ReportedCall] = []  # ended, in this order; their results are not written
+        self._held: list[_Result] = []  # of calls that have ended, in this order
+        self._begun = 0  # calls; an id may be that of several
         self._said = 0
+        self._inputs = 0  # characters and values in the inputs of calls
+        self._results = 0  # characters in the results of calls
         self._message = ""  # the id of the message that text belongs to
         self._used = 0  # tokens in the agent's context
         self._writing = asyncio.Lock()  # updates and permission requests come at the same time
@@ -158,9 +187,10 @@ class TurnWriter:
 
     async def call_of(self, report: dict[str, Any]) -> ReportedCall | None:
         """The call that a permission request is about; the Turn has it then. None if it has no
-        id."""
+        id, or if there are too many calls. If the call of this id has ended, the request is about
+        another one that uses the id again: what was known of the first must not be shown."""
         async with self._writing:
-            return await self._report({**report, "status": None})
+            return await self._report({**report, "sessionUpdate": "tool_call", "status": None})
 
     async def finish(self, answer: dict[str, Any]) -> None:
         """The prompt was answered: write what is held back, and the tokens."""
@@ -202,43 +232,68 @@ class TurnWriter:
     async def _report(self, report: dict[str, Any]) -> ReportedCall | None:
         key = text_of(report.get("toolCallId"))[:1000]
         known = self._calls.get(key)
-        if not key or (known is None and len(self._calls) >= MOST_CALLS):
-            return None
         if known is not None and known.ended:
             if report.get("sessionUpdate") != "tool_call":
                 return known  # it was complete before
             known = None  # the id is used again
+        if not key or (known is None and self._begun >= MOST_CALLS):
+            return None
+        if known is None:
+            self._begun += 1
         call = self._calls[key] = known or ReportedCall()
         call.add(report)
-        await self._show(call)
+        await self._show(call, report)
         self._open.add(key)
         if call.status in _ENDED:
             call.ended = True
             self._open.discard(key)
-            self._held.append(call)
+            self._held.append(self._result(call))
+            call.forget()
             if not self._open:
                 await self._write_results()
         elif call.status == "in_progress" and (text := result_text(call.content, None)):
             self._turn.progress(call.id, text)
         return call
 
-    async def _show(self, call: ReportedCall) -> None:
-        """Let the Turn have what is new about a call."""
+    async def _show(self, call: ReportedCall, report: dict[str, Any]) -> None:
+        """Let the Turn have what a report has added to a call."""
+        if call.shown is None or report.keys() & _INPUT_FIELDS:
+            arguments = self._input(call)
+        else:
+            arguments = call.shown[1]
         finished = call.status != "pending"
-        new = call.tool_name, bounded(call.arguments, INPUT_CHARS), finished
+        new = call.tool_name, arguments, finished
         if new != call.shown:
             name, arguments, _ = call.shown = new
             call.id = await self._turn.tool_call(name, arguments, call.id or None, finished)
             self._message = ""
             self.wrote = True
 
+    def _input(self, call: ReportedCall) -> dict[str, Any]:
+        """The input of a call as it is written: its title, if INPUTS_CHARS has no room for more.
+        All calls of a step are in one message, which must be small enough to be read again."""
+        arguments: dict[str, Any] = bounded(call.arguments, INPUT_CHARS)
+        others = self._inputs - call.size
+        call.size = size_of(arguments, INPUTS_CHARS)
+        if others + call.size > INPUTS_CHARS:
+            call.size, arguments = 0, {"title": cut(call.title, 200)}
+        self._inputs = others + call.size
+        return arguments
+
+    def _result(self, call: ReportedCall) -> _Result:
+        """The result of a call that has ended: short, if RESULTS_CHARS has no room for more."""
+        text, metadata = result_text(call.content, call.output), _metadata(call)
+        size = len(text) + size_of(metadata, RESULTS_CHARS)
+        if self._results + size > RESULTS_CHARS:
+            text, metadata = cut(text, 500), {}
+            size = len(text)
+        self._results += size
+        return call.id, text, call.status == "failed", metadata
+
     async def _write_results(self) -> None:
         held, self._held = self._held, []
-        for call in held:
-            text = result_text(call.content, call.output)
-            failed = call.status == "failed"
-            await self._turn.tool_result(call.id, text, failed, _metadata(call))
-            call.forget()
+        for result in held:
+            await self._turn.tool_result(*result)
 
     # The rest -----------------------------------------------------------------------------------
 
@@ -256,10 +311,7 @@ class TurnWriter:
     async def _usage(self, update: dict[str, Any]) -> None:
         self._used = _count(update.get("used")) or self._used
         if added := self._cost.added(update.get("cost")):
-            try:
-                await self._turn.usage(Usage(cost=added))
-            except BadRequest as error:
-                log.warning("a reported cost does not count: %s", error)
+            await self._turn.usage(Usage(cost=added))
 
 
 def _count(value: Any) -> int:

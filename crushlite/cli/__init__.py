@@ -12,7 +12,7 @@ import errno
 import importlib
 import io
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import CrushliteError, UsageError
 from ..records import dataclass
@@ -125,7 +125,7 @@ def _main(given: list[str]) -> int:
     importlib.import_module(f".{command.name}", __name__).add_parser(commands)
     options, unknown = parser.parse_known_args(given)
     if unknown:  # by the command's own parser, which shows the usage of the command
-        commands.choices[command.name].error(f"unrecognized arguments: {' '.join(unknown)}")
+        _refuse(commands.choices[command.name], unknown)
     # Whatever characters a command writes, none is refused by the encoding of the stream.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None if we were started with it closed
@@ -136,6 +136,16 @@ def _main(given: list[str]) -> int:
     import asyncio  # only here: not every command needs it
 
     return int(asyncio.run(outcome))
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
+    """Exit with an error about arguments that a command does not have, and what may be meant."""
+    import difflib  # only here: every command would wait for it
+
+    names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
+    near = difflib.get_close_matches(unknown[0].partition("=")[0].lstrip("-"), names, 1, 0.75)
+    guess = f"; did you mean --{near[0]}?" if near else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
 
 
 def _find(given: list[str]) -> CommandRow:

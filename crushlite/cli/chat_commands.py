@@ -375,13 +375,17 @@ class Commands:
         if not name.strip():
             return await self._list_models()
         number = int(name) if name.strip().isdecimal() else 0
+        if number and not self._models:
+            return await self._list_models()  # a number means nothing before they are seen
         listed = self._models[number - 1] if 1 <= number <= len(self._models) else name.strip()
         model, _ = await find_model(workspace, listed)
         await workspace.choose_model(role, model)
         what = "later prompts go" if role == "large" else "titles come"
         way = "to" if role == "large" else "from"
         name = one_line(f"{model.provider}/{model.model}")
-        self._chat.note(f"{what} {way} {name}, in all your directories")
+        self._chat.note(
+            f"{what} {way} {name}, in all your directories without a choice of their own"
+        )
 
     async def _list_models(self) -> None:
         workspace = self._chat.workspace

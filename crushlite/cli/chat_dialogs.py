@@ -62,8 +62,6 @@ class Dialog:
 
 
 class PermissionDialog(Dialog):
-    prompt = "allow? [y/n/always] "
-
     def __init__(self, request: PermissionRequest) -> None:
         super().__init__(request.id, request.tool_call_id, request.session_id)
         self.action = ""
@@ -72,6 +70,8 @@ class PermissionDialog(Dialog):
         self._request = request
         self._lines = request_lines(request)
         self._grants = grant_words(request)
+        self._words = ["y", "n", *(WORDS[action] for action in self._grants)]
+        self.prompt = f"allow? [{'/'.join(self._words)}] "
 
     @property
     def keys(self) -> str:
@@ -102,10 +102,11 @@ class PermissionDialog(Dialog):
             self.action, self.option = chosen
             return []
         action = ANSWERS.get(word.lower(), "")
+        words = f"{', '.join(self._words[:-1])} or {self._words[-1]}"
         if not action or (rest and action != "deny"):
-            return ["please answer y, n or always first; /help lists what else can be done"]
+            return [f"please answer {words} first; /help lists what else can be done"]
         if action not in ("allow", "deny", *self._grants):
-            return ["no such rule is offered for this: please answer y, n or always"]
+            return [f"no such rule is offered for this: please answer {words}"]
         self.action, self.reason = action, rest.strip()
         return []
 

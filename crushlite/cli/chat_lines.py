@@ -129,7 +129,8 @@ class LineEditor:
         self.text, self.cursor = text, len(text)
 
     def drop(self) -> None:
-        """Empty the line, and go to the end of the history."""
+        """Empty the line, end a search, and go to the end of the history."""
+        self._sought = None
         self.set("")
         self._position = len(self._history)
 
@@ -180,6 +181,10 @@ class LineEditor:
         self.set(self._history[to] if to < len(self._history) else self._draft)
 
     # Searching the history ----------------------------------------------------------------------
+
+    @property
+    def searching(self) -> bool:
+        return self._sought is not None
 
     def _search_further(self) -> list[Pressed]:
         """^R: begin a search, or look for an older text."""

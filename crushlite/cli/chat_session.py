@@ -30,7 +30,7 @@ from ..protocol.runs import AgentEvent, RunComplete
 from ..protocol.sessions import Session
 from . import CANCELED
 from .chat_dialogs import PermissionDialog, QuestionDialog, looks_like_answer
-from .chat_view import ChatView
+from .chat_view import ChatView, todo_words
 from .common import new_session, title_of
 from .progress import FRAME_SECONDS, FRAMES, PLAIN_FRAMES
 from .render import request_paint
@@ -304,7 +304,8 @@ class Chat:
         doing = self.view.activity if self.busy else f"$ {self.command}"
         doing = "canceling" if self._canceling else doing
         waiting = f", {self.queued} queued" if self.queued else ""
-        return f"{self._frames[self._frame]} {spent}{waiting}: {doing}"
+        todo = todo_words(self.session.todos) if self.busy else ""
+        return f"{self._frames[self._frame]} {spent}{waiting}{todo}: {doing}"
 
     async def _tick(self) -> None:
         while True:
@@ -517,7 +518,7 @@ class Chat:
         if (self.busy or self.command) and not self._canceling:
             self._canceling = True
             self.spawn(self.attempt(self.cancel()))
-        elif self.editor.text and not self._canceling:
+        elif (self.editor.text or self.editor.searching) and not self._canceling:
             self.editor.drop()
         elif self._canceling or self._warned:
             return self.leave(CANCELED)

@@ -18,10 +18,21 @@ from .text import clean, count, one_line
 
 if TYPE_CHECKING:
     from ..protocol.messages import Message, ToolOutput
+    from ..protocol.sessions import Todo
     from .chat_screen import Screen
     from .render import NewPart
 
 OUTPUT_LINES = 20  # of a command that the user typed; `/show` has the rest
+
+
+def todo_words(todos: list[Todo]) -> str:
+    """How far the agent's list of things to do is, for the status line; empty if all is done."""
+    done = sum(each.status == "completed" for each in todos)
+    if done == len(todos):
+        return ""
+    now = next((each for each in todos if each.status == "in_progress"), None)
+    doing = f", now {one_line(now.active_form or now.content)}" if now is not None else ""
+    return f", {done} of {len(todos)} done{doing}"
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     # Carries out a command with its options; returns the exit code.
     Run = Callable[[argparse.Namespace], Coroutine[Any, Any, int] | int]
 
+OF_DAEMON = ("auto", "coder", "offline")  # values of --agent that a whole daemon is started with
 TITLE_CHARS = 60
 
 
@@ -132,7 +133,7 @@ def session_agent(options: argparse.Namespace) -> str:
     """The agent that --agent chooses for a session: `acp:COMMAND`, a name in crush.json, or
     `default`. Empty if it names one that a whole daemon is started with."""
     name: str = getattr(options, "agent", "")
-    of_daemon = name in ("", "auto", "coder", "offline") or ":" in name
+    of_daemon = not name or name in OF_DAEMON or ":" in name
     return name if name.startswith("acp:") or not of_daemon else ""
 
 
@@ -154,7 +155,11 @@ async def choose_agent(workspace: RemoteWorkspace, session_id: str, name: str) -
     try:
         await workspace.choose_agent(session_id, name)
     except BadRequest as error:
-        raise UsageError(error.message) from None
+        import difflib  # only here: every command would wait for it
+
+        near = difflib.get_close_matches(name, OF_DAEMON, 1)
+        guess = f". Did you mean --agent {near[0]}?" if near else ""
+        raise UsageError(f"{error.message}{guess}") from None
 
 
 async def chosen_agent(workspace: RemoteWorkspace, session_id: str) -> str:
@@ -172,7 +177,9 @@ def address_of(options: argparse.Namespace) -> str:
 def _directory(options: argparse.Namespace) -> str:
     path = os.path.join(here(), options.cwd) if options.cwd else here()
     if not os.path.isdir(path):
-        raise UsageError(f"--cwd {options.cwd}: there is no such directory")
+        is_file = os.path.exists(path)
+        problem = "is not a directory" if is_file else "there is no such directory"
+        raise UsageError(f"{options.cwd}: {problem}")
     return path
 
 

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..client import RemoteWorkspace
-    from ..config import Config
+    from ..config import Config, ConfigWarning
 
 PREFIX = "CRUSHLITE_"
+_CHOOSING = ("models", "providers")
+_USELESS = (Reason.KEY_UNKNOWN, Reason.NOT_FOR_PROJECTS)  # such a key is of no use in its file
 # Below these keys every text may be a credential, whatever it is called.
 _PRIVATE = {"env", "headers", "extra_headers", "oauth"}
 
@@ -44,9 +46,9 @@ EXAMPLES = """\
   crushlite config
   crushlite config show models
   crushlite config set models.large '{"provider": "local", "model": "qwen3:8b"}'
-  crushlite config set --global options.debug true
+  crushlite config set --global options.disable_auto_summarize true
   crushlite config set --global providers.openai.api_key - < key.txt
-  crushlite config unset options.debug
+  crushlite config unset options.disable_auto_summarize
 """
 SET = r"""
 Write one value: to the file of this directory, or with --global to yours. VALUE is JSON, or else a
@@ -69,9 +71,9 @@ def add_parser(commands: Any) -> None:
     show_it = command(actions, "show", text, run, example, "show what is below a key")
     add_json(show_it, "what is shown")
     set_it = command(actions, "set", SET.lstrip(), _set, EXAMPLES, "write one value")
-    example = "  crushlite config unset options.debug"
+    example = "  crushlite config unset options.disable_auto_summarize"
     unset_it = command(actions, "unset", UNSET, _unset, example, "remove one value")
-    name: dict[str, Any] = {"metavar": "KEY", "help": "a dotted name, as in options.debug"}
+    name: dict[str, Any] = {"metavar": "KEY", "help": "a dotted name, as in models.large.model"}
     show_it.add_argument("key", nargs="?", default="", **name)
     for each in (set_it, unset_it):
         each.add_argument("key", **name)
@@ -165,8 +167,12 @@ async def _write(options: argparse.Namespace, value: Any) -> int:
     if not changed:
         files.change(scope, lambda document: put(document, key, value))
     say(f"{key} is set in {files.file(scope)}")
-    _warn(options)
-    return _without_model(options) if key.split(".")[0] in ("models", "providers") else 0
+    useless = [found for found in _warn(options, key) if found.reason in _USELESS]
+    if any(found.file == files.file(scope) for found in useless):
+        everywhere = "--global " if options.everywhere else ""
+        say(f"to remove it again: crushlite config unset {everywhere}{key}")
+        return 1
+    return _without_model(options) if key.split(".")[0] in _CHOOSING else 0
 
 
 def _without_model(options: argparse.Namespace) -> int:
@@ -194,7 +200,7 @@ async def _unset(options: argparse.Namespace) -> int:
     say(f"{key} is removed from {file}" if removed else f"{key} was not set in {file}")
     for origin in _origins(options, key):
         say(f"{key} is still set, in {origin}")
-    _warn(options)
+    _warn(options, key)
     return 0
 
 
@@ -222,6 +228,13 @@ async def _through_daemon(
         return workspace is not None
 
 
-def _warn(options: argparse.Namespace) -> None:
+def _warn(options: argparse.Namespace, key: str) -> list[ConfigWarning]:
+    """Say what is wrong with a key that was changed; returns that. What chooses a model may make
+    another key wrong."""
+    found = []
     for warning in config_files(options).load().warnings:
-        say(str(warning))
+        whole, part = sorted((f"{warning.key}.", f"{key}."), key=len)
+        if part.startswith(whole) or key.split(".")[0] in _CHOOSING:
+            say(str(warning))
+            found.append(warning)
+    return found

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from ..client import ConnectionFailed
 from ..errors import CrushliteError
+from ..http.client import why_unreachable
 from ..listen import default_socket, parse_address
 from ..protocol.codec import omitted
 from ..records import dataclass
@@ -275,15 +276,17 @@ async def _models(found: Config) -> AsyncIterator[Finding]:
     from ..config import Reason  # the caller knows that this wing is there
 
     choice = str(found.choice())
+    # Those whose models are used as soon as they are known.
+    asked = {each.id: each for each in found.providers.values() if each.discover}
     if any(warning.reason is Reason.MODEL_UNKNOWN for warning in found.warnings):
         advice = "make its provider usable, or choose another one: crushlite models lists them"
         yield Finding("model", "note", choice, advice)
     elif found.large is None:
-        yield Finding("model", "note", choice, NO_MODEL)
+        yield Finding("model", "note", choice, "" if asked else NO_MODEL)
     else:
         yield Finding("model", "ok", choice)
     used = {each.provider.id: each.provider for each in (found.large, found.small) if each}
-    for provider in used.values():
+    for provider in (used or asked).values():
         yield await _provider(provider)
 
 
@@ -298,7 +301,7 @@ async def _provider(provider: Provider) -> Finding:
             _, writer = await asyncio.open_connection(host, port)
         writer.close()
     except (OSError, TimeoutError) as error:
-        reason = os.strerror(error.errno) if error.errno else str(error) or "no answer"
+        reason = why_unreachable(error) or "no answer"
         advice = "start it, or check base_url and the network"
         if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
             return Finding(name, "note", f"{host}:{port}: {reason}; a proxy may reach it")

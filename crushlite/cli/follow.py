@@ -24,10 +24,10 @@ from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import AgentEvent, RunComplete
 from . import BROKEN_PIPE, CANCELED
 from .common import say
-from .markdown_lines import markdown_rows
+from .markdown_lines import MarkdownLines, markdown_rows
 from .render import Requests, ShownMessages, request_words, result_line
 from .result import FORMS, changed_files, denied_words, result_of
-from .text import Style, clean, cut, discard_stdout, one_line
+from .text import Style, clean, cut, cut_front, discard_stdout, one_line, window_columns
 
 if TYPE_CHECKING:
     import argparse
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from .progress import Progress
     from .result import RunResult
 
+LIMIT_OPTIONS = {"cost": "--max-cost", "steps": "--max-steps", "time": "--timeout"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REQUEST_COLUMNS = 140  # of what is asked for: the words around it must fit into the note as well
+BESIDE_GROWING = 20  # columns of the status line that the end of an answer leaves to the rest of it
 
 
 # Standard output ----------------------------------------------------------------------------------
@@ -59,6 +61,10 @@ class AnswerOutput:
         text = "".join(self._pending)
         self._pending.clear()
         return text
+
+    def growing(self) -> str:
+        """The last line of a text that is written later, when it is complete."""
+        return ""
 
     def accepted(self, accepted: Accepted) -> None:
         """Called when the daemon has accepted the prompt."""
@@ -121,6 +127,37 @@ class TextOutput(AnswerOutput):
             self.midline = False
 
 
+class MarkdownOutput(TextOutput):
+    """The same for a terminal, drawn: a block of Markdown is written when it is complete, items of
+    a list one by one, code line by line."""
+
+    def __init__(self, session_id: str, style: Style) -> None:
+        super().__init__(session_id, terminal=True)
+        self._lines = MarkdownLines(style)
+
+    def growing(self) -> str:
+        return next((line for line in reversed(self._lines.pending) if line.strip()), "")
+
+    def _print(self, message_id: str, piece: str, *, anew: bool) -> None:
+        piece = clean(piece) if self._began else clean(piece).lstrip()
+        if not piece:
+            return
+        if anew or message_id != self._latest:
+            self.end()
+        self._latest, self._began = message_id, True
+        self._write(self._lines.feed(piece, self._room))
+
+    def end(self) -> None:
+        self._write(self._lines.end(self._room))
+
+    @property
+    def _room(self) -> int:
+        return window_columns(sys.stdout) - 1
+
+    def _write(self, rows: list[str]) -> None:
+        self._pending += [f"{row}\n" for row in rows]
+
+
 class JSONOutput(AnswerOutput):
     """One JSON object per line: the acceptance, then the events of the run, `run_complete` last;
     behind it, with `concludes`, the result."""
@@ -172,14 +209,16 @@ def _line(value: Any) -> str:
 
 def output_of(form: str, session_id: str) -> AnswerOutput:
     """What writes a form of `--output`, or `events`: those of stream-json without the result."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
+    style = Style(sys.stdout)
     if form in ("events", "stream-json"):
         return JSONOutput(concludes=form == "stream-json")
     if form == "json":
         return ResultOutput()
     if form == "final":
-        return FinalOutput(terminal=terminal)
-    return TextOutput(session_id, terminal=terminal)
+        return FinalOutput(terminal=style.terminal)
+    if style.moves:
+        return MarkdownOutput(session_id, style)
+    return TextOutput(session_id, terminal=style.terminal)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -206,15 +245,18 @@ def form_of(options: argparse.Namespace) -> str:
 
 
 class RunNotes:
-    """Keeps a Progress up to date: what the run does, and whose answer it waits for."""
+    """Keeps a Progress up to date: what the run does, and whose answer it waits for. With `asks`,
+    questions are asked by others, in the same terminal."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, *, asks: bool = False) -> None:
         self._progress = progress
+        self._asks = asks
         self._messages = ShownMessages()
         self._requests = Requests()
 
-    def take(self, payload: object) -> None:
-        """To be called with the payload of each event."""
+    def take(self, payload: object, growing: str = "") -> None:
+        """To be called with the payload of each event. `growing` is the end of an answer that is
+        not written yet."""
         if isinstance(payload, Message):
             for new in self._messages.take(payload):
                 if isinstance(new.part, ToolResultPart):
@@ -226,7 +268,7 @@ class RunNotes:
                 self._progress.say(one_line(payload.progress))
         else:
             self._request(payload)
-        self._progress.doing(self._activity())
+        self._progress.doing(self._activity(growing))
 
     def _request(self, payload: object) -> None:
         request, verdict = self._requests.take(payload) or (None, "")
@@ -234,6 +276,8 @@ class RunNotes:
             return
         words = cut(request_words(request), REQUEST_COLUMNS)
         if not isinstance(request, PermissionRequest):
+            if self._asks:
+                return
             asked = f"waiting for an answer: {words} (answer in another client)"
             self._progress.say(asked if verdict == "asked" else f"no longer asked: {words}")
         elif verdict == "asked":
@@ -242,10 +286,13 @@ class RunNotes:
             given = "granted" if verdict == "allowed" else "denied"
             self._progress.say(f"permission {given}: {words}")
 
-    def _activity(self) -> str:
+    def _activity(self, growing: str) -> str:
         if (request := self._requests.first) is not None:
             return f"waiting for an answer: {cut(request_words(request), REQUEST_COLUMNS)}"
-        return self._messages.activity or "thinking"
+        if self._messages.activity or not growing:
+            return self._messages.activity or "thinking"
+        room = window_columns(sys.stderr) - BESIDE_GROWING if sys.stderr is not None else 0
+        return cut_front(one_line(growing[-max(0, room) :]), room) or "answering"
 
 
 class RunEnded(CrushliteError):
@@ -263,15 +310,18 @@ class RunPrinter:
     """Prints a run to its end.
 
     `listeners` are called with the payload of each event. `stop` is called when standard output
-    cannot be written to any more; `broken` is the reason then."""
+    cannot be written to any more; `broken` is the reason then. `asks`: a listener asks the user at
+    the terminal what the run wants to know."""
 
-    def __init__(self, run: RunStream, progress: Progress, form: str = "text") -> None:
+    def __init__(
+        self, run: RunStream, progress: Progress, form: str = "text", *, asks: bool = False
+    ) -> None:
         self.run = run
         self.broken: OSError | None = None
         self.listeners: Sequence[Callable[[object], None]] = ()
         self.stop: Callable[[], object] = do_nothing
         self._progress = progress
-        self._notes = RunNotes(progress)
+        self._notes = RunNotes(progress, asks=asks)
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
         self._form = form
         self._output = output_of(form, run.session_id)
@@ -322,7 +372,9 @@ class RunPrinter:
         if ending.cancelled:
             self._progress.say("canceled")
         elif ending.error or ending.limit:
-            raise RunEnded(ending.error or f"stopped at the limit of {ending.limit}", result)
+            words = ending.error or f"stopped at the limit of {ending.limit}"
+            option = LIMIT_OPTIONS.get(ending.limit)
+            raise RunEnded(f"{words} ({option})" if option else words, result)
         elif ending.denied:
             say(denied_words(ending.denied))  # with --quiet too: the exit code says so
         return result.exit_code
@@ -335,7 +387,7 @@ class RunPrinter:
 
     async def _show(self, event: Envelope) -> None:
         self._output.event(event)
-        self._notes.take(event.payload)
+        self._notes.take(event.payload, self._output.growing())
         for listener in self.listeners:
             listener(event.payload)
         await self._flush()

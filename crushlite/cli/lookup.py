@@ -100,11 +100,25 @@ async def find_model(workspace: RemoteWorkspace, given: str) -> tuple[SelectedMo
         raise NotFound(f"no model is called {given!r}: {hint}")
     ids = [each["id"] for each in providers]
     if provider not in ids:
+        await _require_choice(workspace, given, ids)
         hint = did_you_mean(given, ["/".join(each) for each in known])
         raise NotFound(f"no provider {provider!r} can be used, only {', '.join(ids)}: {hint}")
     hint = did_you_mean(model, [name for owner, name in known if owner == provider])
     remark = f"{provider} lists no model {model!r}, it is used as you wrote it: {hint}"
     return SelectedModel(model=model, provider=provider), remark
+
+
+async def _require_choice(workspace: RemoteWorkspace, given: str, ids: list[str]) -> None:
+    """Raise NotFound if no model at all can be chosen: the only provider is the agent itself."""
+    info = await workspace.agent()
+    if ids != [info.model_cfg.provider]:
+        return
+    if info.no_model:
+        raise NotFound(f"{given} cannot be used: {info.no_model}")
+    raise NotFound(
+        f"{given} cannot be used: the daemon was started with an agent of its own, "
+        f"{info.model.name or info.model.id}. `crushlite stop`, then ask again"
+    )
 
 
 def choose(given: str, ids: Iterable[str], what: str) -> str:

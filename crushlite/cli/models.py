@@ -85,6 +85,7 @@ async def run(options: argparse.Namespace) -> int:
         raise UsageError(f"no model has {options.text!r} in its name")
     if found.large is None:
         say(str(found.choice()))
+        say("`crushlite doctor` says what to do about it")
     return 0 if rows else 1
 
 

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from .progress import Progress
 
 KEYS = {"allow_session": "a", "allow_rule": "r", "allow_always": "k"}
-HINT = "answer here with y (yes), n (no) or a (always, in this session), and Enter"
+MEANINGS = {
+    "allow_session": "for this session",
+    "allow_rule": "that rule",
+    "allow_always": "for good",
+}
 LATE_SECONDS = 2.0  # after an answer elsewhere, what is typed may still be meant for that request
 
 
@@ -69,6 +73,13 @@ async def warn_of_yolo(workspace: RemoteWorkspace, options: argparse.Namespace) 
     """Say so if --yolo took effect; with --quiet too, because it must not happen unseen."""
     if options.yolo and await workspace.skips_permissions():
         say("--yolo: every permission is granted, nobody is asked")
+
+
+def _hint(request: PermissionRequest) -> str:
+    """How to answer a request."""
+    words = [f"{KEYS[action]} ({MEANINGS[action]})" for action in grant_words(request)]
+    first, last = ["y (yes)", "n (no)", *words[:-1]], words[-1]
+    return f"answer here with {', '.join(first)} or {last}, and Enter"
 
 
 class TerminalAnswers:
@@ -116,7 +127,8 @@ class TerminalAnswers:
             self._dialogs[payload.id] = QuestionDialog(payload)
             self._ask()
         elif isinstance(payload, QuestionNotification):
-            self._dialogs.pop(payload.batch_id, None)
+            if self._dialogs.pop(payload.batch_id, None) is not None:
+                self._progress.say("no longer asked: it was answered elsewhere, or the run is over")
             self._ask()
 
     @property
@@ -135,7 +147,7 @@ class TerminalAnswers:
         more = [f"  {KEYS[action]}: {words}" for action, words in grant_words(request).items()]
         more += [f"  {line}" for line in option_lines(request)]
         if self._progress.show_whole([*(f"  {line}" for line in request_lines(request)), *more]):
-            self._progress.say(HINT)
+            self._progress.say(_hint(request))
         else:
             self._stop_listening()  # what cannot be shown must not be answered here
 
@@ -185,13 +197,14 @@ class TerminalAnswers:
             return  # it is not shown yet
         elif time.monotonic() < self._late_until:
             self._late_until = 0.0
-            self._progress.say(f"the request before was answered elsewhere: for this one, {HINT}")
+            hint = _hint(request)
+            self._progress.say(f"the request before was answered elsewhere: for this one, {hint}")
         elif chosen := chosen_option(request, line):
             self._grant(request, *chosen)
         elif action is None:
-            self._progress.say(HINT)
+            self._progress.say(_hint(request))
         elif action not in ("allow", "deny", *grant_words(request)):
-            self._progress.say(f"no such rule is offered for this: {HINT}")
+            self._progress.say(f"no such rule is offered for this: {_hint(request)}")
         else:
             self._grant(request, action)
 

@@ -14,6 +14,7 @@ message may be given to it as often as it comes. All commands show such new part
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +45,7 @@ _FIRST = (
     *("command", "file_path", "path", "pattern", "url", "query"),
     *("shell_id", "question", "description"),
 )
+_DIRECTORY = re.compile("<cwd>.*</cwd>")
 _DIFFED = ("old_content", "new_content")
 _TRIVIAL: tuple[Any, ...] = (None, "", False, 0, [], {})
 # Parameters of our own tools that are left out of a request where they have their usual value.
@@ -260,6 +262,8 @@ def _plain(value: Any) -> str:
 def result_words(result: ToolResultPart) -> str:
     """What a call resulted in: a line or an error as it is, of anything longer how long it is."""
     lines = [line for line in clean(result.content).splitlines() if line.strip()]
+    if len(lines) > 1 and _DIRECTORY.fullmatch(lines[-1]):
+        lines.pop()  # for the model: where the next command runs
     if not lines:
         return "failed" if result.is_error else "no output"
     if result.is_error or len(lines) == 1:

@@ -55,7 +55,8 @@ LATE_SECONDS = 10.0  # after --timeout: an agent that is stopped may take some t
 STDIN_SECONDS = 1.0  # without input, before a note says what is waited for
 
 DESCRIPTION = f"""\
-Send a prompt to the agent of this directory and print its answer as it comes. If no daemon is
+Send a prompt to the agent of this directory and print its answer as it comes. On a terminal its
+Markdown is drawn, block by block; a file or a pipe gets it as it was written. If no daemon is
 there, one is started; it leaves after a minute without work. Standard input that is a pipe or a
 file is put in front of the prompt.
 
@@ -278,9 +279,9 @@ async def _require_model(workspace: RemoteWorkspace) -> None:
             await workspace.reread_config(everywhere=True)
     why = info.no_model or "none is configured that can be used"
     raise NoAgent(
-        f"no model can answer: {why}. Give one of these keys, start a local model server, or name "
-        "a provider in crush.json: `crushlite doctor` shows what was found. To try without a "
-        "model: --agent offline"
+        f"no model can answer: {why}. Set a key, as in OPENAI_API_KEY=..., start a local model "
+        "server, or name a provider in crush.json: `crushlite doctor` shows what was found. To try "
+        "without a model: --agent offline"
     )
 
 
@@ -369,8 +370,8 @@ class _Asked:
     async def _follow(self) -> int:
         session_id = await self._session()
         form = form_of(self._options)
-        talks = form in ("text", "final") and not self._options.quiet
-        await self._workspace.init(interactive=talks and is_there())
+        talks = form in ("text", "final") and not self._options.quiet and is_there()
+        await self._workspace.init(interactive=talks)
         self._posting = True
         start = self._workspace.start(self.prompt, session_id, **self._fields())
         async with start as run:
@@ -380,7 +381,7 @@ class _Asked:
             if run.ahead:
                 self._progress.say(f"waiting for {run.ahead} earlier prompt(s) in this session")
             self._progress.doing("waiting")
-            printer = RunPrinter(run, self._progress, form)
+            printer = RunPrinter(run, self._progress, form, asks=talks)
             printer.stop = self.stop
             async with (
                 _Denials(self._workspace, self._options.deny_after, self._progress) as denials,

@@ -86,6 +86,12 @@ def cut(text: str, room: int) -> str:
     return "".join(kept) + "…" if room > 0 else ""
 
 
+def cut_front(text: str, room: int) -> str:
+    """The end of a text that fits into `room` columns. If something is missing, the first character
+    is an ellipsis."""
+    return cut(text[::-1], room)[::-1]
+
+
 def window_columns(stream: TextIO) -> int:
     """The present width of the terminal behind a stream; 80 if it cannot be found out."""
     try:

@@ -101,7 +101,9 @@ async def run(options: argparse.Namespace) -> int:
     others = {each.path: {each.digest} for some in (agents, texts) for each in some}
     if others:
         files.trust_store.record(others)
-    say(f"{count(len(found) + len(others), 'file')} trusted, as long as they stay as they are")
+    number = len(found) + len(others)
+    stay = "it stays as it is" if number == 1 else "they stay as they are"
+    say(f"{count(number, 'file')} trusted, as long as {stay}")
     await _read_again(options)
     return 0
 

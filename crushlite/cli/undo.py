@@ -62,6 +62,11 @@ async def run(options: argparse.Namespace) -> int:
             if options.json:
                 show_json(plan)
             return 1 if plan.kept and not options.partial else 0
+        if plan.kept and not plan.restored:
+            raise Conflict(
+                "nothing was changed; `crushlite runs` lists the runs before this one, `crushlite "
+                "undo RUN` undoes one of them"
+            )
         if plan.kept and not options.partial:
             raise Conflict("nothing was changed; --partial puts back the other files")
         if not plan.restored:

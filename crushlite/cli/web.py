@@ -22,9 +22,13 @@ EXAMPLES = """\
   crushlite web --no-open      # print what to open, for another browser
   crushlite web --port 4180    # a port that stays the same
 
-Over ssh, from your own machine:
-  ssh -L 4180:127.0.0.1:4180 there      # then, there: crushlite web --port 4180
-  ssh -L 5000:127.0.0.1:4180 there      # crushlite web --port 4180 --allow-host localhost:5000"""
+Over ssh, the second line there; then open what it prints here:
+  ssh -L 4180:127.0.0.1:4180 there
+  crushlite web --port 4180
+
+If the port here is another one, 5000:
+  ssh -L 5000:127.0.0.1:4180 there
+  crushlite web --port 4180 --allow-host localhost:5000"""
 
 
 def add_parser(commands: Any) -> None:

@@ -447,8 +447,8 @@ class CoderAgent:
             await self._ask(turn, dataclasses.replace(request, tools=[]))
 
     async def title(self, text: str) -> Title:
-        """A title written by the small model; by the large one if that fails; "Untitled Session" if
-        both fail."""
+        """A title written by the small model; by the large one if that fails; the first words of
+        the prompt if both fail."""
         messages = [ChatMessage("user", text[:2000])]
         for served in (self._small, self._large):
             answer, title = ModelAnswer(), ""
@@ -468,7 +468,7 @@ class CoderAgent:
                 continue
             title = _one_line(title) or _one_line(text)[:50]
             return Title(title, self._usage(served, request, answer))
-        return Title("Untitled Session", Usage(estimated=True))
+        return Title(_one_line(text)[:50], Usage(estimated=True), plain=True)
 
 
 def _is_light(history: Sequence[Message]) -> bool:
@@ -512,7 +512,7 @@ def _title_request(served: ServedModel, messages: list[ChatMessage]) -> ModelReq
 
 def _retry_words(delay: float, attempt: int, error: ProviderError) -> str:
     """What clients are told while a model call waits for its next attempt."""
-    reason = error.message
+    reason = error.said
     if len(reason) > REASON_CHARS:
         reason = f"{reason[:REASON_CHARS]}..."
     return f"retrying in {delay:.3g} s, attempt {attempt} of {RETRIES + 1}, because {reason}"

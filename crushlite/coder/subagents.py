@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from ..config.hooks import OTHER_NAMES
 from ..errors import BadRequest
 from ..records import dataclass
 from .loop import CoderAgent
@@ -31,15 +32,8 @@ AT_ONCE = 4  # sub-agents of one workspace; each may use several tools at a time
 ANSWER_CHARS = 60_000  # of a sub-agent's last message
 # Those that no sub-agent has: it starts no other, and nobody answers it.
 NEVER = frozenset({NAME, "question"})
-# What files for Claude Code call the tools.
-ALIASES = {
-    "read": "view",
-    "notebookread": "view",
-    "webfetch": "fetch",
-    "todowrite": "todos",
-    "bashoutput": "job_output",
-    "killbash": "job_kill",
-}
+# What files for Claude Code call the tools, in small letters.
+ALIASES = {other.lower(): name for name, others in OTHER_NAMES.items() for other in others}
 _LARGE = ("", "inherit", "large", "default", "sonnet", "opus")
 _SMALL = ("small", "haiku")
 
@@ -115,6 +109,8 @@ class AgentTool:
         title = f"{name}: {prompt}" if name else prompt
         async with self._running:
             answer = await call.turn.delegate(call.id, prompt, agent, title=title)
+        if call.turn.halted:
+            return ToolOutcome("the sub-agent was stopped by a hook", is_error=True, stop=True)
         if answer.denied:
             said = f": {answer.text}" if answer.text.strip() else ""
             return ToolOutcome(

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, ConfigError
 from ..records import dataclass
+from ..worktree.frontmatter import split, text_of
 from ..worktree.paths import locate, read_bytes
 from .files import digest
 from .trust import Trust, TrustedFiles, TrustStore
@@ -41,10 +42,8 @@ FOLDERS = (".claude/agents", ".crush/agents")
 MOST_FILES = 32  # of one folder, the first by name
 MOST_ENTRIES = 1000  # of one folder that are looked at
 MOST_BYTES = 64 * 1024
-MOST_HEAD_LINES = 200
 DESCRIPTION_CHARS = 500
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_KEY = re.compile(r"([A-Za-z][\w-]*):(.*)", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def agent_files(workspace: Path, env: Mapping[str, str], roots: Roots) -> list[A
         trusted = TrustStore.of(roots, env).read()
     except ConfigError:
         trusted = TrustedFiles({})
-    home = roots.home or Path(env.get("HOME") or os.path.expanduser("~"))
+    home = roots.home_folder(env)
     own = [home / folder for folder in FOLDERS] + [roots.config(env) / "agents"]
     found: dict[Path, AgentFile] = {}
     for folder in own:
@@ -110,57 +109,36 @@ def _add(
 
 def read_agent(path: Path, data: bytes, trust: Trust) -> AgentFile:
     """What a file says. Raises BadRequest for one that cannot be used."""
-    text = data.decode("utf-8", "replace").removeprefix("\ufeff").replace("\r\n", "\n")
-    fields, body = _parts(text)
+    page = split(data.decode("utf-8", "replace"))
+    fields = {key.lower(): text_of(value) for key, value in page.fields.items()}
     name = fields.get("name") or path.stem
     if not _NAME.fullmatch(name):
         raise BadRequest(f"the name {name[:80]!r} must have letters, digits, - and _ only")
     description = " ".join(fields.get("description", "").split())
-    if not description or not body.strip():
+    if not description or not page.body.strip():
         raise BadRequest("it needs a description in its head, and instructions below it")
-    tools = tuple(re.findall(r"[\w*][\w-]*", fields["tools"])) if "tools" in fields else None
+    tools = _tools(fields["tools"]) if "tools" in fields else None
     return AgentFile(
         path,
         name,
         description[:DESCRIPTION_CHARS],
         tools,
         fields.get("model", "").strip(),
-        body.strip(),
+        page.body.strip(),
         digest(data),
         trust,
     )
 
 
-def _parts(text: str) -> tuple[dict[str, str], str]:
-    """The fields of the head, as texts, and what stands below it. Lenient: what is no key belongs
-    to the value above it, so lists and blocks are read as their text."""
-    lines = text.split("\n")
-    if lines[0].rstrip() != "---":
-        return {}, text
-    fields: dict[str, str] = {}
-    key = ""
-    for number, line in enumerate(lines[1 : MOST_HEAD_LINES + 1], start=1):
-        if line.rstrip() == "---":
-            plain = {name: _unquoted(value) for name, value in fields.items()}
-            return plain, "\n".join(lines[number + 1 :])
-        found = _KEY.fullmatch(line)
-        if found:
-            key = found[1].lower()
-            fields[key] = found[2]
-        elif key:
-            fields[key] += "\n" + line
-    return {}, text
-
-
-def _unquoted(value: str) -> str:
-    value = re.sub(r"^[|>][+-]?\n", "", value.strip()).strip()
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-        return value[1:-1]
-    return value
+def _tools(text: str) -> tuple[str, ...]:
+    """The names of tools in a list. What stands in parentheses, as in `Bash(git diff:*)`, does
+    not count. A star is all tools only if it stands alone: `mcp__github__*` is no tool's name."""
+    return tuple(re.findall(r"[\w*][\w*-]*", re.sub(r"\([^)]*\)?", " ", text)))
 
 
 def about(files: list[AgentFile]) -> Iterator[str]:
     """What a project's files would bring, on one line each, for the user who is to trust them."""
     for file in files:
         tools = "reads only" if file.tools is None else f"tools {', '.join(file.tools)}"
-        yield f"sub-agent {file.name} ({file.trust.value}), {tools}: {file.description}"
+        model = f", model {file.model[:DESCRIPTION_CHARS]}" if file.model else ""
+        yield f"sub-agent {file.name} ({file.trust.value}), {tools}{model}: {file.description}"

@@ -27,12 +27,8 @@ class ToolHook:
     origin: str  # its key and its file
 
     def matches(self, tool: str) -> bool:
-        """Whether it must be asked before this tool. In doubt it must: if the expression cannot be
-        read here, and whatever the case of its letters."""
-        try:
-            return re.search(self.matcher, tool, re.I) is not None
-        except (re.error, RecursionError):
-            return True
+        """Whether it must be asked before this tool."""
+        return is_meant(self.matcher, tool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +40,20 @@ class HookEntry:
     origin: str  # its key and its file
     is_machine: bool  # of the user, not of a project
 
+
+# What Claude Code calls tools that have other names here: matchers and the files of sub-agents were
+# written for those.
+OTHER_NAMES = {
+    "view": ("Read", "NotebookRead"),
+    "ls": ("LS",),
+    "fetch": ("WebFetch",),
+    "web_search": ("WebSearch",),
+    "todos": ("TodoWrite",),
+    "agent": ("Task", "Agent"),
+    "question": ("AskUserQuestion",),
+    "job_output": ("BashOutput",),
+    "job_kill": ("KillShell", "KillBash"),
+}
 
 # The events whose hooks are run.
 EVENTS = (
@@ -61,6 +71,30 @@ def event_of(name: str) -> str:
 def is_pre_tool(event: str) -> bool:
     """Whether hooks of an event are asked before a tool: its name in any spelling."""
     return event_of(event) == "PreToolUse"
+
+
+def is_meant(matcher: str, tool: str) -> bool:
+    """Whether a matcher, which is a regular expression, means a tool by one of its names; empty or
+    `*` means all. In doubt it does: whatever the case of letters, and if the expression cannot be
+    read here."""
+    if matcher in ("", "*"):
+        return True
+    try:
+        found = re.compile(matcher, re.I)
+    except (re.error, RecursionError, OverflowError):
+        return True
+    return any(found.search(name) for name in _names(tool))
+
+
+def _names(tool: str) -> Iterator[str]:
+    """The names by which matchers may mean a tool."""
+    yield tool
+    yield from OTHER_NAMES.get(tool, ())
+    if tool.startswith("mcp_"):
+        # mcp_SERVER_TOOL is mcp__SERVER__TOOL there; either name may hold more underscores.
+        rest = tool.removeprefix("mcp_")
+        for found in re.finditer("_", rest[:64]):
+            yield f"mcp__{rest[: found.start()]}__{rest[found.end() :]}"
 
 
 def hook_entries(merged: Merged) -> tuple[HookEntry, ...]:
@@ -90,5 +124,4 @@ def tool_hooks(merged: Merged) -> tuple[ToolHook, ...]:
 def _matchers(entries: Any) -> Iterator[str]:
     for entry in entries if isinstance(entries, list) else [entries]:
         matcher = entry.get("matcher") if isinstance(entry, dict) else None
-        # Claude Code writes * for all tools, which is no regular expression.
-        yield matcher if isinstance(matcher, str) and matcher != "*" else ""
+        yield matcher if isinstance(matcher, str) else ""

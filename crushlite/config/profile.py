@@ -37,6 +37,7 @@ _SAID = frozenset(
         Reason.FILE_SKIPPED,
         Reason.TOOLS_REFUSED,
         Reason.PROVIDER_MOVED,
+        Reason.PROVIDER_LEFT_OUT,
     }
 )
 _NAMED = 6  # keys in such a text
@@ -95,7 +96,8 @@ class FileProfile:
         for file, keys in useless.items():
             named = ", ".join(dict.fromkeys(keys[:_NAMED]))
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-            what = f"no effect have {named}{more}: `crushlite doctor` says why"
+            have = "has" if len(keys) == 1 else "have"
+            what = f"{named}{more} {have} no effect: `crushlite doctor` says why"
             parts.append(f"{self._shown(file)}: {what}")
         return "\n".join(parts)
 
@@ -123,6 +125,8 @@ class FileProfile:
         return self._change(0, lambda document: drop_rule(document, rule_id))
 
     def choose_model(self, wanted: ModelChoice) -> bool:
+        """Write the choice of a model for a role. If a choice in the user's file would not count
+        here, because this directory has one of its own, it goes to the workspace's file as well."""
         role, choice = wanted.model_type, wanted.model
         if role not in ROLES:
             raise BadRequest(f"model_type {role!r}: use large or small")
@@ -135,7 +139,13 @@ class FileProfile:
             put(document, f"models.{role}", encode(choice))
             put(document, f"recent_models.{role}", _recent(document, wanted))
 
-        return self._change(wanted.scope, edit)
+        changed = self._change(wanted.scope, edit)
+        if wanted.scope == 0:
+            origin = self.files.load().origin(f"models.{role}.model")
+            if origin not in (None, self.files.file(0)):
+                value = encode(choice)
+                changed |= self._change(1, lambda own: put(own, f"models.{role}", value))
+        return changed
 
     def why_not(self, choice: SelectedModel) -> str:
         """Why a model cannot be chosen; empty if it can be. A provider whose list is not complete

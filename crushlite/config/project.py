@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..realpath import real_path
 from .catalogue import CATALOGUE
 from .expand import only_variable
-from .merge import spell
+from .merge import SCHEMA, spell
 from .options import OPTIONS, UNKNOWN, Rule
 from .trust import Trust
 from .warnings import Reason
@@ -61,6 +61,7 @@ _ADDITIONS = frozenset({"id", "name", "models", "system_prompt_prefix"})
 # What goes to the server with a request, or leads it elsewhere.
 _SENT = ("api_key", "extra_headers", "extra_body", "provider_options", "oauth")
 _NO_SAY = "project files have no say in this"
+_NO_KEY = "there is no such key"
 _OUT = "it leads out of the workspace"
 _TAKEN = "that folder has another use"
 _SAFE_SIDE = "project files only set it to the safe side"
@@ -165,7 +166,7 @@ class ProjectRules:
             elif key in examined:
                 answer[key] = examined[key](value or {}, source)
             elif key != "permissions":
-                self._ignored(source, (key,), _NO_SAY)
+                self._ignored(source, (key,), _NO_SAY if key in SCHEMA else _NO_KEY)
         for key in set(document.get("permissions") or {}) - {"allowed_tools"}:
             self._ignored(source, ("permissions", key), _NO_SAY)
         return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from ..errors import ConfigError
 from ..records import dataclass
 from .expand import Refused
 from .merge import spell
+from .secrets import url_secrets
 from .warnings import Reason
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class _Section:
         url = self._text("url") if kind != "stdio" else ""
         if not (command or url):
             raise Refused("it has no command" if kind == "stdio" else "it has no url")
+        with contextlib.suppress(ValueError):  # no address: said when it is connected to
+            self._expander.secrets.update(url_secrets(url))
         args = [self._expanded(text, "args", str(n)) for n, text in self._list("args")]
         return ToolServer(
             self._name,

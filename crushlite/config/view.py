@@ -297,7 +297,10 @@ class Config:
                 return AgentChoice("offline", f"{warning}; no other model is used instead")
         if waiting := [p.id for p in self.providers.values() if p.discover]:
             names = ", ".join(waiting)
-            return AgentChoice("offline", f"the models of {names} are not known yet")
+            reason = (
+                f"the models of {names} are not known: it was not asked yet, or does not answer"
+            )
+            return AgentChoice("offline", reason)
         keys = ", ".join(known.key for known in CATALOGUE.values())
         reason = f"no configured provider is usable, and none of {keys} gives a key"
         for warning in self.warnings:

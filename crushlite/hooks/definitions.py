@@ -8,9 +8,9 @@ Both forms are read, under the names of events in any spelling (`PreToolUse`, `p
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
+from ..config.hooks import is_meant
 from ..records import dataclass
 
 if TYPE_CHECKING:
@@ -33,19 +33,6 @@ MOST_SECONDS = 600.0
 MOST_HOOKS = 100  # in one section
 _SHOWN = 60  # characters of a command that stands for a missing name
 
-# What Claude Code calls tools that have other names here: matchers were written for those.
-_OTHER_NAMES = {
-    "view": ("Read", "NotebookRead"),
-    "ls": ("LS",),
-    "fetch": ("WebFetch",),
-    "web_search": ("WebSearch",),
-    "todos": ("TodoWrite",),
-    "agent": ("Task", "Agent"),
-    "question": ("AskUserQuestion",),
-    "job_output": ("BashOutput",),
-    "job_kill": ("KillShell", "KillBash"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Hook:
@@ -66,36 +53,22 @@ class Hook:
         return self.name or self.command[:_SHOWN] or self.origin
 
     def matches(self, subject: str) -> bool:
-        """Whether the hook is for this tool, or another thing that its event is about. In doubt it
-        is: whatever the case of letters, and if the expression cannot be read here."""
-        if self.matcher in ("", "*"):
-            return True
-        try:
-            found = re.compile(self.matcher, re.I)
-        except (re.error, RecursionError, OverflowError):
-            return True
-        return any(found.search(name) for name in _names(subject))
-
-
-def _names(tool: str) -> Iterator[str]:
-    """The names by which matchers may mean a tool."""
-    yield tool
-    yield from _OTHER_NAMES.get(tool, ())
-    if tool.startswith("mcp_"):
-        # mcp_SERVER_TOOL is mcp__SERVER__TOOL there; either name may hold more underscores.
-        rest = tool.removeprefix("mcp_")
-        for found in re.finditer("_", rest[:64]):
-            yield f"mcp__{rest[: found.start()]}__{rest[found.end() :]}"
+        """Whether the hook is for this tool, or another thing that its event is about."""
+        return is_meant(self.matcher, subject)
 
 
 def hooks_of(entries: Iterable[HookEntry]) -> tuple[Hook, ...]:
     """All hooks of a configuration, in its order. The same command for the same event counts once,
-    unless its matcher differs."""
+    unless its matcher differs. If there are too many, one that cannot be run stands for the rest of
+    each event: they may have been meant to forbid something."""
     found: dict[tuple[str, str, str], Hook] = {}
     for entry in entries:
         for hook in _hooks(entry):
-            if len(found) < MOST_HOOKS:
-                found.setdefault((hook.event, hook.command or hook.origin, hook.matcher), hook)
+            key = (hook.event, hook.command or hook.origin, hook.matcher)
+            if key not in found and len(found) >= MOST_HOOKS:
+                problem = f"there are more than {MOST_HOOKS} hooks: remove some"
+                key, hook = (hook.event, "", ""), _broken(entry, "", problem)
+            found.setdefault(key, hook)
     return tuple(found.values())
 
 

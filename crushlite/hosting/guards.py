@@ -11,13 +11,17 @@ A part that fails counts as a refusal where it was asked before something is don
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import ToolCheck, Verdict
+from ..clock import resolve_once
 from ..errors import CrushliteError, PromptRefused
 from ..protocol.codec import NotJSON, dumps, loads
+from ..records import dataclass
 from ..wing import Author, Ruling, ToolUsed
 
 if TYPE_CHECKING:
@@ -36,23 +40,52 @@ SHOWN = "hook"  # the key of what parts said in the metadata of a result
 _FAILED = "it could not be checked, which counts as a no; the daemon's log says why"
 
 
+@dataclass(slots=True)
+class _CheckedCall:
+    """What the parts said of a tool call with this input."""
+
+    input: dict[str, Any]
+    passed: bool = False  # `TurnGuards.tool` let it pass: its agent runs it with this input
+    refusal: str = ""  # why it must not run; empty if it may
+    halt: bool = False  # the refusal ends the turn
+    approved: bool = False  # nobody need be asked
+    must_ask: bool = False  # users must be asked
+    context: list[str] = field(default_factory=list)  # for the result
+    shown: dict[str, Any] = field(default_factory=dict)  # for the metadata of the result
+
+    def note(self, ruling: Ruling) -> None:
+        """Keep what goes into the result of the call."""
+        if ruling.context:
+            self.context.append(ruling.context)
+        if ruling.shown:
+            self.shown.update(ruling.shown)
+
+
 class TurnGuards:
     """Asks the parts on behalf of one turn, and remembers what they said of its calls."""
 
-    def __init__(self, parts: Sequence[WorkspacePart], author: Author) -> None:
+    def __init__(
+        self, parts: Sequence[WorkspacePart], author: Author, above: TurnGuards | None = None
+    ) -> None:
+        """`above` are the guards of the turn that a sub-agent works for: a halt ends both."""
         self.context = ""  # what the parts add to the prompt
-        self.halted = ""  # why the turn must end; empty if it need not
         self.may_stop = False  # the agent has asked whether the turn may end
         self._parts = parts
         self._author = author
-        self._checked: set[str] = set()  # calls that the parts were asked about
-        self._approved: set[str] = set()  # calls for which nobody need be asked
-        self._must_ask: set[str] = set()  # calls for which users must be asked
-        self._refused: set[str] = set()  # calls that did not run
-        self._context: dict[str, list[str]] = {}  # for the results, by call
-        self._shown: dict[str, dict[str, Any]] = {}  # for the metadata of the results, by call
-        self._inputs: dict[str, dict[str, Any]] = {}
+        self._top = above or self
+        # Whether no agent may see the prompt, now or later; that counts when `checked` is done.
+        self.withheld = above is None and self.hold_prompts
+        self.checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not self.withheld:
+            resolve_once(self.checked)
+        self._halted = ""
+        self._calls: dict[str, _CheckedCall] = {}  # until they have a result, by their ids
         self._stops = 0
+
+    @property
+    def halted(self) -> str:
+        """Why the turn must end; empty if it need not."""
+        return self._top._halted
 
     @property
     def hold_prompts(self) -> bool:
@@ -65,64 +98,74 @@ class TurnGuards:
         for part in self._parts:
             ruling = await self._asked(part, lambda p: p.before_prompt(self._author, text))
             if ruling is not None and (ruling.denied or ruling.halt):
+                self.withheld = True
                 raise PromptRefused(ruling.denied or "a hook refused this prompt")
             if ruling is not None and ruling.context:
                 context.append(ruling.context)
-        self.context = _joined(context)
+        self.context, self.withheld = _joined(context), False
+        resolve_once(self.checked)
 
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
         """Ask about a tool call before it runs: the parts in their order, each with the input as
-        the one before left it. The first no ends it."""
-        self._checked.add(call_id)
-        value = dict(given)
+        the one before left it. The first no ends it. When it has passed, permissions that are asked
+        for this call are not checked again: the agent knows what it was checked with."""
+        call = await self._check(call_id, name, given)
+        call.passed = not call.refusal
+        return ToolCheck(call.input, call.refusal, call.halt)
+
+    async def _check(self, call_id: str, name: str, given: Mapping[str, Any]) -> _CheckedCall:
+        """Ask the parts about a call, as `tool` does, and remember what they said; what they said
+        of an earlier one with this id is forgotten."""
+        self._calls.pop(call_id, None)
+        call = _CheckedCall(dict(given))
+        await self._rule(call, call_id, name)
+        # Not before: meanwhile the agent may ask about another input under the same id.
+        self._calls[call_id] = call
+        return call
+
+    async def _rule(self, call: _CheckedCall, call_id: str, name: str) -> None:
         if self.halted:
-            return self._refuse(call_id, value, self.halted, halt=True)
+            call.refusal, call.halt = self.halted, True
+            return
         for part in self._parts:
-            used = ToolUsed(self._author, call_id, name, value)
+            used = ToolUsed(self._author, call_id, name, call.input)
             ruling = await self._asked(part, functools.partial(_before_tool, used))
             if ruling is None:
                 continue
-            self._note(call_id, ruling)
-            if ruling.halt:
-                self.halted = ruling.denied or "a hook has halted this turn"
+            call.note(ruling)
+            self._heed_halt(ruling)
             if ruling.denied or ruling.halt:
-                return self._refuse(call_id, value, ruling.denied or self.halted, halt=ruling.halt)
-            if ruling.allowed:
-                self._approved.add(call_id)
-            if ruling.ask:
-                self._must_ask.add(call_id)
-            if ruling.input is not None and ruling.input != value:
+                call.refusal, call.halt = ruling.denied or self.halted, ruling.halt
+                return
+            call.approved |= ruling.allowed
+            call.must_ask |= ruling.ask
+            if ruling.input is not None and ruling.input != call.input:
                 # What an earlier part allowed was something else.
-                value = dict(ruling.input)
-                if not ruling.allowed:
-                    self._approved.discard(call_id)
-        self._inputs[call_id] = value
-        return ToolCheck(value)
-
-    def _refuse(self, call_id: str, value: dict[str, Any], why: str, *, halt: bool) -> ToolCheck:
-        self._approved.discard(call_id)
-        self._refused.add(call_id)
-        return ToolCheck(value, why, halt)
+                call.input = dict(ruling.input)
+                call.approved = ruling.allowed
 
     async def permission(self, request: PermissionRequest) -> Verdict | None:
         """What is decided about a permission before anything else is looked at: a refusal of its
-        tool call, or the approval of this very call. None: nothing."""
+        tool call, or the approval of this very call. None: nothing. Unless the call has passed
+        `tool`, the parts are asked about each request: an agent may ask again for the same call,
+        after a refusal or with another input."""
         call_id = request.tool_call_id
-        if call_id not in self._checked or not call_id:
-            check = await self.tool(call_id, request.tool_name, request.params)
-            if check.refusal:
-                return Verdict(False, check.refusal)
-            if check.input != request.params:
-                self._approved.discard(call_id)
+        call = self._calls.get(call_id)
+        if call is None or not call.passed or not call_id:
+            call = await self._check(call_id, request.tool_name, request.params)
+            if call.refusal:
+                return Verdict(False, call.refusal)
+            if call.input != request.params:
                 return Verdict(False, "a hook changes the input, which this agent cannot follow")
         if self.halted:
             return Verdict(False, self.halted)
-        approved = call_id in self._approved and call_id not in self._must_ask
-        return Verdict(True) if call_id and approved else None
+        return Verdict(True) if call_id and call.approved and not call.must_ask else None
 
     def must_ask(self, call_id: str) -> bool:
-        """Whether users must be asked about a call, whatever they have allowed before."""
-        return call_id in self._must_ask
+        """Whether users must be asked about the call that `permission` was asked about just now,
+        whatever they have allowed before."""
+        call = self._calls.get(call_id)
+        return call is not None and call.must_ask
 
     def notify(self, kind: str, text: str) -> None:
         for part in self._parts:
@@ -137,11 +180,12 @@ class TurnGuards:
             ruling = await self._asked(
                 part, lambda p: p.permission_asked(self._author, request), refuse=False
             )
-            if ruling is not None and ruling.halt:
-                self.halted = ruling.denied or "a hook has halted this turn"
-            if ruling is not None and (ruling.denied or ruling.halt):
+            if ruling is None:
+                continue
+            self._heed_halt(ruling)
+            if ruling.denied or ruling.halt:
                 return Verdict(False, ruling.denied or self.halted)
-            if ruling is not None and ruling.allowed:
+            if ruling.allowed:
                 return Verdict(True)
         return None
 
@@ -149,26 +193,23 @@ class TurnGuards:
         self, call: ToolCallPart, content: str, metadata: str, *, is_error: bool
     ) -> tuple[str, str]:
         """Ask about the result of a call; returns content and metadata with what parts add."""
-        call_id = call.id
-        if call_id not in self._refused:
-            given = self._inputs.pop(call_id, None)
-            value = _object(call.input) if given is None else given
-            used = ToolUsed(self._author, call_id, call.name, value)
+        checked = self._calls.get(call.id) or _CheckedCall(_object(call.input))
+        if not checked.refusal:
+            used = ToolUsed(self._author, call.id, call.name, checked.input)
             for part in self._parts:
                 ruling = await self._asked(
                     part, lambda p: p.after_tool(used, content, is_error), refuse=False
                 )
                 if ruling is not None:
-                    self._note(call_id, ruling)
+                    checked.note(ruling)
+                    self._heed_halt(ruling)
                     if ruling.denied:
-                        self._context.setdefault(call_id, []).append(ruling.denied)
-                    if ruling.halt:
-                        self.halted = ruling.denied or "a hook has halted this turn"
-        context = _joined(self._context.pop(call_id, []))
-        shown = self._shown.pop(call_id, None)
+                        checked.context.append(ruling.denied)
+        self._calls.pop(call.id, None)
+        context = _joined(checked.context)
         if context:
             content = f"{content}\n\n{context}" if content else context
-        return content, _with_shown(metadata, shown) if shown else metadata
+        return content, _with_shown(metadata, checked.shown) if checked.shown else metadata
 
     async def stop(self, text: str) -> str:
         """Ask before the turn ends, with the agent's last words. Returns what must be done first;
@@ -189,11 +230,9 @@ class TurnGuards:
         self._stops += bool(wanted)
         return _joined(wanted)
 
-    def _note(self, call_id: str, ruling: Ruling) -> None:
-        if ruling.context:
-            self._context.setdefault(call_id, []).append(ruling.context)
-        if ruling.shown:
-            self._shown.setdefault(call_id, {}).update(ruling.shown)
+    def _heed_halt(self, ruling: Ruling) -> None:
+        if ruling.halt:
+            self._top._halted = ruling.denied or "a hook has halted this turn"
 
     async def _asked(
         self,

@@ -103,17 +103,17 @@ class LiveRun:
         self._waiting.clear()
 
     @property
-    def _in_turn(self) -> LiveTurn | None:
+    def in_turn(self) -> LiveTurn | None:
         """The turn that it is part of, once there is one."""
         return self.carrier.turn if self.carrier is not None else self.turn
 
     @property
     def denied(self) -> int:
-        return self._in_turn.denied if self._in_turn is not None else 0
+        return self.in_turn.denied if self.in_turn is not None else 0
 
     @property
     def limit(self) -> str:
-        return self._in_turn.limits.reached if self._in_turn is not None else ""
+        return self.in_turn.limits.reached if self.in_turn is not None else ""
 
     @property
     def folded_into(self) -> str:

@@ -343,7 +343,7 @@ class Runner:
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
         agent = live.agent or self.agents.serving(live.run.session_id)
-        self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt)
+        self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt, live.in_turn)
         return live.user
 
     async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:

@@ -1,8 +1,9 @@
 """Titles: a session gets one after its first prompt, whatever becomes of that prompt. It replaces
 the one that the session was made with, unless it is only the first words of the prompt.
 
-The title is made beside the turn, by the agent if it can make titles. Only the teardown of the
-workspace cancels it; then, or if the agent fails, the first words of the prompt are the title.
+The title is made beside the turn, by the agent if it can make titles and may see the prompt. Only
+the teardown of the workspace cancels it; then, or if the agent fails, the first words of the prompt
+are the title.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ..agent.base import Title
 from ..errors import CrushliteError
 from ..store import runs as run_rows, sessions as session_rows
 from .tasks import OwnedTasks
@@ -17,6 +19,7 @@ from .tasks import OwnedTasks
 if TYPE_CHECKING:
     from ..agent.base import Agent
     from .services import Services
+    from .turn import LiveTurn
 
 log = logging.getLogger(__name__)
 
@@ -32,32 +35,36 @@ class Titles:
         self._services = services
         self._asked: set[str] = set()  # sessions in which no later prompt can be the first
 
-    def begin(self, agent: Agent, run_id: str, session_id: str, text: str) -> None:
-        """Called with every prompt that starts."""
+    def begin(
+        self, agent: Agent, run_id: str, session_id: str, text: str, turn: LiveTurn | None = None
+    ) -> None:
+        """Called with every prompt that starts. `turn` says whether agents may see it."""
         if agent.titles and text.strip() and session_id not in self._asked:
             self._asked.add(session_id)
-            self.tasks.spawn(self._title(agent, run_id, session_id, text))
+            self.tasks.spawn(self._title(agent, run_id, session_id, text, turn))
 
     def forget(self, session_id: str) -> None:
         """The session is deleted, or was about to be: then the store is asked once more."""
         self._asked.discard(session_id)
 
-    async def _title(self, agent: Agent, run_id: str, session_id: str, text: str) -> None:
-        store = self._services.store
+    async def _title(
+        self, agent: Agent, run_id: str, session_id: str, text: str, turn: LiveTurn | None = None
+    ) -> None:
+        store, words = self._services.store, " ".join(text.split())[:PLAIN_TITLE_CHARS]
         try:
             if not await store.read(run_rows.is_first_prompt, session_id, run_id):
                 return
             given = (await store.read(session_rows.get_session, session_id)).title
             try:
-                title = await agent.title(text)
+                shown = turn is None or await turn.may_be_shown()
+                title = await agent.title(text) if shown else Title(words, plain=True)
                 usage = title.usage
                 counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
                 if usage.estimated:
                     counts = (0, 0, 0.0)
                 session_rows.check_usage(*counts)
             except BaseException:  # no later prompt is the first one
-                plain = " ".join(text.split())[:PLAIN_TITLE_CHARS]
-                await self._save(session_id, plain, (0, 0, 0.0))
+                await self._save(session_id, words, (0, 0, 0.0))
                 raise
             if not (title.plain and _was_chosen(given, text)):
                 await self._save(session_id, title.text[:TITLE_CHARS], counts)

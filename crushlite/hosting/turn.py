@@ -17,6 +17,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..agent.base import Agent, ToolCheck, Usage
+from ..clock import resolve_once
 from ..errors import BadRequest
 from ..protocol.messages import (
     FinishPart,
@@ -39,23 +40,20 @@ from .given import fresh_call_id, json_text, typed
 from .guards import TurnGuards
 from .limits import RunLimits, may_cost_more
 from .prompts import Failure, clean
-from .turn_commands import COMMAND_SECONDS, TurnCommands
+from .turn_commands import COMMAND_SECONDS
 from .turn_requests import TurnRequests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..agent.base import AnyAgent, Delegated, OfferedTool
-    from ..commands.process import Command
     from ..protocol.config import SelectedModel
     from ..protocol.messages import Attachment
     from ..protocol.sessions import Session
     from ..store import Connection
-    from ..wing import CommandWatch
     from .prompts import TurnRequest
     from .services import Services
     from .transcript import LiveMessage
-    from .watching import WatchedCommand
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ class Child(Protocol):
     def end(self, outcome: Outcome) -> asyncio.Task[None]: ...
 
 
-class LiveTurn(TurnCommands, TurnRequests):
+class LiveTurn(TurnRequests):
     """Implements agent.base.Turn."""
 
     def __init__(
@@ -101,11 +99,9 @@ class LiveTurn(TurnCommands, TurnRequests):
         self.max_steps = request.max_steps
         self.reasoning_effort = request.reasoning_effort
         self.reasoning = request.think
-        self.denied = 0
+        self.denied, self._denied_in = 0, [self] if parent is None else [self, parent]
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
-        author = Author((parent or self).session_id, self.run_id)
-        self._guards = TurnGuards(services.parts, author)
         self._services, self._request = services, request
         self._selected = selected
         self._fold, self._summarize = fold, summarize
@@ -113,20 +109,21 @@ class LiveTurn(TurnCommands, TurnRequests):
         self._notes_owner = notes_owner
         self._delegate = delegate
         self._top: LiveTurn = parent or self
+        self._for_session = self._top.session_id
+        author = Author(self._for_session, self.run_id)
+        self._guards = TurnGuards(services.parts, author, parent._guards if parent else None)
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
-        self._commands: set[Command] = set()  # those that die with the run
-        self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
-        self._watches: list[CommandWatch] = []  # of the turn as a whole
+        self._commands, self._watched, self._watches = set(), {}, []
         self._over = False
-        self._step: LiveMessage | None = None  # the assistant message of the current step
+        self._step = None
         self._new_step = True  # the next piece begins a message of its own
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
-        self._unallowed: set[str] = set()  # tool calls that wait for a permission
+        self._unallowed = set()
         self._calls: dict[str, ToolCallPart] = {}  # of this step
-        self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
+        self._fresh_ids = {}
         self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
         self._notes: str | None = None  # what the agent has kept; None if that was not read yet
         self._said = 0
@@ -162,6 +159,12 @@ class LiveTurn(TurnCommands, TurnRequests):
         """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
         await self._guards.prompt(self.prompt)
 
+    async def may_be_shown(self) -> bool:
+        """Whether agents may see the prompt; waits until the wings were asked, or the turn is
+        closed."""
+        await self._guards.checked
+        return not self._guards.withheld
+
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
         it does: it cannot go on any more."""
@@ -189,6 +192,7 @@ class LiveTurn(TurnCommands, TurnRequests):
     def close(self, outcome: Outcome, failure: Failure | None) -> None:
         """Write how it ended, whatever state the agent left the turn in."""
         self._over = True
+        resolve_once(self._guards.checked)
         if self._step is None:
             self._create_step()
         self._close_calls(outcome)
@@ -199,7 +203,11 @@ class LiveTurn(TurnCommands, TurnRequests):
             failure = failure or Failure("The agent failed", "no reason was given")
             finish = FinishPart("error", message=failure.title, details=failure.detail)
         finish.time = self._now()
-        self._services.transcript.finish(self.last, finish, write=False)
+        transcript = self._services.transcript
+        transcript.finish(self.last, finish, write=False)
+        prompt = self._messages[0]
+        if self._guards.withheld and prompt.message.role == "user":
+            transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def _close_calls(self, outcome: Outcome) -> None:
         """Providers refuse a history with a call that has no result, so none is left behind."""
@@ -236,13 +244,13 @@ class LiveTurn(TurnCommands, TurnRequests):
 
     async def history(self) -> list[Message]:
         self._check()
-        return await self._services.transcript.messages(self.session_id)
+        return _not_withheld(await self._services.transcript.messages(self.session_id))
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
         read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
         session, messages, self._notes = read
-        return session, messages
+        return session, _not_withheld(messages)
 
     async def recall(self) -> str:
         self._check()
@@ -461,9 +469,7 @@ class LiveTurn(TurnCommands, TurnRequests):
     async def _check_cost(self) -> None:
         """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
         if self.limits.too_expensive:
-            if not await may_cost_more(
-                self.limits, self._services, self._top.session_id, self.run_id
-            ):
+            if not await may_cost_more(self.limits, self._services, self._for_session, self.run_id):
                 raise self.limits.stop_at_cost()
             self._check()
 
@@ -513,32 +519,15 @@ class LiveTurn(TurnCommands, TurnRequests):
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
-        await self._services.files.record(self._top.session_id, [change])
+        await self._services.files.record(self._for_session, [change])
 
     # Inside --------------------------------------------------------------------------------------
-
-    @property
-    def _for_session(self) -> str:
-        return self._top.session_id
-
-    def _count_denial(self) -> None:
-        for turn in {self, self._top}:
-            turn.denied += 1
-
-    def _show_calls(self) -> None:
-        """Publish the calls of this step: clients must know a call before they hear of it."""
-        if self._step is not None:
-            self._services.transcript.flush(self._step)
 
     def _open_call(self, call_id: str) -> ToolCallPart:
         call = self._calls.get(self._stored_id(clean(call_id)))
         if call is None or call.id in self._results:
             raise BadRequest(f"there is no open tool call {call_id!r} in this step")
         return call
-
-    def _stored_id(self, call_id: str) -> str:
-        """The id on record of what the agent calls by this one."""
-        return self._fresh_ids.get(call_id, call_id)
 
     def _now(self) -> int:
         return int(self._services.clock.now())
@@ -617,3 +606,8 @@ class LiveTurn(TurnCommands, TurnRequests):
             await asyncio.sleep(0)
             self._yielded = self._services.clock.time()
             self._check()
+
+
+def _not_withheld(messages: list[Message]) -> list[Message]:
+    """The messages that agents may see."""
+    return [each for each in messages if each.finish is None or not each.finish.withheld]

@@ -29,16 +29,12 @@ class TurnCommands:
 
     run_id: str
     session_id: str
+    _for_session: str  # the session that a sub-agent works for, else the turn's own
     _services: Services
     _over: bool
     _commands: set[Command]  # those that die with the run
     _watched: dict[Command, WatchedCommand]  # until their watches have recorded them
     _watches: list[CommandWatch]  # of the turn as a whole
-
-    @property
-    def _for_session(self) -> str:
-        """The session that a sub-agent works for, else the turn's own."""
-        raise NotImplementedError
 
     def _check(self) -> None:
         if self._over:

@@ -11,6 +11,7 @@ from ..protocol.questions import QuestionBatch
 from .dialogs import Allowed
 from .given import directory_of, questions_of
 from .prompts import clean
+from .turn_commands import TurnCommands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,37 +21,30 @@ if TYPE_CHECKING:
     from ..protocol.questions import Question, QuestionResponse
     from .guards import TurnGuards
     from .prompts import TurnRequest
-    from .services import Services
+    from .transcript import LiveMessage
 
 
-class TurnRequests:
+class TurnRequests(TurnCommands):
     """The part of a LiveTurn that asks users. What a sub-agent asks is asked for the session that
     it works for."""
 
-    run_id: str
-    session_id: str
     path: Path
-    _services: Services
+    denied: int  # requests, with those of its sub-agents
+    _denied_in: Sequence[TurnRequests]  # the turn itself, and the one that a sub-agent works for
     _request: TurnRequest
     _guards: TurnGuards
+    _step: LiveMessage | None  # the assistant message of the current step
     _unallowed: set[str]  # tool calls that wait for a permission
-
-    @property
-    def _for_session(self) -> str:
-        """The session that a sub-agent works for, else the turn's own."""
-        raise NotImplementedError
-
-    def _count_denial(self) -> None:
-        raise NotImplementedError
-
-    def _check(self) -> None:
-        raise NotImplementedError
+    _fresh_ids: dict[str, str]  # of calls whose own id was used before; the newest
 
     def _show_calls(self) -> None:
-        raise NotImplementedError
+        """Publish the calls of this step: clients must know a call before they hear of it."""
+        if self._step is not None:
+            self._services.transcript.flush(self._step)
 
     def _stored_id(self, call_id: str) -> str:
-        raise NotImplementedError
+        """The id on record of what the agent calls by this one."""
+        return self._fresh_ids.get(call_id, call_id)
 
     async def permission(
         self,
@@ -82,7 +76,8 @@ class TurnRequests:
         verdict = await self._decide(request, scope)
         self._unallowed.discard(request.tool_call_id)
         if not verdict:
-            self._count_denial()
+            for turn in self._denied_in:
+                turn.denied += 1
         return verdict
 
     async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:

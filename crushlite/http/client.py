@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 from typing import TYPE_CHECKING, Protocol
 
 import h11
@@ -43,6 +45,7 @@ _UNREAD_LIMIT = 1 << 20
 _EVENTS = 500  # parsed in one step of the event loop: a chunk may hold a single byte
 _INFORMATIONAL = 50  # responses with a status of 1xx before the real one
 _BODY_LIMIT = 64 << 20
+_CONNECT_CALL = r"\[Errno (\d+)\] Connect call failed"
 _HEAD_LIMIT = 64 * 1024
 _IDLE_CONNECTIONS = 4
 # Below the server's own idle limit, so that the client closes first.
@@ -55,6 +58,14 @@ class ClientError(Exception):
 
 class ConnectFailed(ClientError):
     """No connection could be made; the cause is the OSError."""
+
+
+def why_unreachable(error: OSError | ValueError) -> str:
+    """Why a connection could not be made, in words. asyncio's own have numbers, and repeat the
+    address; of a name with several addresses they say all that for each."""
+    numbers = {int(number) for number in re.findall(_CONNECT_CALL, str(error))}
+    words = ", ".join(os.strerror(number) for number in sorted(numbers))
+    return words or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
 
 
 class PeerMismatch(ClientError):
@@ -93,7 +104,9 @@ class UnixConnector:
         try:
             transport, _ = await loop.create_unix_connection(factory, self.path)
         except OSError as error:
-            raise ConnectFailed(f"cannot connect to {self.path}: {error}") from error
+            raise ConnectFailed(
+                f"cannot connect to {self.path}: {why_unreachable(error)}"
+            ) from error
         if self.expect_uid is not None:
             uid = peer_uid(transport.get_extra_info("socket"))
             if uid != self.expect_uid:
@@ -125,7 +138,8 @@ class TCPConnector:
                 factory, self.host, self.port, ssl=self._ssl, server_hostname=self._server_hostname
             )
         except OSError as error:  # includes ssl.SSLError
-            raise ConnectFailed(f"cannot connect to {self.host}:{self.port}: {error}") from error
+            reason = why_unreachable(error)
+            raise ConnectFailed(f"cannot connect to {self.host}:{self.port}: {reason}") from error
         return transport
 
 

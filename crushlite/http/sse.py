@@ -18,7 +18,7 @@ _END = re.compile(rb"\r\n|\r|\n")
 
 
 class SSETooLong(ValueError):
-    """A line is longer than the limit; the stream cannot be read on."""
+    """A line, or the data of an event, is longer than the limit; the stream cannot be read on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class SSEEvent:
 
 
 class SSEParser:
-    """The parser of one stream. Not to be fed again after it raised."""
+    """The parser of one stream. Not to be fed again after it raised. `line_limit` bounds the bytes
+    of a line, and those of all lines with data of an event."""
 
     def __init__(self, *, line_limit: int = LINE_LIMIT) -> None:
         self.last_id: str | None = None
@@ -41,6 +42,7 @@ class SSEParser:
         self._id: str | None = None  # becomes `last_id` when the block ends
         self._event = ""
         self._data: list[str] = []
+        self._size = 0  # of the lines that `_data` is from
 
     def feed(self, data: bytes) -> list[SSEEvent]:
         """The events that end in these bytes. Raises SSETooLong."""
@@ -86,6 +88,9 @@ class SSEParser:
         name, _, value = line.decode("utf-8", "replace").partition(":")
         value = value.removeprefix(" ")
         if name == "data":
+            self._size += len(line)
+            if self._size > self._line_limit:
+                raise SSETooLong(f"an event of the stream is over {self._line_limit} bytes")
             self._data.append(value)
         elif name == "event":
             self._event = value
@@ -97,7 +102,7 @@ class SSEParser:
         """At an empty line, return the event; None if it had no data. Its id counts even then."""
         self.last_id = self._id
         data, event = self._data, self._event
-        self._data, self._event = [], ""
+        self._data, self._event, self._size = [], "", 0
         if not data:
             return None
         return SSEEvent("\n".join(data), event or "message", self.last_id)

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..errors import CrushliteError
 
-PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602

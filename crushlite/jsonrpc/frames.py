@@ -60,25 +60,24 @@ class _Body:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._pieces: list[bytes] = []
+        self._kept = bytearray()  # all of it; once it is too large, its beginning
         self._tail = b""  # once it is too large
         self.size = 0
 
     def add(self, piece: bytes) -> None:
         self.size += len(piece)
         if self.size <= self._most:
-            self._pieces.append(piece)
+            self._kept += piece
             return
         if not self._tail:
-            whole = b"".join(self._pieces)
-            self._pieces = [(whole[:KEPT] + piece[:KEPT])[:KEPT]]
-            piece = whole[-KEPT:] + piece
+            self._tail = bytes(self._kept[-KEPT:])
+            self._kept = (self._kept[:KEPT] + piece[:KEPT])[:KEPT]
         self._tail = (self._tail + piece)[-KEPT:]
 
     def take(self) -> Frame | TooLarge:
         """What has arrived; the next piece begins a new frame."""
-        body, size, tail = b"".join(self._pieces), self.size, self._tail
-        self._pieces, self._tail, self.size = [], b"", 0
+        body, size, tail = bytes(self._kept), self.size, self._tail
+        self._kept, self._tail, self.size = bytearray(), b"", 0
         return TooLarge(size, body, tail) if tail else Frame(body)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _READ = 64 * 1024
+_FRAMES = 64  # that are looked at before others get a turn of the loop
 _SHOWN = 300  # characters of noise, and of a foreign error's message times ten
 
 
@@ -118,6 +120,8 @@ class RpcPeer:
         self._unanswered: set[Id] = set()  # cancelled without an answer, on purpose
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_to_write = asyncio.Lock()  # messages leave in the order of the calls
+        self._left: asyncio.Task[None] | None = None  # waits in place of a sender that gave up
+        self._reading: asyncio.Timeout | None = None  # to interrupt `run`
         self._gone: PeerGone | None = None
         self._is_closed = False  # nothing can be written any more
         self.noises = 0
@@ -176,19 +180,27 @@ class RpcPeer:
 
     async def run(self) -> None:
         """Read until the stream ends. Then the requests that are open fail with PeerGone; those of
-        the other side go on, and are answered if it still reads, until `close`."""
+        the other side go on, and are answered if it still reads, until `close`. Also returns when
+        the other side has taken nothing for too long: it may never send or close anything."""
         reason = "the other side has closed the connection"
         try:
-            while data := await self._reader.read(_READ):
-                for frame in self._decoder.feed(data):
-                    await self._take(frame)
-                    await self._answers_taken()
-                if self._gone is not None:
-                    return
+            async with asyncio.timeout(None) as self._reading:
+                await self._read()
         except (OSError, ValueError) as error:  # a StreamReader wraps errors of its limit so
             reason = f"the connection broke: {error}"
         finally:
+            self._reading = None
             self._end(reason)
+
+    async def _read(self) -> None:
+        looked_at = 0
+        while self._gone is None and (data := await self._reader.read(_READ)):
+            for frame in self._decoder.feed(data):
+                await self._take(frame)
+                await self._answers_taken()
+                looked_at += 1
+                if looked_at % _FRAMES == 0:  # a read that finds bytes gives nobody else a turn
+                    await asyncio.sleep(0)
 
     async def _answers_taken(self) -> None:
         """Wait while the other side takes no answers: it must not be able to pile them up here. At
@@ -352,8 +364,13 @@ class RpcPeer:
     # Writing -----------------------------------------------------------------------------------
 
     async def _send(self, message: dict[str, Any], *, is_answer: bool = False) -> None:
-        """Write a message. Answers are also written to a side that has closed its own stream."""
+        """Write a message. Answers are also written to a side that has closed its own stream. If
+        the caller is cancelled while the other side does not take the message, nothing more is
+        written before it is taken: messages do not pile up behind it."""
         async with self._turn_to_write:
+            if self._left is not None:
+                await asyncio.wait([self._left])
+                self._left = None
             if values.is_large(message):
                 body = await asyncio.to_thread(values.write_large, message, self._options.frame)
             else:
@@ -361,16 +378,33 @@ class RpcPeer:
             if self._is_closed or not is_answer:
                 self._check()
             try:
-                self._writer.write(self._options.framing.pack(body))
-                async with time_limit(self._clock, self._options.write_seconds):
-                    await self._writer.drain()
-            except TimeoutError:
-                reason = f"the other side took nothing for {self._options.write_seconds:g} seconds"
-                self._is_closed = True
-                raise self._end(reason) from None
-            except (OSError, RuntimeError) as error:
-                self._is_closed = True
-                raise self._end(f"the connection broke: {error}") from None
+                await self._taken(self._options.framing.pack(body))
+            except asyncio.CancelledError:
+                if not self._is_closed:
+                    self._left = self._spawn(self._taken_quietly())
+                raise
+
+    async def _taken(self, data: bytes = b"") -> None:
+        """Write something, and wait until the other side has taken nearly all that was written.
+        Raises PeerGone if it does not in time, or cannot."""
+        try:
+            if data:
+                self._writer.write(data)
+            async with time_limit(self._clock, self._options.write_seconds):
+                await self._writer.drain()
+        except TimeoutError:
+            self._is_closed = True
+            if self._reading is not None:
+                self._reading.reschedule(-math.inf)
+            reason = f"the other side took nothing for {self._options.write_seconds:g} seconds"
+            raise self._end(reason) from None
+        except (OSError, RuntimeError) as error:
+            self._is_closed = True
+            raise self._end(f"the connection broke: {error}") from None
+
+    async def _taken_quietly(self) -> None:
+        with contextlib.suppress(PeerGone):
+            await self._taken()
 
     async def _send_quietly(self, message: dict[str, Any]) -> None:
         try:
@@ -440,7 +474,7 @@ def _answer(
 def _foreign_error(error: Any) -> RpcError:
     """An error as others send it, also one that is not as it should be."""
     if not isinstance(error, dict):
-        return RpcError(INTERNAL_ERROR, str(error)[: _SHOWN * 10])
+        error = {"message": error}
     number, message = error.get("code"), error.get("message")
     return RpcError(
         number if isinstance(number, int) else INTERNAL_ERROR,

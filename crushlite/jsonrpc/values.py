@@ -138,3 +138,18 @@ def glimpse(head: bytes, tail: bytes) -> Glimpse | None:
         return Glimpse(json.loads(members[b"id"]), is_request)
     except ValueError:
         return None
+
+
+def size_of(value: Any, most: int) -> int:
+    """How many characters and values a value has; more than `most` are not counted."""
+    todo, size = [value], 0
+    while todo and size <= most:
+        item = todo.pop()
+        size += 1
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, dict):
+            todo += [*item, *item.values()]
+        elif isinstance(item, list):
+            todo += item
+    return size

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MOST_FILES = 500  # with diagnostics, of one server
 MOST_PER_FILE = 200
+MOST = 10_000  # of one server
 MESSAGE_CHARS = 300
 SHOWN = 20  # in the result of an edit
 SEVERITIES = {1: "error", 2: "warning", 3: "information", 4: "hint"}
@@ -68,7 +69,7 @@ def _diagnostic(value: dict[str, Any]) -> Diagnostic:
     return Diagnostic(
         place.line + 1,
         place.column + 1,
-        severity if isinstance(severity, int) and severity in SEVERITIES else 1,
+        int(severity) if isinstance(severity, int) and severity in SEVERITIES else 1,
         _line(message),
         _line(value.get("source"))[:40],
         _line(code if isinstance(code, str) else str(code) if isinstance(code, int) else "")[:60],

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..clock import time_limit
 from ..errors import BadRequest, CrushliteError, NotFound
+from ..listen import default_socket
 from ..protocol.lsp import LSPEvent
 from ..records import dataclass
 from ..threads import DaemonThreads
 from ..wing import WorkspacePart
-from ..worktree.paths import locate, read_bytes
+from ..worktree.paths import OwnFolders, locate, read_bytes
 from . import diagnostics
 from .server import DISABLED, READY, STARTING, LanguageServer
 from .servers import configured, installed
@@ -43,10 +46,12 @@ EVENT_SECONDS = 0.5  # between two events about the diagnostics of a server
 
 @dataclass(frozen=True, slots=True)
 class LspSettings:
-    """What the configuration says: the section `lsp`, and whether installed servers are used."""
+    """What the configuration says: the section `lsp`, whether installed servers are used, and the
+    daemon's own folders, which servers and tools must not see."""
 
     section: Mapping[str, Any]
     automatic: bool = True
+    own_folders: tuple[Path, ...] = ()
 
 
 class LspPart(WorkspacePart):
@@ -67,13 +72,18 @@ class LspPart(WorkspacePart):
         self._events: dict[str, Timer] = {}  # of servers whose diagnostics have changed
         self._tools: tuple[OfferedTool, ...] = ()
 
+    @functools.cached_property
+    def own(self) -> OwnFolders:
+        """Folders that servers are told nothing of. Blocks a little when it is first asked for."""
+        return OwnFolders(self.root, (*self._settings().own_folders, default_socket().parent))
+
     async def close(self) -> None:
         if self._touching is not None:
             self._touching.cancel()
             await asyncio.wait([self._touching])
         for timer in self._events.values():
             timer.cancel()
-        await self.stop()
+        await asyncio.gather(*(server.close() for server in self.servers.values()))
 
     async def stop(self) -> None:
         """End all servers; the next file that is touched starts its own again."""
@@ -112,10 +122,11 @@ class LspPart(WorkspacePart):
             taken = {kind for spec in given.values() for kind in spec.filetypes}
             # What is configured for a kind of file stands instead of what is installed.
             others = {n: s for n, s in found.items() if taken.isdisjoint(s.filetypes)}
-            specs = {**others, **given}
+            # First: while servers end, `fitting` may make one, which must not be of an old section.
+            self._specs = specs = {**others, **given}
             for name in [n for n, s in self.servers.items() if specs.get(n) != s.spec]:
-                await self.servers.pop(name).stop()
-            self._known, self._specs = settings, specs
+                await self.servers.pop(name).close()
+            self._known = settings
             for name in given:
                 self._server(name)
 
@@ -130,11 +141,14 @@ class LspPart(WorkspacePart):
     async def fitting(self, path: Path) -> list[LanguageServer]:
         """The servers for a file of the workspace, started if they are not running."""
         await self._make()
-        if not path.is_relative_to(self.root) or self._workspace.closing:
+        if not path.is_relative_to(self.root):
             return []
         found = []
         for name, spec in list(self._specs.items()):
-            if spec.fits(path) and await self.blocking(spec.is_rooted, path, self.root):
+            if not spec.fits(path) or not await self.blocking(spec.is_rooted, path, self.root):
+                continue
+            # Meanwhile the workspace may have begun to close, or the configuration have changed.
+            if not self._workspace.closing and self._specs.get(name) == spec:
                 server = self._server(name)
                 server.start()
                 if server.state != DISABLED:
@@ -172,9 +186,20 @@ class LspPart(WorkspacePart):
         """Tell a server what a file holds now. Raises CrushliteError."""
         await server.tell(path, await self.text_of(path))
 
+    async def refresh(self, server: LanguageServer) -> None:
+        """Tell a server what the files that it has open hold now, which commands may have changed.
+        A file that cannot be read any more is closed. Raises CrushliteError."""
+        paths = server.open_files
+        texts = await self.blocking(_texts, self.root, self.own, paths)
+        for path, text in zip(paths, texts, strict=True):
+            if text is None:
+                await server.forget(path)
+            else:
+                await server.tell(path, text)
+
     async def text_of(self, path: Path) -> str:
         """The text of a file of the workspace. Raises BadRequest."""
-        return str(await self.blocking(_text, self.root, path))
+        return str(await self.blocking(_text, self.root, self.own, path))
 
     async def notes_on_change(self, turn: Turn, path: str) -> str:
         """What servers find wrong in a file that an agent has just changed."""
@@ -192,15 +217,19 @@ class LspPart(WorkspacePart):
         in time: the model can ask with a tool."""
         if not await server.ready(PATIENT_SECONDS if patient else 0.0):
             return ""
-        try:
-            await self.tell(server, path)
-        except CrushliteError:
-            return ""
         name = server.spec.name
         seconds = PATIENT_SECONDS if patient else WAIT_SECONDS
         if self._late.get(name, 0) >= 2:
             seconds = HURRIED_SECONDS
-        heard = await server.heard(path, seconds)
+        heard = False
+        try:
+            async with time_limit(self._workspace.clock, seconds):
+                await self.tell(server, path)
+                heard = await server.heard(path, seconds)
+        except TimeoutError:
+            pass  # it does not even take the text
+        except CrushliteError:
+            return ""
         self._late[name] = 0 if heard else self._late.get(name, 0) + 1
         if not heard:
             return ""
@@ -239,8 +268,20 @@ class LspPart(WorkspacePart):
             self._workspace.hub.publish("updated", event)
 
 
-def _text(root: Path, path: Path) -> str:
-    place = locate(root, str(path))
+def _texts(root: Path, own: OwnFolders, paths: list[Path]) -> list[str | None]:
+    """The texts of some files, None for those that have none or cannot be read. Blocks."""
+    found: list[str | None] = []
+    for path in paths:
+        try:
+            found.append(_text(root, own, path))
+        except BadRequest:
+            found.append(None)
+    return found
+
+
+def _text(root: Path, own: OwnFolders, path: Path) -> str:
+    """The text of a file of the workspace. Raises BadRequest. Blocks."""
+    place = locate(root, str(path), own)
     if not place.inside:
         raise BadRequest(f"{path} is not in the workspace: language servers do not see it")
     data, _ = read_bytes(place, FILE_BYTES)

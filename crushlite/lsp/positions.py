@@ -3,6 +3,7 @@ UTF-16 units. For people and models both begin with 1."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import BadRequest
 from ..records import dataclass
+from ..worktree.paths import PATH_CHARS
 
 MOST_EDITS = 10_000  # of one file
+URI_CHARS = 3 * PATH_CHARS + 100  # each byte of a path may be written as three characters
+MOST_NUMBER = 2**31 - 1  # of a line or column, by the protocol: clients may read no larger one
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,8 +29,8 @@ def uri_of(path: Path) -> str:
 
 
 def path_of(uri: object) -> Path | None:
-    """The path of a file URI; None for any other."""
-    if not isinstance(uri, str) or not uri.startswith("file:"):
+    """The path of a file URI; None for any other, and for one that is too long."""
+    if not isinstance(uri, str) or not uri.startswith("file:") or len(uri) > URI_CHARS:
         return None
     try:
         path = unquote(urlsplit(uri).path)
@@ -40,7 +44,7 @@ def position_of(value: Any) -> Position:
     if isinstance(value, dict):
         line, column = value.get("line"), value.get("character")
         if isinstance(line, int) and isinstance(column, int):
-            return Position(max(line, 0), max(column, 0))
+            return Position(*(min(max(each, 0), MOST_NUMBER) for each in (line, column)))
     return Position(0, 0)
 
 
@@ -51,19 +55,11 @@ def start_of(value: Any) -> Position:
 
 def units(text: str) -> int:
     """The length of a text in UTF-16 units."""
-    return len(text) + sum(1 for character in text if ord(character) > 0xFFFF)
+    return len(_encoded(text)) // 2
 
 
-def index_of(line: str, column: int) -> int:
-    """The index in a line of a column in UTF-16 units; its end if it is shorter."""
-    if line.isascii():
-        return min(column, len(line))
-    seen = 0
-    for index, character in enumerate(line):
-        if seen >= column:
-            return index
-        seen += 2 if ord(character) > 0xFFFF else 1
-    return len(line)
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-16-le", "surrogatepass")
 
 
 def find_symbol(text: str, symbol: str, line: int) -> Position:
@@ -82,31 +78,33 @@ def find_symbol(text: str, symbol: str, line: int) -> Position:
 
 
 def apply_edits(text: str, edits: list[Any]) -> str:
-    """A text with the edits of a server, which all are about the text as it is. Raises BadRequest
-    for edits that overlap or make no sense."""
+    """A text with the edits of a server, which all are about the text as it is. Takes linear time.
+    Raises BadRequest for edits that overlap or make no sense."""
     if len(edits) > MOST_EDITS:
         raise BadRequest(f"the server wants {len(edits)} changes of one file: too many")
-    starts = [0]
-    for line in text.split("\n"):
-        starts.append(starts[-1] + len(line) + 1)
-    lines = text.split("\n")
+    data = _encoded(text)  # two bytes for each column
+    lines = [units(line) for line in text.split("\n")]
+    starts = [0, *itertools.accumulate(length + 1 for length in lines)]
 
-    def offset(position: Position) -> int:
-        if position.line >= len(lines):
-            return len(text)
-        return starts[position.line] + index_of(lines[position.line], position.column)
+    def offset(value: Any) -> int:
+        place = position_of(value)
+        if place.line >= len(lines):
+            return len(data)
+        return 2 * (starts[place.line] + min(place.column, lines[place.line]))
 
     places = []
     for edit in edits:
         where = edit.get("range") if isinstance(edit, dict) else None
         if not isinstance(where, dict) or not isinstance(edit.get("newText"), str):
             raise BadRequest("the server sent a change that cannot be read")
-        begin, end = offset(position_of(where.get("start"))), offset(position_of(where.get("end")))
-        places.append((begin, end, edit["newText"]))
+        places.append((offset(where.get("start")), offset(where.get("end")), edit["newText"]))
     pieces, at = [], 0
     for begin, end, new in sorted(places, key=lambda place: place[:2]):
         if begin < at or end < begin:
             raise BadRequest("the server sent changes that overlap")
-        pieces += [text[at:begin], new]
+        pieces += [data[at:begin], _encoded(new)]
         at = end
-    return "".join([*pieces, text[at:]])
+    try:
+        return b"".join([*pieces, data[at:]]).decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise BadRequest("the server sent a change that cuts a character in two") from None

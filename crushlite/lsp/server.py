@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from ..protocol.lsp import NEVER, LSPClientInfo
 from ..records import dataclass
 from . import diagnostics
-from .positions import uri_of
+from .positions import URI_CHARS, path_of, uri_of
 from .servers import environment, language_of, resolved_command
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ FRAME = 32 << 20  # bytes of one message
 REQUEST_SECONDS = 20.0
 STOP_SECONDS = 1.0
 RESTARTS, RESTART_SECONDS = 3, 600.0
-FLOOD, FLOOD_SECONDS = 20_000, 10.0  # notifications in so many seconds: the server is ended
+FLOOD, FLOOD_SECONDS = 20_000, 10.0  # messages in so many seconds: the server is ended
 ERROR_CHARS = 500
+SECTION_CHARS = 1000  # of the name of a part of the configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class LanguageServer(RpcHandler):
         self.found: OrderedDict[str, list[Diagnostic]] = OrderedDict()  # by URI
         self._root, self._env, self._clock, self._changed = root, env, clock, changed
         self._life: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._settled: asyncio.Future[None] | None = None  # it is ready, or will not be
         self._peer: RpcPeer | None = None
         self._open: OrderedDict[str, _Told] = OrderedDict()  # by URI
@@ -87,6 +90,7 @@ class LanguageServer(RpcHandler):
         self._starts: deque[float] = deque(maxlen=RESTARTS + 1)
         self._window, self._messages = 0.0, 0  # for floods
         self._telling = asyncio.Lock()  # what is told of files stays in order
+        self._tells: set[asyncio.Task[None]] = set()
 
     @property
     def count(self) -> int:
@@ -106,8 +110,11 @@ class LanguageServer(RpcHandler):
     # Its life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start it in the background, unless it runs, is disabled or has ended too often."""
-        if self.state == DISABLED or (self._life is not None and not self._life.done()):
+        """Start it in the background, unless it runs, is disabled or closed, or has ended too
+        often."""
+        if self._is_closed or self.state == DISABLED:
+            return
+        if self._life is not None and not self._life.done():
             return
         now = self._clock.time()
         if len(self._starts) > RESTARTS and now - self._starts[0] < RESTART_SECONDS:
@@ -143,6 +150,8 @@ class LanguageServer(RpcHandler):
             framing=HEADERS,
             frame=FRAME,
             cancel_notice=lambda number: ("$/cancelRequest", {"id": number}),
+            on_noise=lambda _: self._count(),
+            noise=sys.maxsize,  # all of it is counted
         )
         peer = RpcPeer(reader, writer, self, self._clock, options)
         reading = asyncio.create_task(peer.run())
@@ -153,11 +162,12 @@ class LanguageServer(RpcHandler):
             self._set(READY)
             ends: list[asyncio.Future[Any]] = [reading, command.done]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            raise CrushliteError(_last_words(command) or "it ended")
+            raise CrushliteError(_last_words(command) or "it ended, or took no more messages")
         except PeerError as error:
             raise CrushliteError(_last_words(command) or error.message) from None
         finally:
             await _end(peer, reading, command, self._clock)
+            await _read_to_the_end(reader, self._clock)
 
     def _arguments(self) -> list[str]:
         return resolved_command(self.spec, self._env.get("PATH", os.defpath), self._root)
@@ -200,7 +210,14 @@ class LanguageServer(RpcHandler):
         if self._life is not None and not self._life.done():
             self._life.cancel()
             await asyncio.wait([self._life])
+            if self.state == STARTING:  # the task was cancelled before its first step
+                self._set(STOPPED)
         self._starts.clear()
+
+    async def close(self) -> None:
+        """End it for good: `start` does nothing from this call on, whoever still has it."""
+        self._is_closed = True
+        await self.stop()
 
     async def restart(self) -> None:
         await self.stop()
@@ -217,7 +234,15 @@ class LanguageServer(RpcHandler):
     # Files ---------------------------------------------------------------------------------------
 
     async def tell(self, path: Path, text: str) -> None:
-        """Tell it what a file holds now, unless it knows. Raises PeerError."""
+        """Tell it what a file holds now, unless it knows. Goes on when the caller is cancelled:
+        `_open` must stay what the server was told. Raises PeerError."""
+        telling = asyncio.create_task(self._tell(path, text))
+        self._tells.add(telling)
+        telling.add_done_callback(self._tells.discard)
+        telling.add_done_callback(_retrieve)
+        await asyncio.shield(telling)
+
+    async def _tell(self, path: Path, text: str) -> None:
         uri = uri_of(path)
         async with self._telling:
             peer = self._require()
@@ -238,10 +263,21 @@ class LanguageServer(RpcHandler):
                 await peer.notify("textDocument/didChange", changes)
                 await peer.notify("textDocument/didSave", {"textDocument": {"uri": uri}})
 
+    @property
+    def open_files(self) -> list[Path]:
+        """The files that it was told about and that are not closed."""
+        return [path for path in map(path_of, self._open) if path is not None]
+
+    async def forget(self, path: Path) -> None:
+        """Close a file. Raises PeerError."""
+        async with self._telling:
+            if self._open.pop(uri_of(path), None) is not None:
+                await _close(self._require(), uri_of(path))
+
     async def _close_oldest(self, peer: RpcPeer) -> None:
         while len(self._open) > OPEN_FILES:
             uri, _ = self._open.popitem(last=False)
-            await peer.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
+            await _close(peer, uri)
 
     def before(self, path: Path) -> list[Diagnostic]:
         """What it has found in the text that a file held before it was told what it holds now."""
@@ -281,7 +317,8 @@ class LanguageServer(RpcHandler):
 
     # What it says --------------------------------------------------------------------------------
 
-    def on_notification(self, method: str, params: dict[str, Any]) -> None:
+    def _count(self) -> None:
+        """Count a message, or a line that is none, and end a server that floods."""
         now = self._clock.time()
         if now - self._window > FLOOD_SECONDS:
             self._window, self._messages = now, 0
@@ -290,12 +327,15 @@ class LanguageServer(RpcHandler):
             log.error("language server %s: %s messages at once; ended", self.spec.name, FLOOD)
             self._starts.extend([now] * (RESTARTS + 1))
             self._life.cancel()
+
+    def on_notification(self, method: str, params: dict[str, Any]) -> None:
+        self._count()
         if method == "textDocument/publishDiagnostics":
             self._publish(params)
 
     def _publish(self, params: dict[str, Any]) -> None:
         uri = params.get("uri")
-        if not isinstance(uri, str) or len(uri) > 4096:
+        if not isinstance(uri, str) or len(uri) > URI_CHARS:
             return
         found = diagnostics.read(params.get("diagnostics"))
         told, version = self._open.get(uri), params.get("version")
@@ -306,7 +346,10 @@ class LanguageServer(RpcHandler):
         self.found.pop(uri, None)
         if found:
             self.found[uri] = found
-        while len(self.found) > diagnostics.MOST_FILES:
+        while (
+            len(self.found) > diagnostics.MOST_FILES
+            or sum(map(len, self.found.values())) > diagnostics.MOST
+        ):
             self.found.popitem(last=False)
         if uri in self._published or uri in self._open:
             self._published[uri] = self._published.get(uri, 0) + 1
@@ -318,6 +361,7 @@ class LanguageServer(RpcHandler):
 
     async def on_request(self, request: RpcRequest) -> Any:
         """What servers ask for: the configuration, and leave for what changes nothing here."""
+        self._count()
         if request.method == "workspace/configuration":
             items = request.params.get("items")
             return [self._setting(item) for item in items[:100]] if isinstance(items, list) else []
@@ -330,9 +374,12 @@ class LanguageServer(RpcHandler):
         raise RpcError(METHOD_NOT_FOUND, "this client does not know the method")
 
     def _setting(self, item: Any) -> Any:
-        section = item.get("section") if isinstance(item, dict) else None
+        """A part of the options, by its keys with dots between them; all of them without keys."""
+        section = (item.get("section") if isinstance(item, dict) else None) or ""
         value: Any = dict(self.spec.options)
-        for key in str(section or "").split(".") if section else ():
+        if not isinstance(section, str) or len(section) > SECTION_CHARS:
+            return None
+        for key in section.split(".") if section else ():
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
@@ -368,8 +415,18 @@ _CAPABILITIES: dict[str, Any] = {
 }
 
 
+async def _close(peer: RpcPeer, uri: str) -> None:
+    await peer.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
+
+
 def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if seconds else NEVER
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Look at the exception of a task, which asyncio else logs if nobody waits for the task."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -381,6 +438,14 @@ def _last_words(command: Command) -> str:
     """The last lines that a server has written to its standard error."""
     lines = [line.strip() for line in command.output.text().splitlines() if line.strip()]
     return " / ".join(lines[-3:])[-ERROR_CHARS:]
+
+
+async def _read_to_the_end(reader: asyncio.StreamReader, clock: Clock) -> None:
+    """Drop what a server that has ended has written: a pipe is closed when its end is read."""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with time_limit(clock, STOP_SECONDS):
+            while await reader.read(1 << 16):
+                pass
 
 
 async def _end(peer: RpcPeer, reading: asyncio.Task[None], command: Command, clock: Clock) -> None:

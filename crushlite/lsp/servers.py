@@ -107,6 +107,9 @@ KNOWN = {
     ),
 }
 
+# Variables that name folders from which programs or modules are taken.
+_CODE_FOLDERS = frozenset({"PATH", "PYTHONPATH", "NODE_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"})
+
 _LANGUAGES = {
     "py": "python",
     "pyi": "python",
@@ -236,10 +239,13 @@ def resolved_command(spec: ServerSpec, path_variable: str, workspace: Path) -> l
 
 
 def environment(spec: ServerSpec, env: Mapping[str, str], workspace: Path) -> dict[str, str]:
-    """What the process of a server sees. Programs that it starts are not looked for in the
-    workspace, unless a configuration file chose it. Blocks."""
+    """What the process of a server sees. Unless a configuration file chose it, programs and modules
+    are not looked for in the workspace, also by interpreters that it starts. Blocks."""
     if not spec.found:
         return {**env, **spec.env}
-    folders = outside(env.get("PATH", "").split(os.pathsep), workspace)
-    # Interpreters that it asks for their folders must not import what lies in the project.
-    return {**env, "PATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1", **spec.env}
+    cleaned = {**env, "PYTHONSAFEPATH": "1"}  # nothing is imported from the current folder
+    for name in _CODE_FOLDERS & env.keys():
+        cleaned[name] = os.pathsep.join(outside(env[name].split(os.pathsep), workspace))
+        if not cleaned[name] and name != "PATH":
+            del cleaned[name]
+    return {**cleaned, **spec.env}

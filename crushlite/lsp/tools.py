@@ -3,11 +3,14 @@ file holds, and to rename something everywhere."""
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..agent.base import OfferedTool, ToolAnswer
-from ..errors import BadRequest, CrushliteError
+from ..agent.base import OfferedTool, Scope, ToolAnswer
+from ..errors import BadRequest, Conflict, CrushliteError
+from ..hosting.difference import difference
+from ..hosting.tasks import run_to_the_end
 from ..records import dataclass
 from ..worktree.paths import locate, read_bytes, write_bytes
 from .diagnostics import block
@@ -19,12 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..agent.base import ToolQuestion, Turn
-    from ..worktree.paths import Place
+    from ..worktree.paths import OwnFolders, Place
     from .server import LanguageServer
 
 READY_SECONDS = 15.0  # that a tool waits for a server that is starting
 FRESH_SECONDS = 5.0  # and for what it says of a file it has just been told about
 MOST_LINES = 200  # of an answer
+LOOKED_AT = 10 * MOST_LINES  # places or symbols of a server's answer: the others are left out
 MOST_FILES = 100  # that a rename may change
 RENAMED_BYTES = 1 << 20  # of each
 DIFF_CHARS = 100_000
@@ -52,6 +56,10 @@ class WorkspaceServers(Protocol):
     def root(self) -> Path: ...
 
     @property
+    def own(self) -> OwnFolders:
+        """The daemon's own folders, closed to tools."""
+
+    @property
     def servers(self) -> Mapping[str, LanguageServer]: ...
 
     async def server(self, name: str) -> LanguageServer:
@@ -62,6 +70,9 @@ class WorkspaceServers(Protocol):
 
     async def tell(self, server: LanguageServer, path: Path) -> None:
         """Tell one what a file holds now. Raises CrushliteError."""
+
+    async def refresh(self, server: LanguageServer) -> None:
+        """Tell one what the files that it has open hold now. Raises CrushliteError."""
 
     async def text_of(self, path: Path) -> str:
         """Raises BadRequest."""
@@ -104,17 +115,18 @@ class LspTool(OfferedTool):
         return None
 
     def _path(self, arguments: Mapping[str, Any]) -> Path:
-        return locate(self._part.root, _text(arguments, "file_path")).path
+        return locate(self._part.root, _text(arguments, "file_path"), self._part.own).path
 
     async def _servers(self, path: Path) -> list[LanguageServer]:
-        """The servers for a file that know what it holds now. Raises BadRequest if there is
-        none."""
+        """The servers for a file that know what it and the other open files hold now. Raises
+        BadRequest if there is none."""
         found = await self._part.fitting(path)
         ready = [server for server in found if await server.ready(READY_SECONDS)]
         if not ready:
             why = "; ".join(f"{each.spec.name}: {each.error}" for each in found if each.error)
             raise BadRequest(f"no language server runs for {path.name}" + f" ({why})" * bool(why))
         for server in ready:
+            await self._part.refresh(server)
             await self._part.tell(server, path)
         return ready
 
@@ -203,7 +215,7 @@ class Symbols(LspTool):
             servers = [server for server in every if await server.ready(0)]
         lines: list[str] = []
         for answer in await _answers(servers, method, params):
-            lines += _outline(self._part, answer, 0)
+            lines += islice(_outline(self._part, answer, 0), LOOKED_AT)
         return ToolAnswer(_listed(lines) or "no symbols were found")
 
 
@@ -220,7 +232,7 @@ class Rename(LspTool):
         edits = _edits_by_file(next((each for each in answers if each), None))
         if not edits:
             raise BadRequest("the language server would change nothing: check symbol and line")
-        files = [await self._part.blocking(_rename_in, self._part.root, *each) for each in edits]
+        files = await self._planned(edits)
         diff = "".join(each.diff for each in files)
         if len(diff) > DIFF_CHARS:
             raise BadRequest("this would change more than can be shown for permission: use edit")
@@ -231,15 +243,36 @@ class Rename(LspTool):
             params={"symbol": arguments["symbol"], "new_name": new_name, "diff": diff},
             path=str(self._part.root),
             tool_call_id=call_id,
+            scope=Scope((), "nothing more than this: each rename is shown and asked for"),
         )
         if not verdict:
             why = f": {verdict.reason}" if verdict.reason else ""
             return ToolAnswer(f"User denied permission{why}", is_error=True, stop=True)
+        # The user may have taken long: all files must still be as they were shown.
+        files = [await self._part.blocking(each.again) for each in files]
+        done: list[str] = []
         for each in files:
-            await self._part.blocking(each.write)
-            await turn.file_changed(str(each.place.path), each.before, each.after)
-        names = ", ".join(each.place.shown for each in files)
-        return ToolAnswer(f"renamed in {names}", metadata={"diff": diff})
+            try:
+                await run_to_the_end(self._write(turn, each))
+            except CrushliteError as error:
+                names = ", ".join(done) or "no file"
+                raise BadRequest(f"{error.message} (already renamed in {names})") from None
+            done.append(each.place.shown)
+        return ToolAnswer(f"renamed in {', '.join(done)}", metadata={"diff": diff})
+
+    async def _planned(self, edits: list[tuple[Path, list[Any]]]) -> list[RenamedFile]:
+        """The files as they are and as they are to be. A server may name one file twice, by a link
+        to it: it is changed once. Raises BadRequest."""
+        files: dict[Path, RenamedFile] = {}
+        for path, some in edits:
+            each = await self._part.blocking(rename_in, self._part.root, self._part.own, path, some)
+            if files.setdefault(each.place.path, each).after != each.after:
+                raise BadRequest(f"the server sent two different changes of {each.place.shown}")
+        return list(files.values())
+
+    async def _write(self, turn: Turn, file: RenamedFile) -> None:
+        await self._part.blocking(file.write)
+        await turn.file_changed(str(file.place.path), file.before, file.after)
 
 
 class Restart(LspTool):
@@ -280,7 +313,7 @@ async def _places(part: WorkspaceServers, answers: list[Any]) -> str:
     """Locations, one per line, each with the text of its line."""
     found: dict[tuple[Path, int], None] = {}
     for answer in answers:
-        for value in answer if isinstance(answer, list) else [answer]:
+        for value in answer[:LOOKED_AT] if isinstance(answer, list) else [answer]:
             if not isinstance(value, dict):
                 continue
             path = path_of(value.get("uri") or value.get("targetUri"))
@@ -288,7 +321,7 @@ async def _places(part: WorkspaceServers, answers: list[Any]) -> str:
             if path is not None:
                 found[path, start_of(where).line + 1] = None
     shown = sorted(found)[:MOST_LINES]
-    texts = await part.blocking(_lines_of, part.root, shown)
+    texts = await part.blocking(_lines_of, part.root, part.own, shown)
     lines = [
         f"{part.shown(path)}:{line}" + (f": {text}" if text else "")
         for (path, line), text in zip(shown, texts, strict=True)
@@ -296,7 +329,7 @@ async def _places(part: WorkspaceServers, answers: list[Any]) -> str:
     return _listed(lines, len(found))
 
 
-def _lines_of(root: Path, places: list[tuple[Path, int]]) -> list[str]:
+def _lines_of(root: Path, own: OwnFolders, places: list[tuple[Path, int]]) -> list[str]:
     """The lines at some places, empty for files that cannot be read or are not in the workspace.
     Blocks."""
     files: dict[Path, list[str]] = {}
@@ -304,7 +337,7 @@ def _lines_of(root: Path, places: list[tuple[Path, int]]) -> list[str]:
     for path, line in places:
         if path not in files:
             try:
-                place = locate(root, str(path))
+                place = locate(root, str(path), own)
                 data = read_bytes(place, RENAMED_BYTES)[0] if place.inside else b""
             except (BadRequest, OSError, ValueError):
                 data = b""
@@ -316,7 +349,7 @@ def _lines_of(root: Path, places: list[tuple[Path, int]]) -> list[str]:
 
 def _outline(part: WorkspaceServers, values: Any, depth: int) -> Iterator[str]:
     """Symbols, those inside others indented below them."""
-    for value in values[: 10 * MOST_LINES] if isinstance(values, list) and depth < 10 else ():
+    for value in values if isinstance(values, list) and depth < 10 else ():
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             continue
         place = value.get("location")
@@ -331,8 +364,11 @@ def _outline(part: WorkspaceServers, values: Any, depth: int) -> Iterator[str]:
 
 
 def _listed(lines: list[str], count: int | None = None) -> str:
-    more = (len(lines) if count is None else count) - MOST_LINES
-    shown = lines[:MOST_LINES] + ([f"... and {more} more"] if more > 0 else [])
+    """The first of some lines, and how many more there are. `count` says how many there are in
+    all, if not all of them were made."""
+    found = len(lines) if count is None else count
+    more = str(found - MOST_LINES) if found < LOOKED_AT else "many"
+    shown = lines[:MOST_LINES] + ([f"... and {more} more"] if found > MOST_LINES else [])
     return "\n".join(shown)
 
 
@@ -375,24 +411,28 @@ class RenamedFile:
     """A file of the workspace, as it is and as it is to be."""
 
     place: Place
-    info: os.stat_result
+    info: os.stat_result  # when `before` was read
     before: str
     after: str
+    diff: str
 
-    @property
-    def diff(self) -> str:
-        before, after = (text.splitlines(keepends=True) for text in (self.before, self.after))
-        name = self.place.shown
-        return "".join(difflib.unified_diff(before, after, name, name, n=1))
+    def again(self) -> RenamedFile:
+        """The same with the file's stat of now. Raises Conflict if its text has changed. Blocks."""
+        data, info = read_bytes(self.place, RENAMED_BYTES)
+        if data != self.before.encode("utf-8"):
+            shown = self.place.shown
+            raise Conflict(f"{shown} has changed meanwhile: nothing was renamed, try again")
+        return dataclasses.replace(self, info=info)
 
     def write(self) -> None:
         """Raises Conflict if the file has changed since it was read. Blocks."""
         write_bytes(self.place, self.after.encode("utf-8"), self.info)
 
 
-def _rename_in(root: Path, path: Path, edits: list[Any]) -> RenamedFile:
-    """Raises BadRequest for a file outside of the workspace, or of git. Blocks."""
-    place = locate(root, str(path))
+def rename_in(root: Path, own: OwnFolders, path: Path, edits: list[Any]) -> RenamedFile:
+    """What some edits make of a file. Raises BadRequest for a file outside of the workspace or of
+    git, links resolved, for one that is no text, and for edits that make no sense. Blocks."""
+    place = locate(root, str(path), own)
     if not place.inside or ".git" in place.path.relative_to(root).parts:
         raise BadRequest(f"the server wants to change {path}, which is not the project's: use edit")
     data, info = read_bytes(place, RENAMED_BYTES)
@@ -400,4 +440,6 @@ def _rename_in(root: Path, path: Path, edits: list[Any]) -> RenamedFile:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise BadRequest(f"{place.shown} is not UTF-8 text") from None
-    return RenamedFile(place, info, text, apply_edits(text, edits))
+    after = apply_edits(text, edits)
+    changed = [f"--- {place.shown}", f"+++ {place.shown}", *difference(text, after), ""]
+    return RenamedFile(place, info, text, after, "\n".join(changed))

@@ -35,14 +35,14 @@ class LspWing(Wing):
 
 def _settings(workspace: OpenWorkspace) -> LspSettings:
     """What the configuration of a workspace says now."""
-    if not has_wing("config"):
-        return LspSettings({})
-    from ..config.profile import FileProfile
-
     profile = workspace.profile
-    if not isinstance(profile, FileProfile):
-        return LspSettings({})
-    return LspSettings(profile.config.lsp, profile.config.options.auto_lsp)
+    if has_wing("config"):
+        from ..config.profile import FileProfile
+
+        if isinstance(profile, FileProfile):
+            config = profile.config
+            return LspSettings(config.lsp, config.options.auto_lsp, config.own_folders)
+    return LspSettings({}, own_folders=(profile.data_dir,))
 
 
 def _part(context: Context, request: Request) -> LspPart:

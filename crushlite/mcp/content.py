@@ -1,4 +1,4 @@
-"""What a server's answers hold, as texts and media for the agent."""
+"""The answers of a server as texts and media for the agent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from ..agent.base import ToolAnswer, ToolMedia
 MOST_PARTS = 1000
 MOST_MEDIA = 20
 MOST_CHARS = 32 << 20  # of the text of one answer
+TYPE_CHARS = 100
 
 
 def tool_answer(result: dict[str, Any]) -> ToolAnswer:
-    """The answer to a call. May take long for a large one: call it in a thread."""
+    """What the agent gets for the result of `tools/call`. May take long for a large one: call it in
+    a thread."""
     if result.get("resultType") == "input_required":
         return ToolAnswer(
             "the server asks for input of the user, which this client cannot give: call the tool "
@@ -54,11 +56,13 @@ def _read(parts: list[Any]) -> tuple[list[str], list[ToolMedia]]:
 
 
 def _media(kind: Any, data: Any) -> list[ToolMedia]:
-    return [ToolMedia(kind, data)] if isinstance(kind, str) and isinstance(data, str) else []
+    if not isinstance(kind, str) or not isinstance(data, str):
+        return []
+    return [ToolMedia(kind[:TYPE_CHARS], data)]  # the model is told the type of what is not shown
 
 
 def _resource(resource: dict[str, Any]) -> tuple[str, list[ToolMedia]]:
-    """The text of a resource, or what it holds else."""
+    """The text and the images of a resource. Other data are not shown: the text says so."""
     if isinstance(resource.get("text"), str):
         return resource["text"], []
     kind = resource.get("mimeType")
@@ -77,7 +81,8 @@ def resource_answer(contents: list[dict[str, Any]]) -> ToolAnswer:
 def prompt_text(result: dict[str, Any]) -> str:
     """The messages of a prompt as one text."""
     messages = result.get("messages")
-    contents = [m.get("content") for m in messages or () if isinstance(m, dict)]
+    listed = messages if isinstance(messages, list) else []
+    contents = [each.get("content") for each in listed if isinstance(each, dict)]
     parts = [part for each in contents for part in (each if isinstance(each, list) else [each])]
     texts, _ = _read(parts)
     return "\n".join(texts)[:MOST_CHARS]

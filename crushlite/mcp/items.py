@@ -1,5 +1,5 @@
-"""What a server lists: tools, prompts, resources. Everything is checked one by one: an entry that
-is not as it should be costs itself."""
+"""What a server lists: tools, prompts, resources. Each entry is checked: a bad one is left out, the
+others stay."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ class ResourceInfo:
 def read_tools(
     items: list[Any], wanted: Callable[[str], bool]
 ) -> tuple[tuple[ToolInfo, ...], tuple[str, ...]]:
-    """The usable ones, by name, and why others are not. Those that are not wanted are neither."""
+    """The tools that can be offered, sorted by name, and for each of the others a line that says
+    why it is left out. Tools that are not `wanted` by their names are in neither."""
     tools: dict[str, ToolInfo] = {}
     left_out: list[str] = []
     for item in items:
         name = item.get("name") if isinstance(item, dict) else None
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS:
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS or not name.isprintable():
             left_out.append("a tool without a usable name")
         elif not wanted(name) or name in tools:
             continue

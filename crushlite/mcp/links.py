@@ -34,15 +34,16 @@ class Link(Protocol):
     gone: asyncio.Future[str]  # set when the connection has ended by itself, with the reason
 
     def use_version(self, version: str, *, modern: bool) -> None:
-        """What both sides have agreed on: from now on it is sent where the transport wants it."""
+        """Send this version with all further messages, if the transport has a place for it."""
 
     async def request(
         self, method: str, params: dict[str, Any], *, seconds: float | None, cancellable: bool
     ) -> JSON:
-        """Raises PeerError."""
+        """Ask, and return the result; None waits for ever. If the time is up or the caller is
+        cancelled, the server is told, if the request is `cancellable`. Raises PeerError."""
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Raises PeerError."""
+        """Send a notification. Raises PeerError."""
 
     async def listen(self) -> None:
         """Hear notifications that come without a request, if that needs a connection of its own.
@@ -56,8 +57,8 @@ class Link(Protocol):
 
 
 class Hearing(RpcHandler):
-    """What is done with messages of a server: notifications are passed on, requests refused: this
-    client advertises nothing that a server could ask for."""
+    """Handles the messages of a server: passes notifications on, and refuses all requests but
+    `ping`, since this client advertises nothing that a server could ask for."""
 
     def __init__(self, notice: Callable[[str, dict[str, Any]], None]) -> None:
         self._notice = notice
@@ -93,7 +94,7 @@ class PeerLink:
         return "the connection has ended"
 
     def use_version(self, version: str, *, modern: bool) -> None:
-        """Nothing is sent outside of messages."""
+        """Does nothing: the version is sent only in messages."""
 
     async def request(
         self, method: str, params: dict[str, Any], *, seconds: float | None, cancellable: bool
@@ -104,7 +105,7 @@ class PeerLink:
         await self._peer.notify(method, params)
 
     async def listen(self) -> None:
-        """Notifications come over the same connection."""
+        """Does nothing: notifications come over the same connection."""
 
     def last_words(self) -> str:
         return ""
@@ -128,8 +129,8 @@ def peer_options() -> PeerOptions:
 
 
 class ProgramLink(PeerLink):
-    """The pipes of a program, which runs under a keeper: with it everything that it started dies.
-    Its output is what it writes to standard error."""
+    """A link over the pipes of a program. The program runs under a keeper, which kills everything
+    that it has started together with it."""
 
     def __init__(self, peer: RpcPeer, command: Command, clock: Clock) -> None:
         super().__init__(peer)
@@ -161,11 +162,11 @@ class ProgramLink(PeerLink):
         return "\n".join(lines)[-ERROR_CHARS:]
 
     async def close(self) -> None:
-        """Close its input, which ends well-behaved servers, then kill all that is left."""
-        await super().close()
-        if not await wait_at_most(self._clock, self._command.done, EXIT_SECONDS):
+        """Close its input, which ends well-behaved servers, then kill all that is left: at once if
+        this is cancelled."""
+        try:
+            await super().close()
+            await wait_at_most(self._clock, self._command.done, EXIT_SECONDS)
+        finally:
             self._command.kill()
             await wait_at_most(self._clock, self._command.done, END_SECONDS)
-
-    def kill(self) -> None:
-        self._command.kill()

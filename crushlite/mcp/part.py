@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..clock import all_done
 from ..errors import NotFound
 from ..wing import WorkspacePart
-from .naming import safe_name
+from .naming import reserved_for_others, safe_name
 from .server import CLOSE_SECONDS, Server, ServerSettings
 from .tools import ListResources, ReadResource, ServerTool
 
@@ -23,24 +23,26 @@ if TYPE_CHECKING:
     from ..outbound.proxies import Proxies
     from ..protocol.features import McpEvent
     from ..wing import OpenWorkspace
+    from .places import StartingPlaces
 
 log = logging.getLogger(__name__)
 
 MOST_SERVERS = 100
-HEADLESS_SECONDS = 30.0  # that a prompt which nobody attends waits for servers that start
+HEADLESS_SECONDS = 30.0  # that a prompt without an attending user waits for servers that start
 DEAD_SECONDS = 3.0  # that the next step of a turn waits for a server that has just died
 RETRY_SECONDS = 30.0  # before a prompt lets a server that has failed be started again
 
 
 class McpPart(WorkspacePart):
-    """Follows the configuration: servers that it does not change stay as they are."""
+    """Starts and ends servers as the configuration changes; those whose section is the same stay
+    as they are."""
 
     def __init__(
         self,
         workspace: OpenWorkspace,
         profile: FileProfile,
         proxies: Proxies,
-        starting: asyncio.Semaphore,
+        starting: StartingPlaces,
     ) -> None:
         self._profile = profile
         self._hub = workspace.hub
@@ -110,8 +112,10 @@ class McpPart(WorkspacePart):
     # For the agent -------------------------------------------------------------------------------
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """What is ready. If nobody attends, servers that start are waited for, once in a run; else
-        only, and briefly, those that have died a moment ago: mostly in a call of this turn."""
+        """The tools of the servers that are connected. Starts servers that have failed, and waits
+        for those that died a moment ago, mostly in a call of this turn: DEAD_SECONDS at most. If no
+        user attends the turn, waits for HEADLESS_SECONDS at most, and at its first step for all
+        servers that start."""
         now = self._clock.time()
         awaited: list[Server] = []
         if not turn.interactive and turn.run_id not in self._waited:
@@ -135,8 +139,9 @@ class McpPart(WorkspacePart):
         """All tools, by server and name: the order depends on nothing else."""
         found: dict[str, OfferedTool] = {}
         for server in self.servers:
+            reserved = reserved_for_others(server.name, self._servers)
             for tool in server.tools:
-                name = safe_name(server.name, tool.name, found)
+                name = safe_name(server.name, tool.name, found, reserved)
                 found.setdefault(name, ServerTool(name, server, tool))
         readable = [server for server in self.servers if server.has_resources]
         more = [ListResources(readable), ReadResource(readable)] if readable else []

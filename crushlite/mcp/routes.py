@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer, body
 from ..api.files import NEVER
-from ..errors import BadRequest, CrushliteError, NotFound
+from ..errors import BadRequest, NotFound
 from ..protocol.features import (
     GetPrompt,
     McpPrompt,
@@ -15,6 +15,7 @@ from ..protocol.features import (
     McpState,
     NamedServer,
 )
+from .errors import ServerError
 from .part import McpPart
 
 if TYPE_CHECKING:
@@ -127,6 +128,6 @@ async def _refresh(context: Context, request: Request, what: str) -> Response:
     if server is not None:
         try:
             await server.refresh(what)
-        except CrushliteError as error:
+        except ServerError as error:
             raise BadRequest(f"the tool server {server.name}: {error.message}") from None
     return EMPTY

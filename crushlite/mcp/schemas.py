@@ -51,25 +51,29 @@ def _top(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type", "object") not in ("object", ["object"]):
         raise BadSchema(f"its arguments are no object but {str(schema['type'])[:40]!r}")
     properties: dict[str, Any] = {}
-    required = schema.get("required")
-    wanted = list(required) if isinstance(required, list) else []
-    for branch in (each for key in _BRANCHES for each in schema.get(key) or ()):
-        if isinstance(branch, dict) and isinstance(branch.get("properties"), dict):
-            properties |= branch["properties"]
-            if branch in (schema.get("allOf") or ()) and isinstance(branch.get("required"), list):
-                wanted += branch["required"]
+    wanted = _names(schema)
+    for key in _BRANCHES:
+        for branch in schema.get(key) or ():
+            if isinstance(branch.get("properties"), dict):
+                properties |= branch["properties"]
+                wanted |= _names(branch) if key == "allOf" else {}
     own = schema.get("properties")
     properties |= own if isinstance(own, dict) else {}
-    bad = [name for name in properties if not _PROPERTY.fullmatch(name)]
-    if lost := [name for name in bad if name in wanted]:
-        raise BadSchema(f"its argument {lost[0][:40]!r} has a name that providers refuse")
-    for name in bad:
+    for name in [name for name in properties if not _PROPERTY.fullmatch(name)]:
+        if name in wanted:
+            raise BadSchema(f"its argument {name[:40]!r} has a name that providers refuse")
         del properties[name]
     rest = {key: value for key, value in schema.items() if key not in _NOT_AT_THE_TOP}
     rest |= {"type": "object", "properties": properties}
     rest.pop("required", None)
-    names = [name for name in dict.fromkeys(map(str, wanted)) if name in properties]
+    names = [name for name in wanted if name in properties]
     return rest | ({"required": names} if names else {})
+
+
+def _names(schema: dict[str, Any]) -> dict[str, None]:
+    """The names of required properties, each once, in their order."""
+    required = schema.get("required")
+    return dict.fromkeys(map(str, required)) if isinstance(required, list) else {}
 
 
 class _Cleaner:

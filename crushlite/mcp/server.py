@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import time_limit, wait_at_most
 from ..errors import CrushliteError
-from ..jsonrpc.errors import PeerError, PeerGone
+from ..jsonrpc.errors import PeerError, PeerGone, PeerTimeout
 from ..protocol.features import McpEvent
 from ..records import dataclass
 from .content import prompt_text, tool_answer
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..config import ToolServer
     from ..outbound.proxies import Proxies
     from .links import Link
+    from .places import StartingPlaces
     from .session import McpSession
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ HEAR_SECONDS = 5.0, 300.0  # pauses before a stream of notifications is opened a
 CLOSE_SECONDS = 10.0
 GONE_SECONDS = 2.0  # to learn how a program has ended
 _LISTS = ("tools", "prompts", "resources")
+_NOT_READY = {"disabled": "it is disabled", "starting": "it is still starting: try again later"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class ServerSettings:
     env: Callable[[], Mapping[str, str]]  # for programs
     clock: Clock
     proxies: Proxies
-    starting: asyncio.Semaphore  # held while one starts: the machine has other work
+    starting: StartingPlaces
     redact: Callable[[str], str]  # takes secrets out of a text for people
     publish: Callable[[McpEvent], None]
     changed: Callable[[], None]  # what the servers offer has changed
@@ -83,7 +85,8 @@ class Server:
         self._session: McpSession | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._relisting: set[str] = set()  # lists whose change is about to be looked at
+        self._changed: set[str] = set()  # lists that have changed since they were read last
+        self._relisting: set[str] = set()  # lists that a task reads again
         self._modern = False  # how it answered last
         self._closed = False
 
@@ -98,6 +101,7 @@ class Server:
         """Begin an attempt to start it, in the background, unless one is under way or it runs."""
         if self.usable and self._session is None and self._connecting is None:
             self.tried_at, self.died_at = self._clock.time(), None
+            self._changed.clear()
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._attempted)
             self._set_state("starting")
@@ -118,7 +122,7 @@ class Server:
         link: Link | None = None
         seconds = self.config.timeout
         state, problem, gone = "error", "", False
-        async with self._settings.starting:
+        async with self._settings.starting.place(self._clock):
             try:
                 async with time_limit(self._clock, seconds):
                     link = await self._open()
@@ -160,7 +164,7 @@ class Server:
         if config.type == "http":
             return WebLink(client, self._clock, self._hear)
         try:
-            return await EventLink.open(client, self._clock, config.timeout, self._hear)
+            return await EventLink.open(client, self._clock, self._hear)
         except BaseException:
             await client.aclose()
             raise
@@ -175,14 +179,23 @@ class Server:
         )
 
     async def _read_list(self, session: McpSession, what: str, seconds: float) -> bool:
-        """Read a list; return whether it has changed. Raises PeerError."""
+        """Read a list; return whether it has changed. Raises PeerError, also if the connection has
+        ended meanwhile: what it offered was withdrawn then, and stays so."""
         found: list[Any] = []
         if session.has(what):
-            found = await session.list(f"{what}/list", what, seconds=seconds)
+            try:
+                async with time_limit(self._clock, seconds):
+                    found = await session.list(f"{what}/list", what)
+            except TimeoutError:
+                raise PeerTimeout(f"{what}/list was not done within {seconds:g} seconds") from None
+        tools = self.tools, self.left_out
+        if what == "tools":
+            tools = await asyncio.to_thread(read_tools, found, self.config.offers)
+        if self._closed or session.link.gone.done():
+            raise ServerError("it has ended while its list was read")
         before = (self.tools, self.left_out, self.prompts, self.resources)
         if what == "tools":
-            read = await asyncio.to_thread(read_tools, found, self.config.offers)
-            self.tools, self.left_out = read
+            self.tools, self.left_out = tools
         elif what == "prompts":
             self.prompts = read_prompts(found)
         else:
@@ -205,6 +218,7 @@ class Server:
             log.warning("tool server %s: left out: %s", self.name, "; ".join(self.left_out[:5]))
         self._spawn(self._watch(session, self._clock.time()))
         self._set_state("connected")
+        self._follow_changes()
 
     # Following -----------------------------------------------------------------------------------
 
@@ -221,8 +235,10 @@ class Server:
             self.start()
 
     async def _listen(self, session: McpSession) -> None:
-        """Hear of changes over a stream of its own, if the server tells of any that way."""
-        if not any(map(session.tells, _LISTS)):
+        """Hear of changes over a stream of its own, if the server tells of any that way. When that
+        is opened again, the lists are read again: they may have changed meanwhile."""
+        told = set(filter(session.tells, _LISTS))
+        if not told:
             return
         pause = HEAR_SECONDS[0]
         while True:
@@ -231,32 +247,47 @@ class Server:
             except PeerError:
                 await self._clock.sleep(pause)
                 pause = min(2 * pause, HEAR_SECONDS[1])
+                self._changed |= told
+                self._follow_changes()
 
     def _hear(self, method: str, params: dict[str, Any]) -> None:
-        """A notification of the server."""
+        """A notification of the server. It may come before the server counts as connected, right
+        after the list that it is about was read."""
         what = method.removeprefix("notifications/").removesuffix("/list_changed")
-        if what in _LISTS and self._session is not None and what not in self._relisting:
-            self._relisting.add(what)
-            self._spawn(self._relist(what))
+        if what in _LISTS:
+            self._changed.add(what)
+            self._follow_changes()
+
+    def _follow_changes(self) -> None:
+        """Read the lists again that have changed, unless that is being done or must wait until the
+        server is connected."""
+        if self._session is not None:
+            for what in self._changed - self._relisting:
+                self._relisting.add(what)
+                self._spawn(self._relist(what))
 
     async def _relist(self, what: str) -> None:
-        self._relisting.discard(what)
+        """Read a list again until it has not changed for RELIST_SECONDS: a server that tells of
+        changes all the time is not asked all the time."""
         try:
-            await self.refresh(what)
-        except CrushliteError as error:
-            log.info("tool server %s: %s", self.name, self._settings.redact(error.message))
-        # A server that tells of changes all the time is not asked all the time.
-        self._relisting.add(what)
-        await self._clock.sleep(RELIST_SECONDS)
-        self._relisting.discard(what)
+            while what in self._changed and self._session is not None:
+                self._changed.discard(what)
+                await self._quietly(self.refresh(what))
+                await self._clock.sleep(RELIST_SECONDS)
+        finally:
+            self._relisting.discard(what)
 
     async def refresh(self, what: str) -> None:
-        """Read a list again; a server that does not run is started. Raises CrushliteError."""
+        """Read a list again; a server that does not run is started. Raises ServerError."""
         session = self._session
         if session is None:
             self.start()
             return
-        if await self._read_list(session, what, self.config.timeout):
+        try:
+            changed = await self._read_list(session, what, self.config.timeout)
+        except PeerError as error:
+            raise ServerError(self._settings.redact(error.message)) from None
+        if changed:
             self._settings.changed()
             self._publish(f"{what}_list_changed")
 
@@ -272,7 +303,7 @@ class Server:
 
     def _withdraw(self) -> None:
         self.tools, self.prompts, self.resources, self.left_out = (), (), (), ()
-        self.has_resources = False
+        self.instructions, self.has_resources = "", False
 
     # Asking --------------------------------------------------------------------------------------
 
@@ -291,7 +322,8 @@ class Server:
         """The contents of a resource. Raises CrushliteError."""
         result = await self._ask("resources/read", {"uri": uri}, READ_SECONDS)
         contents = result.get("contents")
-        return [each for each in contents or () if isinstance(each, dict)]
+        listed = contents if isinstance(contents, list) else []
+        return [each for each in listed if isinstance(each, dict)]
 
     async def _ask(self, method: str, params: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Ask a server, which is started for that once if it does not run."""
@@ -316,7 +348,8 @@ class Server:
             self.start()
             await self.settled(self.config.timeout + CLOSE_SECONDS)
         if self._session is None:
-            reason = self.error or ("it is disabled" if self.config.disabled else "it has ended")
+            why = "" if self._closed else _NOT_READY.get(self.state)
+            reason = self.error or why or "it has ended"
             raise ServerError(f"{self._named} cannot be used: {self._told(reason)}")
         return self._session
 
@@ -353,10 +386,10 @@ class Server:
         """End it for good, with all of its processes."""
         self._closed = True
         self._withdraw()
+        session, self._session = self._session, None
         tasks = [*self._tasks, *([self._connecting] if self._connecting is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        session, self._session = self._session, None
         if session is not None:
             await session.link.close()

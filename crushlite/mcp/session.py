@@ -8,9 +8,11 @@ kills nothing, and a modern-only server answers it with -32022 and goes on.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..jsonrpc.errors import METHOD_NOT_FOUND, RpcError
+from ..jsonrpc.values import size_of
 from ..version import NAME, __version__
 from .errors import ServerError
 
@@ -23,6 +25,7 @@ MODERN = "2026-07-28"
 UNSUPPORTED_VERSION = -32022
 MOST_PAGES = 200
 MOST_ITEMS = 10_000
+LIST_CHARS = 32 << 20  # and values, of all pages of a list
 INSTRUCTION_CHARS = 2000
 _META = "io.modelcontextprotocol/"
 
@@ -57,15 +60,20 @@ class McpSession:
         )
         return _object(answer, method)
 
-    async def list(self, method: str, key: str, *, seconds: float) -> list[Any]:
-        """All pages of a list. Raises PeerError."""
+    async def list(self, method: str, key: str) -> list[Any]:
+        """All pages of a list, as long as the caller lets it, up to MOST_ITEMS and LIST_CHARS.
+        Raises PeerError."""
         items: list[Any] = []
         cursor: object = None
+        left = LIST_CHARS
         for _ in range(MOST_PAGES):
             page = await self.request(
-                method, {"cursor": cursor} if cursor is not None else {}, seconds=seconds
+                method, {"cursor": cursor} if cursor is not None else {}, seconds=None
             )
             found = page.get(key)
+            left -= await asyncio.to_thread(size_of, found, left)
+            if left < 0:
+                break
             items += found if isinstance(found, list) else []
             following = page.get("nextCursor")
             if not isinstance(following, str) or following == cursor or len(items) >= MOST_ITEMS:

@@ -4,11 +4,9 @@ the stream begins with."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from ..clock import time_limit
 from ..http.client import ClientError
 from ..http.sse import SSEParser, SSETooLong
 from ..jsonrpc.errors import RpcError
@@ -27,13 +25,13 @@ class _EventReader:
     """The messages of an event stream as lines."""
 
     def __init__(self) -> None:
-        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)
-        self._rest = b""
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=4)  # None: the end
+        self._line, self._at = b"", 0  # the line that is being read, and how far it was
         self.endpoint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def pump(self, client: WebClient) -> None:
-        """Read the stream until it ends. Never raises."""
-        reason = "the stream has ended"
+        """Read the stream until it ends, as fast as the lines are read."""
+        error: ServerError | RpcError = ServerError("the stream has ended")
         try:
             async with client.stream("GET", headers=(("Accept", "text/event-stream"),)) as response:
                 await client.check(response)
@@ -45,24 +43,20 @@ class _EventReader:
                         elif event.event == "message":
                             # JSON holds no line breaks but between its values.
                             await self._lines.put(event.data.replace("\n", " ").encode() + b"\n")
-        except (ServerError, RpcError) as error:
-            reason = error.message
-            if not self.endpoint.done():
-                self.endpoint.set_exception(error)
-        except (ClientError, OSError, SSETooLong, ValueError) as error:
-            reason = str(error)
-        finally:
-            if not self.endpoint.done():
-                self.endpoint.set_exception(ServerError(reason))
-            if not self.endpoint.cancelled():
-                self.endpoint.exception()  # nobody may be waiting any more
-            with contextlib.suppress(asyncio.QueueFull):
-                self._lines.put_nowait(None)
+        except (ServerError, RpcError) as refused:
+            error = refused
+        except (ClientError, OSError, SSETooLong, ValueError) as broken:
+            error = ServerError(str(broken))
+        if not self.endpoint.done():
+            self.endpoint.set_exception(error)
+            self.endpoint.exception()  # the one who waits for it may have been cancelled
+        await self._lines.put(None)
 
     async def read(self, n: int, /) -> bytes:
-        if not self._rest:
-            self._rest = await self._lines.get() or b""
-        data, self._rest = self._rest[:n], self._rest[n:]
+        if self._at == len(self._line):
+            self._line, self._at = await self._lines.get() or b"", 0
+        data = self._line[self._at : self._at + n]
+        self._at += len(data)
         return data
 
 
@@ -81,7 +75,7 @@ class _PostingWriter:
         lines, self._lines = self._lines, []
         for line in lines:
             try:
-                await self._client.post(line.strip(), target=self._target)
+                await self._client.post(line.strip(), self._target)
             except (ClientError, ServerError, RpcError, ValueError) as error:
                 raise ConnectionError(str(error)) from None
 
@@ -99,41 +93,38 @@ class EventLink(PeerLink):
 
     @classmethod
     async def open(
-        cls,
-        client: WebClient,
-        clock: Clock,
-        seconds: float,
-        notice: Callable[[str, dict[str, Any]], None],
+        cls, client: WebClient, clock: Clock, notice: Callable[[str, dict[str, Any]], None]
     ) -> EventLink:
-        """Raises ServerError."""
+        """Wait for the address to post to, as long as the caller lets it. Raises ServerError or
+        RpcError."""
         reader = _EventReader()
         pumping = asyncio.create_task(reader.pump(client))
         try:
-            async with time_limit(clock, seconds):
-                endpoint = await reader.endpoint
-            target = _target(client, endpoint)
-        except BaseException as error:
+            target = _target(client, await reader.endpoint)
+        except BaseException:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
-            if isinstance(error, TimeoutError):
-                raise ServerError(f"no endpoint within {seconds:g} s") from None
             raise
         writer = _PostingWriter(client, target)
         peer = RpcPeer(reader, writer, Hearing(notice), clock, peer_options())
         return cls(peer, client, pumping)
 
     async def close(self) -> None:
-        await super().close()
-        self._pumping.cancel()
-        await asyncio.gather(self._pumping, return_exceptions=True)
-        await self._client.aclose()
+        try:
+            await super().close()
+        finally:
+            self._pumping.cancel()
+            await asyncio.gather(self._pumping, return_exceptions=True)
+            await self._client.aclose()
 
 
 def _target(client: WebClient, endpoint: str) -> str:
     """Where to post, which must be on the same server: it gets the user's headers. Raises
     ServerError."""
-    url = urljoin(client.url, endpoint)
-    there, here = urlsplit(url), urlsplit(client.url)
+    try:
+        there, here = urlsplit(urljoin(client.url, endpoint)), urlsplit(client.url)
+    except ValueError:
+        raise ServerError(f"its endpoint {endpoint[:100]!r} is no address") from None
     if (there.scheme, there.netloc) != (here.scheme, here.netloc):
         raise ServerError("the server sends requests to another server: that is refused")
     return client.target_of(there.path + (f"?{there.query}" if there.query else ""))

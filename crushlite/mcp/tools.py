@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..agent.base import OfferedTool, ToolAnswer, ToolQuestion
+from ..agent.base import OfferedTool, Scope, ToolAnswer, ToolQuestion
 from ..errors import BadRequest
 from .content import resource_answer
 
@@ -85,7 +85,9 @@ class ReadResource(OfferedTool):
     def question(self, arguments: Mapping[str, Any]) -> ToolQuestion:
         server, uri = self._wanted(arguments)
         words = f"Read {uri} from the tool server {server.name}"
-        return ToolQuestion(self.name, "read", words, {"server": server.name, "uri": uri})
+        scope = Scope((server.name,), f"all resources of the tool server {server.name}")
+        params = {"server": server.name, "uri": uri}
+        return ToolQuestion(self.name, "read", words, params, scope=scope)
 
     async def call(self, turn: Turn, arguments: dict[str, Any], call_id: str) -> ToolAnswer:
         server, uri = self._wanted(arguments)

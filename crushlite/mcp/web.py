@@ -13,13 +13,14 @@ import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ..clock import time_limit
 from ..errors import BadRequest
-from ..http.client import ClientError, HTTPClient
-from ..http.sse import SSEParser, SSETooLong
+from ..http.client import ClientError, ConnectFailed, HTTPClient
+from ..http.sse import SSEParser
 from ..jsonrpc import values
-from ..jsonrpc.errors import PeerGone, PeerTimeout, RpcError
+from ..jsonrpc.errors import PeerError, PeerGone, PeerTimeout, RpcError
 from ..outbound.connecting import USER_AGENT
 from ..outbound.endpoint import Endpoint
 from ..protocol.codec import LARGE, NotJSON
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 POST_SECONDS = 30.0  # for a message that is not answered
+MOST_REPLIES = 16  # that are being posted; more requests of the server are not read meanwhile
+END_SECONDS = 2.0  # for the server to take the end of its session
 ERROR_BYTES = 64 * 1024
 ERROR_CHARS = 300
 _OWN = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-type"})
@@ -55,6 +58,8 @@ class WebClient:
         except BadRequest as error:
             raise ServerError(f"url: {error.message}") from None
         self.url = url
+        path = urlsplit(url).path
+        self._target = self._endpoint.target("/" if not path or path.endswith("/") else "")
         given = [(name, value) for name, value in headers if name.lower() not in _OWN]
         self._client = HTTPClient(
             self._endpoint,
@@ -68,32 +73,27 @@ class WebClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self,
-        method: str,
-        *,
-        body: bytes = b"",
-        headers: Iterable[tuple[str, str]] = (),
-        target: str = "",
+        self, method: str, *, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()
     ) -> AsyncIterator[StreamResponse]:
-        """Without a limit of time. Raises ClientError."""
-        where = target or self._endpoint.target() or "/"
+        """Send a request and read the answer as it comes, without a limit of time. Raises
+        ClientError, and ValueError for what cannot be sent."""
         async with self._client.stream(
-            method, where, body=body, headers=headers, timeout=None
+            method, self._target, body=body, headers=headers, timeout=None
         ) as response:
             yield response
 
-    async def post(self, body: bytes, *, target: str = "") -> None:
-        """Post a message whose answer comes elsewhere. Raises ClientError or ServerError."""
+    async def post(self, body: bytes, target: str) -> None:
+        """Post a message whose answer comes elsewhere. Raises ClientError, ServerError or
+        RpcError."""
         headers = (("Content-Type", "application/json"), _ACCEPT)
-        where = target or self._endpoint.target() or "/"
         answer = await self._client.request(
-            "POST", where, body=body, headers=headers, timeout=POST_SECONDS, limit=ERROR_BYTES
+            "POST", target, body=body, headers=headers, timeout=POST_SECONDS, limit=ERROR_BYTES
         )
         if not 200 <= answer.status < 300:
             raise refusal(answer.status, answer.body)
 
     async def check(self, response: StreamResponse) -> None:
-        """Raise what the answer says if it is no good one: RpcError or ServerError."""
+        """Raise RpcError or ServerError, with what the answer says, unless its status is 2xx."""
         if 200 <= response.status < 300:
             return
         body = bytearray()
@@ -159,8 +159,8 @@ class WebLink:
         except asyncio.CancelledError:
             self._give_up(number, cancellable=cancellable)
             raise
-        except (ClientError, OSError, SSETooLong, ValueError) as error:
-            raise PeerGone(str(error)) from None
+        except (ClientError, OSError, ValueError) as error:
+            raise _broken(error) from None
 
     async def _exchange(self, message: dict[str, Any]) -> JSON:
         body = await _written(message)
@@ -174,21 +174,32 @@ class WebLink:
             kind = (response.headers.get("content-type") or "").partition(";")[0].strip().lower()
             if kind == "text/event-stream":
                 return await self._events(response, message["id"])
-            return _result(await _read(await response.read(FRAME_BYTES)), message["id"])
+            body = await response.read(FRAME_BYTES)
+        try:
+            answer = await _read(body)
+        except NotJSON as error:
+            raise ServerError(f"the answer is no message: {error}") from None
+        return _result(answer, message["id"])
 
     async def _events(self, response: StreamResponse, number: int | None) -> JSON:
-        """Read an event stream until the answer to this request; to its end if that is None."""
+        """Read an event stream until the answer to this request; to its end if `number` is None.
+        Raises ServerError if the stream ends before."""
         parser = SSEParser(line_limit=FRAME_BYTES)
         async for chunk in response:
             for event in parser.feed(chunk):
                 if event.event != "message" or not event.data.strip():
                     continue
-                message = await _read(event.data.encode())
+                try:
+                    message = await _read(event.data.encode())
+                except NotJSON:
+                    continue  # as noise on the output of a program
                 if isinstance(message, dict) and isinstance(message.get("method"), str):
                     self._hear(message)
+                    while len(self._tasks) >= MOST_REPLIES:
+                        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 elif number is not None and _is_answer(message, number):
                     return _result(message, number)
-        raise PeerGone("the stream ended without an answer")
+        raise ServerError("the stream ended without an answer")
 
     def _hear(self, message: dict[str, Any]) -> None:
         """A request or a notification of the server."""
@@ -210,7 +221,7 @@ class WebLink:
         await self._post({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def _post(self, message: dict[str, Any]) -> None:
-        """Send a message that has no answer."""
+        """Send a message that has no answer. Raises PeerError."""
         try:
             async with (
                 time_limit(self._clock, POST_SECONDS),
@@ -222,10 +233,11 @@ class WebLink:
         except TimeoutError:
             raise PeerTimeout(f"a message was not taken in {POST_SECONDS:g} seconds") from None
         except (ClientError, OSError, ValueError) as error:
-            raise PeerGone(str(error)) from None
+            raise _broken(error) from None
 
     async def listen(self) -> None:
-        """Legacy servers may send notifications over a stream that is got."""
+        """Open the stream (GET) over which a legacy server sends notifications, and read it until
+        it ends, which raises ServerError. Returns if the server has no such stream."""
         if self._modern:
             return
         headers = (("Accept", "text/event-stream"), *self._standing())
@@ -233,8 +245,8 @@ class WebLink:
             async with self._client.stream("GET", headers=headers) as response:
                 if response.status == 200:
                     await self._events(response, None)
-        except (ClientError, OSError, SSETooLong, ValueError) as error:
-            raise PeerGone(str(error)) from None
+        except (ClientError, OSError, ValueError) as error:
+            raise _broken(error) from None
 
     async def _check(self, response: StreamResponse) -> None:
         try:
@@ -265,12 +277,7 @@ class WebLink:
 
     def _give_up(self, number: int, *, cancellable: bool) -> None:
         if cancellable and not self._modern and not self.gone.done():
-            params = {"requestId": number}
-            self._spawn(self._notify_quietly("notifications/cancelled", params))
-
-    async def _notify_quietly(self, method: str, params: dict[str, Any]) -> None:
-        with contextlib.suppress(PeerGone, PeerTimeout, RpcError, ServerError):
-            await self.notify(method, params)
+            self._spawn(self.notify("notifications/cancelled", {"requestId": number}))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_quiet(work))
@@ -286,18 +293,26 @@ class WebLink:
             self.gone.set_result("the connection was closed")
         for task in list(self._tasks):
             task.cancel()
-        if self._session:
-            with contextlib.suppress(ClientError, OSError, ValueError, TimeoutError):
-                async with (
-                    time_limit(self._clock, 2.0),
-                    self._client.stream("DELETE", headers=self._standing()),
-                ):
-                    pass
-        await self._client.aclose()
+        try:
+            if self._session:
+                with contextlib.suppress(ClientError, OSError, ValueError, TimeoutError):
+                    async with (
+                        time_limit(self._clock, END_SECONDS),
+                        self._client.stream("DELETE", headers=self._standing()),
+                    ):
+                        pass
+        finally:
+            await self._client.aclose()
+
+
+def _broken(error: Exception) -> PeerGone | ServerError:
+    """The error for an exchange that failed. Only a server that cannot be connected to is gone: the
+    other exchanges have connections of their own, and go on."""
+    return (PeerGone if isinstance(error, ConnectFailed) else ServerError)(str(error))
 
 
 async def _quiet(work: Coroutine[Any, Any, None]) -> None:
-    with contextlib.suppress(PeerGone, PeerTimeout, RpcError, ServerError):
+    with contextlib.suppress(PeerError):
         await work
 
 
@@ -308,13 +323,10 @@ async def _written(message: dict[str, Any]) -> bytes:
 
 
 async def _read(body: bytes) -> JSON:
-    """Raises PeerGone for what is no message."""
-    try:
-        if len(body) > LARGE:
-            return await asyncio.to_thread(values.read, body)
-        return values.read(body)
-    except NotJSON as error:
-        raise PeerGone(f"the answer is no message: {error}") from None
+    """Raises NotJSON."""
+    if len(body) > LARGE:
+        return await asyncio.to_thread(values.read, body)
+    return values.read(body)
 
 
 def _is_answer(message: JSON, number: int) -> bool:
@@ -322,9 +334,9 @@ def _is_answer(message: JSON, number: int) -> bool:
 
 
 def _result(message: JSON, number: int) -> JSON:
-    """The result in an answer. Raises RpcError or PeerGone."""
+    """The result in an answer. Raises RpcError or ServerError."""
     if not isinstance(message, dict) or not _is_answer(message, number):
-        raise PeerGone("the answer is not one to this request")
+        raise ServerError("the answer is not one to this request")
     error = message.get("error")
     if isinstance(error, dict):
         code, said = error.get("code"), error.get("message")

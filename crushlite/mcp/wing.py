@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from ..api.entry import Entry, W
@@ -10,6 +9,7 @@ from ..protocol.features import GetPrompt, McpPrompt, McpState, NamedServer
 from ..wing import Wing
 from ..wings import has_wing
 from . import routes
+from .places import StartingPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ STARTING = 4  # servers that start at the same time in a daemon
 
 class McpWing(Wing):
     def __init__(self) -> None:
-        self._starting = asyncio.Semaphore(STARTING)
+        self._starting = StartingPlaces(STARTING)
 
     async def open(self, workspace: OpenWorkspace) -> McpPart | None:
         if not has_wing("config"):

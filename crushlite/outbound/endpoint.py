@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from ..clock import time_limit
 from ..errors import BadRequest
-from ..http.client import ConnectFailed
+from ..http.client import ConnectFailed, why_unreachable
 from .connecting import TLS, RemoteServer
 from .proxies import PORTS
 from .tunnel import ProxyRefused
@@ -38,7 +38,7 @@ class Endpoint:
         if url.scheme not in PORTS or not _HOST.fullmatch(host):
             raise BadRequest("a base URL looks like https://host/prefix")
         if "@" in url.netloc:
-            raise BadRequest("a base URL holds no user name: use api_key or extra_headers")
+            raise BadRequest("a base URL holds no user name: give credentials as a key or a header")
         self.host = host
         shown = f"[{host}]" if ":" in host else host
         self.host_header = shown if port is None else f"{shown}:{port}"
@@ -72,4 +72,5 @@ class Endpoint:
             reason = f"no connection within {self._timeout:g} s"
             raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
         except (OSError, ValueError) as error:  # a bad name, a bad file of certificates
-            raise ConnectFailed(f"cannot connect to {address}: {error}") from error
+            reason = why_unreachable(error)
+            raise ConnectFailed(f"cannot connect to {address}: {reason}") from error

@@ -82,13 +82,15 @@ class ToolResultPart(Part):
 class FinishPart(Part):
     """Ends a message. `reason` is end_turn, max_tokens, content_filter or unknown for the last step
     of a turn, tool_use for a step before it, canceled or error for a step that was cut off, and
-    stop for a message that no model wrote."""
+    stop for a message that no model wrote. `withheld`: a prompt that no model is shown, because a
+    hook refused it, or it was canceled before the hook had answered."""
 
     tag: ClassVar[str] = "finish"
     reason: str = ""
     time: int = 0
     message: str = omitted()
     details: str = omitted()
+    withheld: bool = omitted(False)
 
 
 @dataclass(slots=True)

@@ -3,9 +3,10 @@
 Folders, each stronger than the one before it if two have a skill of the same name:
 
     skills of the user     $CRUSH_SKILLS_DIR, else ~/.config/crush/skills, ~/.config/agents/skills,
-                           ~/.agents/skills, ~/.claude/skills; options.skills_paths outside
+                           ~/.agents/skills, ~/.claude/skills; those of options.skills_paths whose
+                           way does not lead through the workspace
     skills of the project  .agents/skills, .crush/skills, .claude/skills, .cursor/skills of the git
-                           root and of the workspace; options.skills_paths inside
+                           root and of the workspace; the other options.skills_paths
     commands of the user   ~/.config/crush/commands, ~/.crush/commands, ~/.claude/commands,
                            ~/.config/opencode/command and .../commands
     commands of the        .crush/commands, .claude/commands, .opencode/command and .../commands of
@@ -94,7 +95,7 @@ def folders_of(  # noqa: PLR0913 - the places that folders are found by, by keyw
     """The folders of a workspace. `skills_dir` is the value of CRUSH_SKILLS_DIR."""
     tops = tuple(dict.fromkeys((git_root(workspace), workspace)))
     extra = [workspace / _at_home(path, home) for path in skills_paths if "\0" not in path]
-    inside = [path for path in extra if Path(real_path(path)).is_relative_to(workspace)]
+    projects = [path for path in extra if _leads_through(workspace, path)]
     usual = (
         *(crush_config / "skills", config_home / "agents/skills"),
         *(home / ".agents/skills", home / ".claude/skills"),
@@ -102,8 +103,8 @@ def folders_of(  # noqa: PLR0913 - the places that folders are found by, by keyw
     user = (Path(skills_dir),) if skills_dir.startswith("/") else usual
     opencode = (config_home / "opencode/command", config_home / "opencode/commands")
     return Folders(
-        user_skills=(*user, *(path for path in extra if path not in inside)),
-        project_skills=(*(top / name for top in tops for name in _PROJECT_SKILLS), *inside),
+        user_skills=(*user, *(path for path in extra if path not in projects)),
+        project_skills=(*(top / name for top in tops for name in _PROJECT_SKILLS), *projects),
         user_commands=(
             *(crush_config / "commands", home / ".crush/commands", home / ".claude/commands"),
             *opencode,
@@ -113,6 +114,12 @@ def folders_of(  # noqa: PLR0913 - the places that folders are found by, by keyw
             data_dir / "commands",
         ),
     )
+
+
+def _leads_through(workspace: Path, path: Path) -> bool:
+    """Whether a path, or a folder on the way to it, is in the workspace: there the project may have
+    put a link to anywhere."""
+    return any(Path(real_path(each)).is_relative_to(workspace) for each in (path, *path.parents))
 
 
 def _at_home(path: str, home: Path) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest
 from ..protocol.features import CommandArgument, CommandInfo
 from ..records import dataclass
-from .frontmatter import split, text_of
+from ..worktree.frontmatter import split, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_ARGUMENTS = 32
 DESCRIPTION_CHARS = 200
+MOST_CHARS = 4 * 1024 * 1024  # of all values in the prompt: each stands there as often as its name
 ALL = "ARGUMENTS"  # everything that was typed
 _ARGUMENT = re.compile(r"\$([A-Z][A-Z0-9_]*|[1-9](?![0-9]))")
 _KNOWN = {"description", "argument-hint", "allowed-tools", "model", "agent", "name", "title"}
@@ -37,6 +38,9 @@ class FileCommand:
     text: str
 
     async def expand(self, arguments: Mapping[str, str], text: str) -> str:
+        named = _ARGUMENT.findall(self.text)
+        if sum(len(arguments.get(name, "")) for name in named) > MOST_CHARS:
+            raise BadRequest(f"{self.info.name} would be longer than {MOST_CHARS} characters")
         filled = _ARGUMENT.sub(lambda found: arguments.get(found[1], ""), self.text).strip()
         return f"{filled}\n\n{text}" if text else filled
 

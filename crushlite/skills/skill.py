@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest
 from ..protocol.features import SkillInfo, SkillState, SkillSummary
 from ..records import dataclass
-from .frontmatter import split, text_of
+from ..worktree.frontmatter import split, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path

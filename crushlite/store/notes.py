@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequest
+from ..errors import BadRequest, CorruptDatabase
 from .sessions import require_session
 
 if TYPE_CHECKING:
     import sqlite3
 
 NOTES_CHARS = 1 << 20
+_ALL_CHARS = 32 << 20  # of the notes of one owner, with the ids of their sessions
 
 
 def get_notes(conn: sqlite3.Connection, scope: str, sid: str, owner: str = "") -> str:
@@ -26,13 +27,21 @@ def get_notes(conn: sqlite3.Connection, scope: str, sid: str, owner: str = "") -
 
 
 def all_notes(conn: sqlite3.Connection, scope: str, owner: str, chars: int) -> dict[str, str]:
-    """By session, what an owner keeps with it: texts of at most so many characters."""
+    """What an owner keeps with each session, by the id of the session. Texts of more than `chars`
+    characters are left out. Raises CorruptDatabase for more than _ALL_CHARS together: a database
+    that came with a project may hold any number."""
     rows = conn.execute(
         "SELECT session_id, content FROM session_notes WHERE scope = ? AND owner = ? "
         "AND typeof(content) = 'text' AND length(content) BETWEEN 1 AND ?",
         (scope, owner, chars),
     )
-    return {str(sid): str(content) for sid, content in rows}
+    found, size = dict[str, str](), 0
+    for sid, content in rows:
+        size += len(str(sid)) + len(content)
+        if size > _ALL_CHARS:
+            raise CorruptDatabase(f"the notes of {owner!r} are longer than any that were made here")
+        found[str(sid)] = content
+    return found
 
 
 def set_notes(

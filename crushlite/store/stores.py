@@ -261,9 +261,15 @@ class Stores:
         except (StoreBusy, StoreFailed) as error:
             # 409 and not 503: trying again does not help, the user must change something.
             cause = error.__cause__ or error
-            advice = "; end the program that uses it" if isinstance(error, StoreBusy) else ""
+            reason, advice = str(cause), ""
+            if isinstance(error, StoreBusy):
+                advice = "; end the program that uses it"
+            elif isinstance(cause, OSError) and cause.strerror:  # else it has words of our own
+                inside = cause.filename and str(cause.filename) != str(data_dir)
+                reason = f"{cause.filename}: {cause.strerror}" if inside else cause.strerror
+                advice = "; `crushlite serve --data-dir DIR` keeps all data in another one"
             raise StoreUnusable(
-                f"{data_dir} cannot be a data directory: {cause}{advice}"
+                f"{data_dir} cannot be a data directory: {reason}{advice}"
             ) from cause
 
     async def _open_file(self, path: Path) -> Store:

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
 
+from crushlite.acp.thread import Thread
 from crushlite.agent.base import Usage
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
@@ -148,6 +150,17 @@ class SessionTests(ErrorCase):
         self.assertEqual(third.text(), "again")
         await other.until(lambda: other.text() == "doneagain")
         self.assertEqual(other.text("user_message_chunk"), "do itmore", "of another client")
+
+    async def test_tool_servers_of_the_editor_are_said_to_be_unused(self) -> None:
+        script, session = await self.thread(session={"notices": {}})
+        self.assertEqual(script.kinds("notice"), [])
+        servers = [{"name": "files", "command": "/bin/files", "args": [], "env": []}]
+        params = {"cwd": self.cwd, "mcpServers": servers}
+        await script.request("session/load", sessionId=session, **params)
+        await script.until(lambda: bool(script.kinds("notice")))
+        await script.request("session/new", **params)
+        await script.until(lambda: len(script.kinds("notice")) == 2)
+        self.assertIn("(files)", script.kinds("notice")[1]["description"])
 
     async def test_a_closed_session_ends_its_prompt_and_is_shown_no_more(self) -> None:
         script, session = await self.thread()
@@ -433,6 +446,28 @@ class DialogTests(EditorCase):
         self.assertIsNone(await answers)
         await asked
 
+    async def test_a_question_as_text_is_left_to_a_client_that_looks_at_the_session(self) -> None:
+        script, session = await self.thread()
+        await script.request("session/new", cwd=self.cwd)  # now the editor shows another one
+        anna = await self.daemon.join()
+        shown = {"session_id": session}
+        await anna.call("POST", f"/current-session?client_id={anna.id}", shown)
+        left = asyncio.Event()
+        ask = Thread._ask_as_text
+
+        async def asked_as_text(thread: Thread, batch: Any) -> None:
+            await ask(thread, batch)
+            left.set()
+
+        with mock.patch.object(Thread, "_ask_as_text", asked_as_text):
+            answers, asked = await self.ask(script, session)
+            await left.wait()
+        self.assertFalse(answers.done())
+        (batch,) = (await anna.call("GET", "/questions")).json
+        await anna.call("POST", f"/questions/{batch['id']}", {"action": "cancel"})
+        self.assertIsNone(await answers)
+        await asked
+
     async def test_without_forms_a_question_is_text_and_does_not_hang(self) -> None:
         script, session = await self.thread()
         answers, asked = await self.ask(script, session)
@@ -481,6 +516,15 @@ class CommandTests(EditorCase):
             run.release()
             await asked
         self.assertEqual(script.kinds("user_message_chunk"), [])
+
+    async def test_prompts_run_in_the_order_of_their_arrival(self) -> None:
+        script, session = await self.thread()
+        prompts = [script.begin("session/prompt", **prompt(session, t)) for t in ("/review a", "b")]
+        for number, expected in enumerate(("review: a", "b"), 1):
+            run = await self.daemon.entered(number)
+            self.assertEqual(run.prompt, expected)
+            run.release()
+        await asyncio.gather(*prompts)
 
     async def test_a_command_that_cannot_be_used_is_an_error(self) -> None:
         script, session = await self.thread()

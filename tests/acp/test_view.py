@@ -55,11 +55,20 @@ class MessageTests(unittest.TestCase):
         self.assertEqual(self.view.take(other, with_errors=False), [])
 
     def test_a_prompt_of_this_editor_is_no_news_once_for_each_time_it_was_sent(self) -> None:
-        self.view.expect("go")
+        self.view.expect("r1", "go")
         first = message(TextPart("go"), role="user", number="1")
         second = message(TextPart("go"), role="user", number="2")
         self.assertEqual(self.view.take(first), [])
         self.assertEqual(texts(self.view.take(second)), [("2", "go")])
+        self.assertEqual(self.view.take(second), [])
+
+    def test_of_two_equal_prompts_the_end_of_the_first_leaves_the_second_expected(self) -> None:
+        for run_id in ("r1", "r2"):
+            self.view.expect(run_id, "go on")
+        first = message(TextPart("go on"), role="user", number="1")
+        second = message(TextPart("go on"), role="user", number="2")
+        self.assertEqual(self.view.take(first), [])
+        self.view.unexpect("r1")
         self.assertEqual(self.view.take(second), [])
 
     def test_images_of_others_are_shown_and_other_files_named(self) -> None:
@@ -108,8 +117,38 @@ class CallTests(unittest.TestCase):
         (done,) = self.view.take(message(ToolResultPart("c", "write", text), role="tool"))
         self.assertLess(len(done["content"][0]["content"]["text"]), 101_000)
 
+    def test_a_long_output_is_cut_inside_its_fence(self) -> None:
+        (shown,) = words.output_content("x" * 200_000)
+        lines = shown["content"]["text"].split("\n")
+        self.assertEqual((lines[0], lines[-2:]), ("```", ["[100000 more characters]", "```"]))
+
+    def test_a_permission_shows_all_of_what_is_decided_on(self) -> None:
+        for params in (
+            {"url": "https://x.example/" + "a" * 500, "timeout": 5},
+            {"command": "make", "working_dir": "/elsewhere"},
+        ):
+            _, shown = self.view.announce(PermissionRequest("r", "s", "c", "tool", params=params))
+            self.assertEqual(shown["rawInput"], params)
+        params = {"file_path": "a", "old_content": "x", "new_content": "y"}
+        _, shown = self.view.announce(PermissionRequest("r", "s", "c", "edit", params=params))
+        diff = {"type": "diff", "path": "/ws/a", "oldText": "x", "newText": "y"}
+        self.assertEqual((shown["rawInput"], shown["content"]), ({"file_path": "a"}, [diff]))
+
 
 class WordTests(unittest.TestCase):
+    def test_a_fence_is_longer_than_any_in_the_text_however_long_that_is(self) -> None:
+        for count, expected in ((0, 3), (2, 3), (3, 4), (1_000_000, 1_000_001)):
+            resource = {"uri": "file:///ws/a", "text": f"a\n{'`' * count}\nb"}
+            shown, _ = words.prompt_of([{"type": "resource", "resource": resource}], "/ws")
+            self.assertTrue(shown.endswith(f"\nb\n{'`' * expected}\n"), count)
+
+    def test_what_would_be_granted_is_shown_whole_or_not_offered(self) -> None:
+        scope = "make " + "x" * 500
+        request = PermissionRequest("r", tool_name="bash", scope=scope, rule="make " + "y" * 2000)
+        options = words.permission_options(request)
+        self.assertEqual([one["optionId"] for one in options], ["allow", "allow_session", "deny"])
+        self.assertTrue(options[1]["name"].endswith(scope))
+
     def test_an_agent_s_own_options_are_offered_in_place_of_ours(self) -> None:
         own = [
             PermissionOption("p1", "Always", "allow_always"),

@@ -44,6 +44,9 @@ class AgentCommandTests(ChatCase):
         code, _ = await call.end()
         self.assertEqual(code, 2)
         self.assertIn("there is no agent 'nobody'", call.errors)
+        call = await self.run_it("--agent", "offlin", "hello")
+        self.assertEqual((await call.end())[0], 2)
+        self.assertIn("Did you mean --agent offline?\n", call.errors)
         client = await self.daemon.join()
         self.assertEqual((await client.call("GET", "/sessions")).json, [])
 

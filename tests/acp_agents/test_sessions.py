@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crushlite.acp_agents import choices
 from crushlite.acp_agents.content import TRANSCRIPT_CHARS, transcript
 from crushlite.acp_agents.wing import AgentsWing
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.clock import SystemClock
+from crushlite.errors import ConfigError
 from crushlite.protocol.messages import Message, TextPart
 from crushlite.settings import Settings
 from crushlite.store import notes
 from crushlite.testing import LocalDaemon
-from tests.support.hosted import QUIRKY, HostedTestCase, quirky
+from tests.support.hosted import QUIRKY, HostedTestCase, is_alive, quirky
+from tests.support.prompts import until
 
 if TYPE_CHECKING:
     from crushlite.testing import Participant
@@ -138,11 +143,41 @@ class ChoiceTests(HostedTestCase):
         self.assertIn("User: for the other\n\nAssistant: by the daemon's own", context["text"])
         self.assertNotIn("say a", context["text"])  # which it knows
 
+    async def test_the_line_of_a_command_is_not_kept_in_the_project(self) -> None:
+        daemon, client = await self.open()
+        session = await client.session()
+        await self.choose(client, session, "quirky")
+        await self.ask(client, session, "say a")
+        store = daemon.backend.hosted(client.workspace["id"]).workspace.store
+        kept = json.loads(await store.read(notes.get_notes, session, "acp:quirky"))
+        self.assertTrue(kept["session"])
+        self.assertNotIn(str(QUIRKY), str(kept))
+
     async def test_a_command_can_be_chosen_as_well(self) -> None:
         _, client = await self.open()
         session = await client.session()
         self.assertEqual(await self.choose(client, session, f"acp:{quirky()}"), 200)
         self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+
+    async def test_two_commands_with_the_same_program_do_not_end_each_other(self) -> None:
+        _, client = await self.open()
+        sessions = await client.session(), await client.session()
+        files = ("--log", str(self.log), "--state", str(self.state))
+        for session, switches in zip(sessions, (files, (*files, "--offer", "load")), strict=True):
+            self.assertEqual(await self.choose(client, session, f"acp:{quirky(*switches)}"), 200)
+        for session in sessions * 2:
+            self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+        self.assertEqual(len(self.received("initialize")), 2)
+
+    async def test_a_changed_entry_ends_the_agent_that_nobody_has_any_more(self) -> None:
+        _, client = await self.open()
+        session = await client.session()
+        await self.choose(client, session, "quirky")
+        pid = int((await self.ask(client, session, "grandchild"))["text"].split()[0])
+        self.configure(self.home / ".config/crush/crush.json", CHANGED="yes")
+        self.assertEqual((await client.call("POST", "/agent/update")).status, 200)
+        self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
+        await until(lambda: not is_alive(pid), "the process of the old entry has ended")
 
     async def test_an_agent_that_is_not_there_is_refused(self) -> None:
         _, client = await self.open()
@@ -226,6 +261,27 @@ class ChoiceTests(HostedTestCase):
         await self.choose(client, session, "quirky")
         models = {"large": {"provider": "p", "model": "m"}}
         self.assertEqual((await client.try_prompt(session, "say a", models=models)).status, 400)
+
+
+class KeyTests(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.file = folder / "agents" / "key"
+
+    def test_the_key_is_made_once_and_only_its_user_can_read_it(self) -> None:
+        key = choices._found_key(self.file)
+        self.assertEqual(choices._found_key(self.file), key)
+        self.assertEqual(self.file.stat().st_mode & 0o777, 0o600)
+        self.assertEqual([each.name for each in self.file.parent.iterdir()], ["key"])
+
+    def test_a_key_that_is_damaged_or_that_others_can_read_is_not_used(self) -> None:
+        key = choices._found_key(self.file)
+        self.file.chmod(0o640)
+        self.assertRaises(ConfigError, choices._found_key, self.file)
+        self.file.chmod(0o600)
+        for damaged in (b"", key[:-1], key + b"0"):
+            self.file.write_bytes(damaged)
+            self.assertRaises(ConfigError, choices._found_key, self.file)
 
 
 class UndoTests(HostedTestCase):

@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 
+from crushlite.acp_agents.command import AgentCommand
+from crushlite.acp_agents.failures import login_needed
 from crushlite.clock import FakeClock
 from tests.support.hosted import SECRET, HostedTestCase, is_alive, pass_time
 from tests.support.prompts import until
@@ -122,6 +124,11 @@ class QuirkTests(HostedTestCase):
         self.assertEqual(done["error"], r"quirky_agent.py failed: it broke (badly\x1b[1m)")
         self.assertEqual((await self.ask(client, session, "say on"))["text"], "on")
 
+    async def test_an_error_is_told_without_the_secrets_of_the_environment(self) -> None:
+        client, session = await self.join(await self.host())
+        done = await self.ask(client, session, "leak")
+        self.assertEqual(done["error"], 'quirky_agent.py failed: no [secret] here (["[secret]"])')
+
     async def test_a_flood_is_cut_and_ends_as_it_should(self) -> None:
         client, session = await self.join(await self.host())
         done = await self.ask(client, session, "flood 11")
@@ -176,6 +183,18 @@ class CancelTests(HostedTestCase):
         self.assertEqual((await self.ask(client, session, "say on"))["text"], "on")
         self.assertEqual(len(self.received("session/resume")), 1)
 
+    async def test_an_agent_that_does_not_read_its_prompt_is_killed_as_soon(self) -> None:
+        clock = FakeClock()
+        client, session = await self.join(await self.host("--deaf", clock=clock))
+        await client.prompt(session, "say " + "x" * 1_000_000)
+        pid = await self.deaf()
+        begun = clock.time()
+        canceling = asyncio.create_task(client.cancel(session, wait=20))
+        await pass_time(clock, canceling)
+        self.assertEqual(len(await canceling), 1)
+        self.assertLess(clock.time() - begun, 15)
+        await until(lambda: not is_alive(pid), "it is dead")
+
     async def test_a_silent_turn_of_one_session_does_not_end_the_turn_of_another(self) -> None:
         clock = FakeClock()
         client, session = await self.join(await self.host(clock=clock))
@@ -196,6 +215,15 @@ class CancelTests(HostedTestCase):
 
 
 class EndTests(HostedTestCase):
+    async def test_an_agent_that_does_not_read_its_prompt_fails_the_run_and_is_killed(self) -> None:
+        clock = FakeClock()
+        client, session = await self.join(await self.host("--deaf", clock=clock))
+        asked = asyncio.create_task(self.ask(client, session, "say " + "x" * 1_000_000))
+        pid = await self.deaf()
+        await pass_time(clock, asked, 10)
+        self.assertIn("the next prompt starts it again", (await asked)["error"])
+        await until(lambda: not is_alive(pid), "it is dead")
+
     async def test_a_death_fails_the_run_with_the_last_words_and_the_next_prompt_goes_on(
         self,
     ) -> None:
@@ -243,6 +271,14 @@ class EndTests(HostedTestCase):
         self.assertIn("quirky_agent.py needs a login (Authentication required)", done["error"])
         self.assertRegex(done["error"], r"type `A=b \S*python.* login` in a terminal")
         self.assertNotIn("A variable", done["error"])
+
+    def test_ways_to_log_in_that_are_not_as_they_should_be_are_passed_over(self) -> None:
+        method = {"type": "terminal", "name": "here"}
+        for args in (None, 5, True, "login", {"login": 1}, ["login", 5]):
+            methods = [{**method, "args": args, "env": args}]
+            said = login_needed(AgentCommand("a", ("a",)), methods, "").message
+            wanted = "a login" if isinstance(args, list) else "a"
+            self.assertIn(f"type `{wanted}` in a terminal", said.replace("login=1 ", ""))
 
     async def test_nothing_is_left_when_the_workspace_closes(self) -> None:
         daemon = await self.host()

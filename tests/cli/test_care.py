@@ -233,8 +233,14 @@ class DoctorTests(DaemonCase):
         self.assertEqual(model.requests, [])
         section["base_url"] = "http://127.0.0.1:1/v1"
         file.write_text(json.dumps({"providers": {"fake": section}}))
-        found = await self.findings(1)
-        self.assertEqual(found["provider fake"][0]["state"], "broken")
+        # Also if its models are not known: then it must be asked for them.
+        for models in (section["models"], list[str]()):
+            section["models"] = models
+            file.write_text(json.dumps({"providers": {"fake": section}}))
+            found = await self.findings(1)
+            broken = found["provider fake"][0]
+            words = "127.0.0.1:1 cannot be reached: Connection refused"
+            self.assertEqual((broken["state"], broken["detail"]), ("broken", words))
 
 
 class ConfigTests(DaemonCase):
@@ -324,6 +330,18 @@ class ConfigTests(DaemonCase):
         ):
             self.assertEqual((await self.call("config", *arguments))[0], code, arguments)
         self.assertFalse((self.project / ".crushlite/crush.json").exists())
+
+    async def test_a_key_that_is_of_no_use_is_said_to_be_and_nothing_is_said_of_others(
+        self,
+    ) -> None:
+        for scope, key in (((), "optoins.debug"), (("--global",), "options.debgu")):
+            code, _, said = await self.call("config", "set", *scope, key, "true")
+            self.assertIn("there is no such key", said)
+            unset = " ".join(("config", "unset", *scope, key))
+            self.assertTrue(said.endswith(f"to remove it again: crushlite {unset}\n"), said)
+            self.assertEqual(code, 1)
+        code, _, said = await self.call("config", "set", "options.disable_auto_summarize", "true")
+        self.assertEqual((code, said.count("crushlite: ")), (0, 1), said)
 
     async def test_clients_of_an_open_workspace_learn_of_a_change(self) -> None:
         await self.serve(self.socket)

@@ -168,6 +168,18 @@ class ConversationTests(ChatCase):
 
 
 class WorkTests(ChatCase):
+    async def test_the_status_says_how_far_the_list_of_things_to_do_is(self) -> None:
+        terminal = await self.chat()
+        run = await self.asked(terminal, "hello")
+        items = [{"content": name, "status": "pending"} for name in ("read", "fix", "test")]
+        items[0]["status"] = "completed"
+        items[1] |= {"status": "in_progress", "active_form": "fixing\x1b[2J it"}
+        await run.do(lambda turn: turn.todos(items))
+        await terminal.shows(", 1 of 3 done, now fixing?[2J it: ")
+        await run.do(lambda turn: turn.todos([{"content": "read", "status": "completed"}]))
+        await terminal.shows(lambda seen: " s: thinking" in seen)
+        run.release()
+
     async def test_ctrl_c_cancels_and_the_chat_goes_on(self) -> None:
         terminal = await self.chat_process()
         run = await self.asked(terminal, "hello")

@@ -210,6 +210,14 @@ class UndoTests(DataCase):
         self.assertNotIn("\x1b", told)
         self.assertIn("-a\\x1b]0;owned\\x07\\x1b[2Jb", told)
 
+    async def test_without_another_file_to_put_back_earlier_runs_are_offered(self) -> None:
+        await self.ran("echo one > only.txt")
+        self.write("only.txt", "by hand\n")
+        said = await self.refused("undo", "--yes")
+        self.assertIn("only.txt cannot be put back: it has changed since", said)
+        self.assertIn("`crushlite undo RUN` undoes one of them", said)
+        self.assertNotIn("--partial", said)
+
     async def test_a_changed_mode_is_told_and_a_binary_file_too(self) -> None:
         self.write("run.sh", "x\n")
         await self.ran("chmod 755 run.sh; printf '\\000' > x.bin")

@@ -40,9 +40,9 @@ class ExitCodeTests(HeadlessCase):
             ("hello", (), 0, ""),
             ("/fail on purpose", (), 1, "on purpose"),
             ("/tool rm -rf build\nand on", (), 7, "1 permission was denied"),
-            ("/cost 10", ("--max-cost=0.05",), 8, "stopped at max_cost = 0.05"),
-            ("/steps 3", ("--max-steps=1",), 8, "stopped at max_steps = 1"),
-            ("/slow 60", ("--timeout=0.05",), 8, "stopped at max_seconds = 0.05"),
+            ("/cost 10", ("--max-cost=0.05",), 8, "stopped at max_cost = 0.05 (--max-cost)"),
+            ("/steps 3", ("--max-steps=1",), 8, "stopped at max_steps = 1 (--max-steps)"),
+            ("/slow 60", ("--timeout=0.05",), 8, "stopped at max_seconds = 0.05 (--timeout)"),
         ):
             with self.subTest(prompt):
                 got, printed, errors = await self.call("run", "-q", *limits, prompt)
@@ -70,6 +70,19 @@ class ExitCodeTests(HeadlessCase):
             code, printed, errors = await self.call("run", wrong, "hello")
             self.assertEqual((code, printed), (2, ""), wrong)
             self.assertTrue(errors.startswith("usage: crushlite run "), errors)
+        for wrong, meant in (
+            ("--modle=x", "; did you mean --model?"),
+            ("--max-step", "; did you mean --max-steps?"),
+            ("--version", ""),
+        ):
+            errors = (await self.call("run", wrong, "hello"))[2]
+            self.assertTrue(errors.endswith(f"unrecognized arguments: {wrong}{meant}\n"), errors)
+
+    async def test_a_model_beside_an_agent_of_its_own_is_refused_with_what_to_do(self) -> None:
+        code, printed, errors = await self.call("run", "--model=openai/gpt-5", "hello")
+        self.assertEqual((code, printed), (1, ""))
+        self.assertIn("openai/gpt-5 cannot be used: the daemon was started with an agent", errors)
+        self.assertIn("`crushlite stop`, then ask again", errors)
 
     async def test_another_agent_than_that_of_the_daemon_is_refused(self) -> None:
         await self.daemon.join()  # so it is in use, and is not replaced

@@ -158,11 +158,11 @@ class RunTests(ModelCase):
 class ChatTests(ModelCase):
     async def test_the_models_are_listed_and_chosen_by_number_or_name(self) -> None:
         window = await self.chat(self.host)
-        window.enter("/model")
+        window.enter("/model 2")
         await window.shows("lab/wee")
         await window.shows("64000")
         window.enter("/model 2")
-        await window.shows("later prompts go to lab/wee, in all your directories")
+        await window.shows("later prompts go to lab/wee, in all your directories without a")
         window.enter("/model small zoo/qwen")
         await window.shows("titles come from zoo/qwen")
         window.enter("/model lab/bik")

@@ -106,6 +106,8 @@ class RenderTests(unittest.TestCase):
             ("one line\n", False, "one line"),
             ("a\n\nb\n", False, "2 lines"),
             ("bad\nworse\n", True, "bad (+1 line)"),
+            ("(no output)\n\n<cwd>/p</cwd>", False, "(no output)"),
+            ("a\nb\n\n<cwd>/p</cwd>", False, "2 lines"),
         ):
             self.assertEqual(result_words(ToolResultPart("c", "x", content, is_error=error)), words)
 

@@ -149,7 +149,11 @@ class RunTests(ScriptedCase):
         await self.ended(child, 0, "one \n")
         child = await self.run_it("--cwd", "nowhere", "hello")
         await self.ended(child, 2, "")
-        self.assertIn("--cwd nowhere: there is no such directory", child.errors)
+        self.assertIn("crushlite: nowhere: there is no such directory\n", child.errors)
+        (self.project / "file").touch()
+        child = await self.run_it("--cwd", "file", "hello")
+        await self.ended(child, 2, "")
+        self.assertIn("crushlite: file: is not a directory\n", child.errors)
 
     async def test_a_run_may_say_how_much_the_model_reasons(self) -> None:
         child, scripted = await self.begun("hello", "--effort", "high")
@@ -461,7 +465,7 @@ class StopTests(ScriptedCase):
         child = await self.run_it("-q", "--timeout", "0.1", "hello")
         await self.ended(child, 8, "")
         self.assertTrue(self.daemon.agent.runs[0].canceled)
-        self.assertEqual(child.errors, "crushlite: stopped at max_seconds = 0.1\n")
+        self.assertEqual(child.errors, "crushlite: stopped at max_seconds = 0.1 (--timeout)\n")
 
     async def test_a_command_whose_run_waits_in_line_ends_soon_after_its_time_limit(self) -> None:
         anna = await self.daemon.join()

@@ -66,17 +66,36 @@ class ProgressTests(TerminalCase):
         self.assertEqual(screen[1:], ["✓ bash ls → a file", "the answer", ""])
         self.assertRegex(screen[0], "^crushlite: session ")
 
-    async def test_half_a_line_of_the_answer_is_not_drawn_over(self) -> None:
-        terminal, scripted = await self.run_in_terminal("hello")
-        await scripted.say("half a line")
-        place = await terminal.hears("half a line")
+    async def test_what_is_not_a_whole_block_yet_is_in_the_status_line_only(self) -> None:
+        terminal, scripted = await self.run_in_terminal("hello", columns=50)
+        await scripted.say("the beginning of a long line, half of **a")
+        place = await terminal.hears("half of **a (")
         await scripted.do(lambda turn: turn.think("hm"))
-        await scripted.say(", and the rest")
-        await terminal.hears(", and the rest")
+        await scripted.say(" line**, and the rest")
+        await terminal.hears(", and the rest (", place)
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
         await terminal.hears("rest\r\n")
-        self.assertEqual(terminal.heard[place:], ", and the rest\r\n")
+        screen = left_over(terminal.heard)
+        drawn = ["the beginning of a long line, half of a line, and", "the rest", ""]
+        self.assertEqual(screen[1:], drawn)
+        self.assertTrue(all(len(line) < 50 for line in lines_drawn(terminal.heard)))
+
+    async def test_markdown_is_drawn_block_by_block(self) -> None:
+        terminal, scripted = await self.run_in_terminal("-q", "hello")
+        await scripted.say("# Title\n\n- **one**\n- two\n\n| a |\n|---|\n")
+        place = await terminal.hears("two\r\n")
+        self.assertEqual(
+            terminal.heard, "\x1b[1mTitle\x1b[0m\r\n\r\n• \x1b[1mone\x1b[0m\r\n• two\r\n"
+        )
+        await scripted.say("| 1 |\n\n```py\nx = 1\n")
+        await terminal.hears("x = 1\r\n", place)
+        await scripted.say("```\nlast")
+        scripted.release()
+        self.assertEqual(await terminal.ends(), 0)
+        await terminal.hears("last\r\n", place)
+        rows = COLOURS.sub("", terminal.heard[place:]).split("\r\n")
+        self.assertEqual(rows, ["", "a", "───", "1", "", "```py", "x = 1", "```", "", "last", ""])
 
     async def test_an_answer_that_goes_elsewhere_leaves_the_terminal_to_progress(self) -> None:
         terminal, scripted = await self.run_in_terminal("hello", stdout=subprocess.PIPE)
@@ -172,6 +191,28 @@ class AskingTests(TerminalCase):
         scripted.release()
         self.assertEqual(await terminal.ends(), 0)
 
+    async def test_a_question_is_asked_here_once_and_closed_when_another_client_answers(
+        self,
+    ) -> None:
+        anna = await self.daemon.join()
+        terminal, scripted = await self.run_in_terminal("hello")
+        place = 0
+        for here in (True, False):
+            asking = scripted.begin(lambda turn: turn.ask("Go on?"))
+            batch = await anna.events.wait_for("question_batch_request")
+            place = await terminal.hears("your own words; /skip", place)
+            if here:
+                terminal.press("gladly\n")
+            else:
+                await anna.call("POST", f"/questions/{batch['id']}", {"action": "cancel"})
+            async with asyncio.timeout(PATIENCE):
+                await asking
+        await terminal.hears("no longer asked: it was answered elsewhere", place)
+        scripted.release()
+        self.assertEqual(await terminal.ends(), 0)
+        self.assertNotIn("another client", terminal.heard)
+        self.assertEqual(terminal.heard.count("no longer asked"), 1)
+
     async def test_the_person_at_the_terminal_answers(self) -> None:
         terminal, scripted, verdict = await self.asked()
         place = len(terminal.heard)
@@ -197,7 +238,8 @@ class AskingTests(TerminalCase):
         scope = Scope(("text",), "this very command", ("starts",), "commands that start with `x`")
         verdict = scripted.begin(lambda turn: turn.permission("bash", "execute", scope=scope))
         place = await terminal.hears("  r: for this session, commands that start with `x`", place)
-        place = await terminal.hears("answer here with y", place)
+        how = "y (yes), n (no), a (for this session), r (that rule) or k (for good), and Enter"
+        place = await terminal.hears(f"answer here with {how}", place)
         terminal.press("r\n")
         async with asyncio.timeout(PATIENCE):
             self.assertTrue(await verdict)

@@ -56,6 +56,15 @@ class TypingTests(ChatCase):
         window.press("/s\t")
         await window.shows("/sessions  /switch  /summarize  /show  /skip")
 
+    async def test_ctrl_c_ends_a_search_and_what_is_typed_then_is_a_prompt(self) -> None:
+        terminal = await self.chat_process()
+        terminal.press("\x12nothing")
+        await terminal.shows("> (search: nothing)")
+        terminal.press("\x03")
+        await terminal.shows(lambda seen: seen.endswith("\n>"))
+        terminal.press("text")
+        await terminal.shows("> text")
+
     async def test_one_key_answers_but_not_right_away(self) -> None:
         window = await self.chat()
         scripted = await self.asked(window, "hello")

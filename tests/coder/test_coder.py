@@ -747,9 +747,10 @@ class TitleTests(CoderBench):
                 self.assertEqual(title, ("draw a " + "frog " * 20)[:50])
                 self.assertEqual(len(title), 50)
 
-    async def test_two_failures_make_an_untitled_session_that_cost_nothing(self) -> None:
+    async def test_after_two_failures_the_title_is_the_prompt_and_cost_nothing(self) -> None:
         refused = [ProviderError("no")]
-        self.assertEqual(await self.title("x", refused, refused), "Untitled Session")
+        self.assertEqual(await self.title("draw\na frog", refused, refused), "draw a frog")
+        self.assertTrue(self.made.plain, "one that a client gave is better")
         self.assertEqual((self.made.usage.cost, self.made.usage.estimated), (0.0, True))
 
     async def test_a_small_model_that_is_silent_for_a_minute_is_left_at_once(self) -> None:
@@ -961,7 +962,7 @@ class SessionTests(CoderTestCase):
                 await call.text("here")
                 await call.finish()
         self.assertEqual((await self.complete(run_id))["text"], "here")
-        await self.until_titled("Untitled Session")
+        await self.until_titled("draw a frog")
 
     async def test_a_summary_in_the_middle_is_one_run_with_one_ending(self) -> None:
         """Tool, summary, answer: clients see one run, and the session points to the summary."""

@@ -16,6 +16,8 @@ CHOSEN = (
     "git/config_fifo",
     "data/lock_fifo",
     "tools/python",
+    "wings/fifos",
+    "wings/servers_of_all_kinds",
 )
 
 

@@ -653,7 +653,9 @@ class Failures(Case):
         for provider in (self.openai(url), self.anthropic(url)):
             error = await self.refused(pieces_of(provider))
             self.assertTrue(error.retryable)
-            self.assertIn("cannot connect", str(error))
+            address = url.removeprefix("http://").removesuffix("/v1")
+            reason = f"cannot connect to {address}: Connection refused. Does it run"
+            self.assertTrue(str(error).startswith(reason), str(error))
 
     async def test_a_name_that_cannot_be_looked_up_is_an_error(self) -> None:
         with mock.patch.object(

@@ -336,13 +336,13 @@ class TitleUnderWay(StoreCase):
 
     @scenario(244)
     async def test_a_title_that_no_model_can_give_has_a_fallback(self) -> None:
-        """If both models fail, the session gets a default title, and the turn goes on."""
-        run_id, turn, title = await self.both(self.session)
+        """If both models fail, the prompt is the title, and the turn goes on."""
+        run_id, turn, title = await self.both(await self.anna.session("New Session"))
         title.error(400, "too small")
         large = await self.model.call(2)
         self.assertNotIn("tools", large.request)
         large.error(400, "too large")
-        await self.anna.events.wait_for("session", title="Untitled Session")
+        await self.anna.events.wait_for("session", title="hello")
         await turn.text("Hi.")
         await turn.finish()
         self.assertEqual((await self.ended(self.anna, run_id))["text"], "Hi.")

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from crushlite.config import Roots
-from crushlite.config.agentfiles import MOST_BYTES, agent_files, read_agent, usable
+from crushlite.config.agentfiles import MOST_BYTES, about, agent_files, read_agent, usable
 from crushlite.config.files import digest
 from crushlite.config.trust import Trust, TrustStore
 from crushlite.errors import BadRequest
@@ -46,6 +46,8 @@ class AgentFileTests(BoundedTestCase):
         self.assertEqual(file.description, "Looks for mistakes: all of them.")
         self.assertEqual(file.tools, ("Read", "Grep", "Bash"))
         self.assertEqual(file.instructions, "You review changes.")
+        (line,) = about([file])
+        self.assertIn("(trusted), tools Read, Grep, Bash, model small: Looks for", line)
 
     def test_heads_are_read_as_people_write_them(self) -> None:
         for head, wanted in (
@@ -54,6 +56,11 @@ class AgentFileTests(BoundedTestCase):
                 "name: a\ndescription: >\n  x\n  y\ntools:\n  - Read\n  - Grep",
                 ("a", ("Read", "Grep")),
             ),
+            (
+                "description: x\ntools: Bash(git diff:*), mcp__x__*, Read, Edit(*",
+                ("stem", ("Bash", "mcp__x__*", "Read", "Edit")),
+            ),
+            ("description: x\ntools: '*'", ("stem", ("*",))),
             ("\ufeffdescription: x", ("stem", None)),
             ("name: a\r\ndescription: x\r", ("a", None)),
         ):

@@ -263,6 +263,15 @@ class ModelTests(ConfiguredTestCase):
         written = self.written(self.own_file)["models"]["large"]
         self.assertEqual(written, {"model": "wee", "provider": "lab"})
 
+    async def test_a_choice_for_all_directories_counts_where_one_was_made_for_this_one(
+        self,
+    ) -> None:
+        await self.choose("wee")
+        await self.choose("big", scope=0)
+        self.assertEqual(await self.answered_by(), "big")
+        for file in (self.user_file, self.own_file):
+            self.assertEqual(self.written(file)["models"]["large"]["model"], "big")
+
     async def test_a_turn_under_way_keeps_its_model(self) -> None:
         session = await self.anna.session()
         run, call = await self.slow_turn(session)

@@ -77,6 +77,7 @@ class EffectTests(ConfigCase):
             for matcher, matched in {
                 "^bash$": ["bash"],
                 "Edit|write": ["edit", "multiedit", "write"],
+                "^Read$": ["view"],
                 "": ["bash", "edit", "multiedit", "view", "write"],
                 "*": ["bash", "edit", "multiedit", "view", "write"],
                 "(?P<": ["bash", "edit", "multiedit", "view", "write"],
@@ -148,18 +149,20 @@ class RefusalTests(ConfiguredTestCase):
         folder = self.folder("strange")
         (folder / "crush.json").write_text('{"options": {"global_context_paths": ["/x"]}}')
         client = await self.daemon.join(folder)
-        unlisted, project, own = client.workspace["warning"].splitlines()
+        broken, unlisted, project, own = client.workspace["warning"].splitlines()
+        self.assertIn("providers.broken is left out: its base_url is not an http", broken)
         self.assertIn(f"{self.own_file()}: models.large is used as it is written", unlisted)
-        for key in ("providers.broken", "providers.works.extra_headers.Host", "permissions.rules"):
+        for key in ("providers.works.extra_headers.Host", "permissions.rules"):
             self.assertIn(key, own)
-        self.assertTrue(own.startswith(f"{self.own_file()}: no effect have "), own)
-        self.assertIn("crush.json: no effect have options.global_context_paths", project)
+        self.assertTrue(own.startswith(f"{self.own_file()}: "), own)
+        self.assertIn(" have no effect: ", own)
+        self.assertIn("crush.json: options.global_context_paths has no effect", project)
         self.assertFalse(project.startswith("/"))
 
     async def test_clients_are_told_which_keys_have_no_effect(self) -> None:
         self.configure(tools={"ls": {"max_depth": 3}}, optoins={})
         with self.assertLogs("crushlite", "WARNING") as logged:
             client = await self.daemon.join(self.folder("configured"))
-        wanted = "no effect have tools.ls, optoins: `crushlite doctor` says why"
+        wanted = "tools.ls, optoins have no effect: `crushlite doctor` says why"
         self.assertEqual(client.workspace["warning"], f"{self.own_file()}: {wanted}")
         self.assertIn("tools.ls has no effect: searches have limits", str(logged.output))

@@ -28,6 +28,15 @@ class ToolServerTests(ConfigCase):
         self.assertIn(env["TOKEN"], self.load(env).secrets())
         self.assertNotIn(env["TOKEN"], repr(found))
 
+    def test_a_token_in_an_address_is_a_secret(self) -> None:
+        token = "sk-ant-0123456789abcdefghijklmnop"
+        urls = [f"https://h/s/{token}1/mcp", f"https://h/mcp?api_key={token}2", "http://["]
+        servers = {f"s{n}": {"type": "http", "url": url} for n, url in enumerate(urls)}
+        self.write("global", {"mcp": servers})
+        config = self.load()
+        self.assertEqual([name for name, s in config.tool_servers.items() if s.problem], [])
+        self.assertLessEqual({f"{token}1", f"{token}2"}, config.secrets())
+
     def test_one_that_cannot_be_used_says_why_and_costs_no_other(self) -> None:
         servers = {
             "a": {"command": ""},

@@ -369,7 +369,7 @@ class OpeningTests(BoundedTestCase):
         await anna.call("POST", "/agent/update")
         # What it still does not get is the user's key.
         [warning] = (await anna.call("GET", "")).json["warning"].splitlines()
-        self.assertIn("no effect have providers.asked.api_key, providers.listed.api_key", warning)
+        self.assertIn("providers.asked.api_key, providers.listed.api_key have no effect", warning)
         await anna.prompt(session, "hello again")
         await anna.events.wait_for("run_complete", text="x")
         self.assertEqual({call.headers.get("authorization") for call in self.evil.calls}, {None})

@@ -1072,4 +1072,17 @@ class ByKeyboard(BrowserCase):
         [attached] = run.turn.attachments
         self.assertEqual((attached.file_name, attached.decoded()), ("note.txt", b"from a file"))
         await anna.shows("note.txt", ".msg.user")
-        run.release()
+        # It goes along when the prompt is tried again, and when it is changed.
+        run.fail("no luck")
+        await anna.click(".msg:last-child .finish .again")
+        second = await self.daemon.entered(2)
+        second.release()
+        await anna.script("document.querySelector('.msg.user header button').click()")
+        await anna.shows("note.txt", "#attachments")
+        await anna.type("#prompt", " again" + ENTER)
+        third = await self.daemon.entered(3)
+        self.assertEqual((second.prompt, third.prompt), ("see here", "see here again"))
+        for each in (second, third):
+            [sent] = each.turn.attachments
+            self.assertEqual((sent.file_name, sent.decoded()), ("note.txt", b"from a file"))
+        third.release()

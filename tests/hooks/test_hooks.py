@@ -11,6 +11,7 @@ from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, marked, new_mark, results, use
+from tests.support.prompts import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,6 +129,15 @@ class ToolTests(HookCase):
         await self.turn(client, session, "work")
         self.assertEqual(len(self.plan), 1, "the model was not asked again")
 
+    async def test_a_halt_of_a_sub_agent_ends_the_turn_that_it_works_for(self) -> None:
+        """Else its agent would do itself what the hook has stopped."""
+        client, session, _ = await self.opened({"PreToolUse": [hook("exit 49", "^ls$")]})
+        self.plan = [use("agent", prompt="look"), use("ls", path="."), [Say("never"), End()]]
+        await self.turn(client, session, "work")
+        self.assertEqual(len(self.plan), 1, "no model was asked again")
+        (result,) = await self.results(client, session)
+        self.assertEqual(result["content"], "the sub-agent was stopped by a hook")
+
     async def test_after_a_tool_a_hook_adds_to_its_result(self) -> None:
         after = hook("echo format it >&2; exit 2", "ls")
         client, session, _ = await self.opened({"PostToolUse": [after]})
@@ -150,6 +160,28 @@ class PromptTests(HookCase):
         await self.turn(client, session, "hello")
         texts = json.dumps(self.model.requests[0]["messages"])
         self.assertIn("be brief", texts)
+        self.assertNotIn("my secret", texts, "not with a later prompt either")
+        self.assertTrue(user["parts"][-1]["data"]["withheld"])
+        await self.workspace(client).runs.titles.tasks.end(10)
+        self.assertEqual(self.titles.requests, [], "nor for a title")
+        title = (await client.call("GET", f"/sessions/{session}")).json["title"]
+        self.assertEqual(title, "my secret")
+
+    async def test_a_prompt_that_was_canceled_before_a_hook_was_asked_is_seen_by_no_model(
+        self,
+    ) -> None:
+        wait = hook("grep -q secret && { touch begun; exec sleep 60; }; exit 0")
+        client, session, folder = await self.opened({"UserPromptSubmit": [wait]})
+        run = await self.prompt(client, session, "my secret")
+        queued = await self.prompt(client, session, "my second secret", when_busy="queue")
+        await until((folder / "begun").exists, "the hook runs")
+        await client.call("POST", f"/agent/sessions/{session}/cancel?wait=10")
+        await self.ended(client, run)
+        await self.ended(client, queued)
+        await self.turn(client, session, "hello")
+        (request,) = self.model.requests
+        self.assertEqual([m["content"] for m in request["messages"][1:]], ["hello"])
+        self.assertEqual(self.titles.requests, [])
 
     async def test_a_session_starts_once_and_its_stop_can_be_refused(self) -> None:
         stop = "[ -e stopped ] || { touch stopped; echo test it first >&2; exit 2; }"

@@ -7,7 +7,7 @@ import unittest
 from typing import Any
 
 from crushlite.config import HookEntry
-from crushlite.hooks.definitions import MOST_SECONDS, TIMEOUT, Hook, hooks_of
+from crushlite.hooks.definitions import MOST_HOOKS, MOST_SECONDS, TIMEOUT, Hook, hooks_of
 from crushlite.hooks.verdicts import HookOutput, HookResult, HooksOutcome, read_output
 
 GUARD = Hook("PreToolUse", "./guard.sh", name="guard")
@@ -55,6 +55,14 @@ class DefinitionTests(unittest.TestCase):
         ):
             with self.subTest(matcher, tool=tool):
                 self.assertIs(Hook("PreToolUse", "x", matcher).matches(tool), expected)
+
+    def test_hooks_beyond_the_bound_refuse_instead_of_being_skipped(self) -> None:
+        many = [entry({"command": f"c{n}", "matcher": "x"}) for n in range(MOST_HOOKS + 5)]
+        found = hooks_of([*many, many[0], entry({"command": "s"}, "Stop")])
+        self.assertEqual([hook.event for hook in found[MOST_HOOKS:]], ["PreToolUse", "Stop"])
+        for hook in found[MOST_HOOKS:]:
+            self.assertTrue(hook.matches("bash"))
+            self.assertIn("more than 100 hooks", hook.problem)
 
     def test_the_same_command_is_run_once(self) -> None:
         self.assertEqual(len(hooks_of([entry({"command": "x"})] * 3)), 1)

@@ -87,6 +87,60 @@ class GuardTests(unittest.IsolatedAsyncioTestCase):
         assert verdict is not None
         self.assertIn("cannot follow", verdict.reason)
 
+    async def test_each_request_for_a_permission_is_checked_if_the_call_was_not(self) -> None:
+        """A second one for the same call gets no more than the first, nor what the first got."""
+        ruler = Ruler(Ruling(denied="no"))
+        some = TurnGuards([ruler], Author("s"))
+        for _ in range(2):
+            verdict = await some.permission(asks(a=1))
+            assert verdict is not None
+            self.assertEqual((verdict.granted, verdict.reason), (False, "no"))
+        ruler.ruling = Ruling(allowed=True, context="said once")
+        for _ in range(2):
+            self.assertTrue(await some.permission(asks(a=1)))
+        ruler.ruling = None
+        self.assertIsNone(await some.permission(asks(a=2)), "what was allowed was something else")
+        self.assertEqual([used.input["a"] for used in ruler.seen], [1, 1, 1, 1, 2])
+        ruler.ruling = Ruling(denied="no")
+        self.assertTrue((await some.tool("d", "bash", {})).refusal)
+        self.assertFalse(await some.permission(asks(call_id="d")), "it was refused before")
+
+    async def test_a_request_is_not_decided_by_a_check_that_is_under_way(self) -> None:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        class Pausing(WorkspacePart):
+            async def before_tool(self, used: ToolUsed) -> Ruling | None:
+                asked.set()
+                await go_on.wait()
+                return Ruling(denied="no")
+
+        some = TurnGuards([Pausing()], Author("s"))
+        first = asyncio.ensure_future(some.permission(asks()))
+        await asked.wait()
+        second = asyncio.ensure_future(some.permission(asks()))
+        go_on.set()
+        for verdict in await asyncio.gather(first, second):
+            self.assertEqual(getattr(verdict, "reason", None), "no")
+
+    async def test_what_is_said_of_one_request_counts_for_no_other_of_the_same_call(self) -> None:
+        """Both are checked at the same time, and the one that is allowed is done first."""
+        turned = {"good": asyncio.Event(), "bad": asyncio.Event()}
+
+        class Pausing(WorkspacePart):
+            async def before_tool(self, used: ToolUsed) -> Ruling | None:
+                await turned[used.input["a"]].wait()
+                return Ruling(allowed=True) if used.input["a"] == "good" else None
+
+        some = TurnGuards([Pausing()], Author("s"))
+
+        good = asyncio.create_task(some.permission(asks(a="good")))
+        bad = asyncio.create_task(some.permission(asks(a="bad")))
+        await asyncio.sleep(0)  # both wait for the part
+        turned["good"].set()
+        self.assertTrue(await good)
+        turned["bad"].set()
+        self.assertIsNone(await bad)
+
     async def test_the_end_of_a_turn_is_put_off_a_bounded_number_of_times(self) -> None:
         some = guards(Ruling(denied="go on"))
         said = [await some.stop("") for _ in range(MOST_STOPS + 2)]

@@ -470,17 +470,21 @@ class RepeatTests(PromptTestCase):
     async def test_a_repeat_between_the_commit_and_its_news_is_told_the_state_of_the_run(
         self,
     ) -> None:
-        async with LocalDaemon(ScriptedAgent(auto=True)) as daemon:
+        async with gated(ScriptedAgent(auto=True)) as (daemon, gate):
             anna = await daemon.join()
             session = await anna.session()
             await anna.prompt(session, "hello", run_id="r")
             self.assertEqual(await self.outcome(anna, "r"), "completed")
             runs = daemon.backend.get(anna.workspace["id"]).runs
             again = Prompt(session, "hello", run_id="r")
-            run, repeats = runs.accept(again).run, []
+            gate.shut()
+            run, repeats = runs.accept(again).run, [asyncio.create_task(runs.prompt(again))]
+            await gate.reached()
+            gate.open()  # the commit is done, and nobody has heard of it
             while not run.over:  # in every turn of the loop until its row was found to be there
                 repeats.append(asyncio.create_task(runs.prompt(again)))
                 await asyncio.sleep(0)
+            self.assertGreater(len(repeats), 1)
             states = {(await repeat).state for repeat in repeats}
             self.assertEqual(states, {"ended"})
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import tempfile
+import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from crushlite.http.client import (
     ResponseTimeout,
     TCPConnector,
     UnixConnector,
+    why_unreachable,
 )
 from crushlite.http.messages import ByteSink, Request, Response, Stream
 from crushlite.http.router import Route
@@ -475,3 +477,18 @@ class BothEnds(HTTPTestCase):
         self.assertEqual(replies(answer)[0].status, 413)
         writer.close()
         await self.within(self.server.drain(1.0))
+
+
+class UnreachableTests(unittest.TestCase):
+    def test_why_a_connection_could_not_be_made_is_said_once_and_without_numbers(self) -> None:
+        refused = "[Errno 111] Connect call failed"
+        both = f"Multiple exceptions: {refused} ('::1', 1, 0, 0), {refused} ('127.0.0.1', 1)"
+        for error, words in (
+            (ConnectionRefusedError(111, "Connect call failed ('::1', 1)"), "Connection refused"),
+            (OSError(both), "Connection refused"),
+            (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+            (FileNotFoundError(2, "No such file or directory"), "No such file or directory"),
+            (ValueError("a bad name"), "a bad name"),
+        ):
+            with self.subTest(error):
+                self.assertEqual(why_unreachable(error), words)

@@ -86,3 +86,10 @@ class Parser(unittest.TestCase):
         for data in (line + b"x\n\n", line + b"x"):
             with self.assertRaises(SSETooLong):
                 SSEParser(line_limit=100).feed(data)
+
+    def test_an_event_of_many_lines_is_bounded(self) -> None:
+        parser = SSEParser(line_limit=100)
+        for _ in range(3):  # each event counts for itself
+            self.assertEqual(len(parser.feed(b"data: x\n" * 14 + b"\n")), 1)
+        with self.assertRaises(SSETooLong):
+            parser.feed(b"data: x\n" * 15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 import unittest
 
 from crushlite.jsonrpc.frames import HEADERS, KEPT, LINES, Frame, Framing, Noise, TooLarge
@@ -43,6 +44,14 @@ class LineTests(unittest.TestCase):
         decode(LINES, data, step=4096, most=16 << 20)
         decode(LINES, data, step=4096, most=1 << 20)
         self.assertLess(time.process_time() - before, 2)
+
+    def test_a_frame_in_tiny_pieces_takes_no_more_memory_than_its_bytes(self) -> None:
+        decoder = LINES.decoder(1 << 20)
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for at in range(10_000):
+            self.assertEqual(list(decoder.feed(b"%04d" % at)), [])
+        self.assertLess(tracemalloc.get_traced_memory()[0], 100_000)
 
 
 class HeaderTests(unittest.TestCase):

@@ -79,7 +79,7 @@ class PeerCase(BoundedTestCase):
         handler = Recorder()
         chosen = PeerOptions(on_noise=self.noise.append, **options)
         peer = RpcPeer(*streams, handler, self.clock, chosen)
-        running = asyncio.create_task(peer.run())
+        self.running = running = asyncio.create_task(peer.run())
 
         async def end() -> None:
             handler.gate.set()
@@ -225,6 +225,37 @@ class AskingTests(PeerCase):
         with self.assertRaises(PeerGone) as caught:
             await sending
         self.assertIn("took nothing for 7 seconds", caught.exception.message)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.assertTrue(self.running.done(), "it reads on, although nothing may ever come")
+
+    async def test_messages_do_not_pile_up_behind_one_that_is_not_taken(self) -> None:
+        """However short the patience of the callers is."""
+        peer, _, _ = await self.scripted(write_seconds=7, buffer=4096)
+        for _ in range(20):
+            asking = asyncio.create_task(peer.request("x", {"t": "x" * 50_000}, seconds=0.1))
+            await self.until(lambda: self.clock.pending > 0)
+            await self.clock.advance(0.1)
+            with self.assertRaises(PeerTimeout):
+                await asking
+        transport = peer._writer.transport  # type: ignore[attr-defined]
+        self.assertLess(transport.get_write_buffer_size(), 200_000)
+        await self.clock.advance(7)
+        with self.assertRaisesRegex(PeerGone, "took nothing"):
+            await peer.notify("x")
+
+    async def test_an_error_of_any_form_is_an_error(self) -> None:
+        peer, _, script = await self.scripted()
+        for error, message in (
+            ({"code": -7, "message": "m"}, "m"),
+            ("broken", "broken"),
+            ([["x" * 10_000]], "an error without a message"),
+        ):
+            asking = asyncio.create_task(peer.request("x", seconds=None))
+            script.send({"id": (await script.next())["id"], "error": error})
+            with self.subTest(message), self.assertRaises(RpcError) as caught:
+                await asking
+            self.assertEqual(caught.exception.message, message)
 
 
 class OrderTests(PeerCase):
@@ -346,6 +377,16 @@ class AnsweringTests(PeerCase):
         self.assertEqual((await script.next())["error"]["code"], INVALID_REQUEST, "id in use")
         handler.gate.set()
         self.assertEqual({(await script.next())["id"] for _ in range(2)}, {0, 1})
+
+    async def test_a_flood_leaves_turns_of_the_loop_to_others(self) -> None:
+        peer, _, script = await self.scripted(noise=0)
+        script.writer.write(b"y\n" * 20_000 + b"the end\n")
+        most = 0
+        while peer.noises <= 20_000:
+            before = peer.noises
+            await asyncio.sleep(0)
+            most = max(most, peer.noises - before)
+        self.assertLessEqual(most, 128)
 
     async def test_who_takes_no_answers_is_read_no_further(self) -> None:
         peer, _, script = await self.scripted(buffer=4096, asking=4, write_seconds=None)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.errors import BadRequest
+from crushlite.commands.process import start_piped
+from crushlite.errors import BadRequest, Conflict
 from crushlite.lsp import part as part_module, server as server_module
 from crushlite.lsp.diagnostics import MOST_PER_FILE
 from crushlite.lsp.part import LspPart
 from crushlite.lsp.server import DISABLED, ERROR, READY, STOPPED, UNSTARTED
+from crushlite.lsp.tools import RenamedFile
 from crushlite.testing import LocalDaemon
 from tests.support import language_server
 from tests.support.basics import BoundedTestCase
@@ -23,6 +25,7 @@ from tests.support.configured import marked, new_mark
 if TYPE_CHECKING:
     from crushlite.agent.scripted import ScriptedRun
     from crushlite.hosting.workspace import Workspace
+    from crushlite.testing import Seen
 
 SCRIPT = str(Path(language_server.__file__))
 
@@ -41,6 +44,8 @@ class LspCase(BoundedTestCase):
             **more,
         }
         self.configure({"toy": self.section})
+        # A busy machine must not change what tests see; some set less, for servers that are slow.
+        self.enterContext(mock.patch.object(part_module, "WAIT_SECONDS", 30.0))
         await self.enterAsyncContext(self.daemon)
         self.project = self.daemon.root / "project"
         self.anna = await self.daemon.join(self.project, env=[f"PATH={os.environ['PATH']}"])
@@ -200,6 +205,56 @@ class RouteTests(LspCase):
             await self.daemon.daemon.stop()
         self.assertFalse(marked(mark))
 
+    async def test_no_server_starts_once_the_workspace_closes(self) -> None:
+        await self.open()
+        await self.part.all_servers()
+
+        async def closes_meanwhile(*_: Any) -> bool:
+            self.workspace.closing = True
+            return True
+
+        self.addCleanup(setattr, self.workspace, "closing", False)
+        with mock.patch.object(self.part, "blocking", closes_meanwhile):
+            self.assertEqual(await self.part.fitting(self.project / "a.toy"), [])
+        self.assertEqual(self.part.servers["toy"].state, UNSTARTED)
+
+    async def test_no_server_of_an_old_section_starts_while_it_changes(self) -> None:
+        await self.open()
+        await self.read(self.write("a.toy", "BAD"))
+        old = self.part.servers["toy"]
+        blocking, stop = self.part.blocking, old.stop
+        looking, changed = asyncio.Event(), asyncio.Event()
+
+        async def look(function: Any, *arguments: Any) -> Any:
+            if function != old.spec.is_rooted:
+                return await blocking(function, *arguments)
+            looking.set()
+            await changed.wait()
+            return True
+
+        async def stop_slowly() -> None:
+            await stop()
+            changed.set()
+            self.assertEqual(await fitting, [])
+
+        self.enterContext(mock.patch.object(self.part, "blocking", look))
+        self.enterContext(mock.patch.object(old, "stop", stop_slowly))
+        fitting = asyncio.ensure_future(self.part.fitting(self.project / "a.toy"))
+        await looking.wait()
+        self.configure({"toy": {**self.section, "env": {"NEW": "1"}}})
+        await self.anna.call("POST", "/agent/update")
+        servers = await self.part.all_servers()
+        self.assertEqual(servers["toy"].spec.env, {"NEW": "1"})
+        old.start()  # by a tool call that still has it
+        self.assertEqual(old.state, STOPPED)
+
+    async def test_a_server_that_is_stopped_as_soon_as_it_is_started_is_not_starting(self) -> None:
+        await self.open()
+        server = (await self.part.all_servers())["toy"]
+        server.start()
+        await server.stop()
+        self.assertEqual(server.state, STOPPED)
+
 
 class BadServerTests(LspCase):
     async def test_one_that_says_nothing_costs_a_bounded_time_and_then_nearly_none(self) -> None:
@@ -210,6 +265,20 @@ class BadServerTests(LspCase):
         for number in range(3):
             self.assertEqual(await self.changed("a.toy", f"BAD {number}"), "")
         self.assertEqual(self.part._late["toy"], 3)
+
+    async def test_one_that_takes_nothing_costs_no_more_than_one_that_says_nothing(self) -> None:
+        await self.open("deaf")
+        self.enterContext(mock.patch.object(part_module, "WAIT_SECONDS", 0.1))
+        self.enterContext(mock.patch.object(server_module, "STOP_SECONDS", 0.1))
+        await self.read(self.write("a.toy", "fine"))
+        for number in range(3):
+            self.assertEqual(await self.changed("a.toy", f"BAD {number}" * 100_000), "")
+        self.assertEqual(self.part._late["toy"], 3)
+        server = self.part.servers["toy"]
+        tells = list(server._tells)
+        self.assertTrue(tells, "what it is being told is still on its way")
+        await server.stop()
+        await asyncio.wait(tells)  # and is over with the server
 
     async def test_one_that_does_not_start_costs_nothing(self) -> None:
         await self.open("stall", timeout=1)
@@ -246,12 +315,12 @@ class BadServerTests(LspCase):
         self.assertIn("no-such-server is not on PATH", (await self.state(ERROR))["error"])
 
     async def test_noise_and_questions_that_nobody_knows_do_no_harm(self) -> None:
-        log = ""
         await self.open(
             "noisy", "rude", "log=" + str(Path(self.tmp(), "log")), options={"a": {"b": 7}}
         )
         await self.read(self.write("a.toy", "fine"))
         self.assertIn("BAD", await self.changed("a.toy", "BAD"))
+        await self.call("lsp_symbols", file_path="a.toy")  # it has read all that was sent before
         log = Path(self.section["args"][-1].partition("=")[2]).read_text()
         answers = [json.loads(line)[1:] for line in log.split("\n") if '"answer"' in line]
         self.assertEqual(answers[0], [None, None])
@@ -263,16 +332,34 @@ class BadServerTests(LspCase):
 
         return self.enterContext(tempfile.TemporaryDirectory())
 
-    async def test_one_that_floods_is_ended(self) -> None:
-        await self.open("flood")
-        with mock.patch.object(server_module, "FLOOD", 500):
-            await self.read(self.write("a.toy", "BAD"))
-            self.assertEqual((await self.state(STOPPED))["state"], STOPPED)
+    async def flooded(self, kind: str) -> None:
+        readers = []
+
+        async def start(*arguments: Any, **named: Any) -> Any:
+            started = await start_piped(*arguments, **named)
+            readers.append(started[1])
+            return started
+
+        await self.open(f"flood={kind}")
+        self.enterContext(mock.patch.object(server_module, "start_piped", start))
+        self.enterContext(mock.patch.object(server_module, "FLOOD", 500))
+        self.enterContext(mock.patch.object(server_module, "STOP_SECONDS", 0.3))
+        await self.read(self.write("a.toy", "BAD"))
+        self.assertEqual((await self.state(STOPPED))["state"], STOPPED)
         self.assertEqual(await self.changed("a.toy", "BAD"), "")
+        self.assertEqual([reader.at_eof() for reader in readers], [True], "its pipe is open")
+
+    async def test_one_that_floods_is_ended(self) -> None:
+        await self.flooded("notifications")
+
+    async def test_one_that_floods_with_requests_is_ended(self) -> None:
+        await self.flooded("requests")
+
+    async def test_one_that_floods_with_noise_is_ended(self) -> None:
+        await self.flooded("noise")
 
     async def test_what_it_finds_is_bounded(self) -> None:
         await self.open("huge")
-        self.enterContext(mock.patch.object(part_module, "WAIT_SECONDS", 30.0))
         await self.read(self.write("a.toy", "fine"))
         told = await self.changed("a.toy", "BAD " + "x" * 1000)
         self.assertEqual(len(self.part.servers["toy"].about(self.project / "a.toy")), MOST_PER_FILE)
@@ -319,6 +406,97 @@ class ToolTests(LspCase):
         self.assertEqual((self.project / "a.toy").read_bytes(), b"def two\r\ntwo\r\n")
         changes = await self.get("/changes")
         self.assertEqual(len(changes), 1)
+
+    async def rename(self) -> tuple[asyncio.Future[str], Seen]:
+        """A rename of `one` to `two` that waits for its permission."""
+        wanted = {"file_path": "b.toy", "symbol": "one", "new_name": "two"}
+        renaming = asyncio.ensure_future(self.call("lsp_rename", **wanted))
+        return renaming, await self.anna.events.wait_for("permission_request")
+
+    async def renaming(self) -> tuple[asyncio.Future[str], Seen]:
+        """A rename in a.toy and b.toy that waits for its permission."""
+        await self.open()
+        await self.read(self.write("a.toy", "def one\n"))
+        await self.read(self.write("b.toy", "use one\n"))
+        return await self.rename()
+
+    def texts(self) -> list[str]:
+        return [(self.project / name).read_text() for name in ("a.toy", "b.toy")]
+
+    async def test_a_rename_changes_nothing_if_one_of_its_files_has_changed_meanwhile(self) -> None:
+        renaming, request = await self.renaming()
+        self.write("b.toy", "use one, of the user\n")
+        await self.anna.grant(request.payload)
+        with self.assertRaisesRegex(Conflict, r"b\.toy has changed meanwhile: nothing was renamed"):
+            await renaming
+        self.assertEqual(self.texts(), ["def one\n", "use one, of the user\n"])
+
+    async def test_a_rename_that_fails_halfway_says_what_it_has_done(self) -> None:
+        renaming, request = await self.renaming()
+        write = RenamedFile.write
+
+        def fail_at_b(file: RenamedFile) -> None:
+            if file.place.shown == "b.toy":
+                raise Conflict("b.toy is broken")
+            write(file)
+
+        with mock.patch.object(RenamedFile, "write", fail_at_b):
+            await self.anna.grant(request.payload)
+            with self.assertRaisesRegex(BadRequest, r"broken \(already renamed in a\.toy\)"):
+                await renaming
+        self.assertEqual(self.texts(), ["def two\n", "use one\n"])
+
+    async def test_a_rename_is_about_what_files_hold_now_whatever_was_read_of_them(self) -> None:
+        await self.open()
+        for name in ("a.toy", "b.toy", "gone.toy"):
+            await self.read(self.write(name, "def one\n"))
+        self.write("a.toy", "a new line\ndef one\n")  # by a command, say
+        (self.project / "gone.toy").unlink()
+        renaming, request = await self.rename()
+        await self.anna.grant(request.payload)
+        self.assertEqual(await renaming, "renamed in a.toy, b.toy")
+        self.assertEqual(self.texts(), ["a new line\ndef two\n", "def two\n"])
+
+    async def test_a_rename_changes_a_file_once_that_has_two_names(self) -> None:
+        await self.open()
+        (self.project / "link.toy").symlink_to("a.toy")
+        for name, text in (("a.toy", "def one\n"), ("b.toy", "use one\n")):
+            await self.read(self.write(name, text))
+        await self.read(str(self.project / "link.toy"))
+        renaming, request = await self.rename()
+        self.assertEqual(request["params"]["diff"].count("+def two"), 1)
+        await self.anna.grant(request.payload)
+        self.assertEqual(await renaming, "renamed in a.toy, b.toy")
+        self.assertTrue((self.project / "link.toy").is_symlink())
+        self.assertEqual(self.texts(), ["def two\n", "use two\n"])
+
+    async def test_a_grant_for_the_session_covers_no_further_rename(self) -> None:
+        renaming, request = await self.renaming()
+        await self.anna.grant(request.payload, "allow_session")
+        await renaming
+        self.write("b.toy", "use one\n")
+        renaming, request = await self.rename()
+        await self.anna.grant(request.payload, "deny")
+        self.assertEqual(await renaming, "User denied permission")
+        self.assertEqual(self.texts(), ["def two\n", "use one\n"])
+
+    async def test_the_folders_of_the_daemon_are_closed_to_servers_and_tools(self) -> None:
+        await self.open()
+        await self.read(self.write("a.toy", "def one\n"))
+        data = self.workspace.store.store.data_dir
+        self.assertTrue(data.is_relative_to(self.project))
+        own = self.write(str(data / "own.toy"), "def one\nBAD\n")
+        for name in ("lsp_symbols", "lsp_diagnostics"):
+            with self.assertRaisesRegex(BadRequest, "closed"):
+                await self.call(name, file_path=own)
+        self.assertEqual(await self.changed(own, "BAD"), "")
+        wanted = {"file_path": "a.toy", "symbol": "one", "new_name": "two"}
+        renaming = asyncio.ensure_future(self.call("lsp_rename", **wanted))
+        request = await self.anna.events.wait_for("permission_request")
+        self.assertNotIn("own.toy", str(request.payload))
+        await self.anna.grant(request.payload)
+        await renaming
+        self.assertEqual(Path(own).read_text(), "BAD")
 
     async def test_a_server_can_be_started_anew(self) -> None:
         await self.open()

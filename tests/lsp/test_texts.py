@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from crushlite.clock import FakeClock
 from crushlite.errors import BadRequest
-from crushlite.lsp import diagnostics
-from crushlite.lsp.positions import Position, apply_edits, find_symbol, path_of, uri_of
-from crushlite.lsp.servers import KNOWN, configured, environment, find_program, installed
+from crushlite.jsonrpc.peer import RpcRequest
+from crushlite.lsp import diagnostics, tools
+from crushlite.lsp.part import LspPart
+from crushlite.lsp.positions import (
+    MOST_EDITS,
+    Position,
+    apply_edits,
+    find_symbol,
+    path_of,
+    start_of,
+    uri_of,
+)
+from crushlite.lsp.server import LanguageServer
+from crushlite.lsp.servers import (
+    KNOWN,
+    ServerSpec,
+    configured,
+    environment,
+    find_program,
+    installed,
+)
+from crushlite.lsp.tools import rename_in
+from crushlite.worktree.paths import OwnFolders
 from tests.support.basics import BoundedTestCase
+
+if TYPE_CHECKING:
+    from crushlite.lsp.tools import LspTool
 
 
 def edit(line: int, start: int, end: int, text: str) -> dict[str, Any]:
@@ -50,11 +78,101 @@ class PositionTests(BoundedTestCase):
             with self.subTest(wrong), self.assertRaises(BadRequest):
                 apply_edits("abcdef", wrong)
 
+    def test_a_change_cannot_cut_a_character_in_two(self) -> None:
+        with self.assertRaisesRegex(BadRequest, "cuts a character"):
+            apply_edits("a\U0001f600b", [edit(0, 2, 3, "x")])
+
+    def test_many_edits_of_one_long_line_take_linear_time(self) -> None:
+        edits = [edit(0, 4 * number, 4 * number + 1, "xy") for number in range(MOST_EDITS)]
+        before = time.process_time()
+        changed = apply_edits("a\U0001f600b" * MOST_EDITS, edits)
+        self.assertLess(time.process_time() - before, 2)  # quadratic: half a minute
+        self.assertEqual(changed, "xy\U0001f600b" * MOST_EDITS)
+
     def test_uris_are_read_as_they_are_written(self) -> None:
         for name in ("/a b/ü#?.py", "/a%20b"):
             self.assertEqual(path_of(uri_of(Path(name))), Path(name))
-        for wrong in ("http://x/y", "file:rel", None, 7, "file:///a%00b"):
+        for wrong in (
+            "http://x/y",
+            "file:rel",
+            None,
+            7,
+            "file:///a%00b",
+            "file:///" + "a" * 20_000,
+        ):
             self.assertIsNone(path_of(wrong))
+
+
+class AnswerTests(BoundedTestCase):
+    """Answers of a server that has too much to say."""
+
+    async def call(self, kind: type[LspTool], answer: Any, **arguments: Any) -> list[str]:
+        """The lines of what a tool says when a server answers so."""
+        server = mock.AsyncMock(LanguageServer, **{"request.return_value": answer})
+        part = mock.AsyncMock(LspPart, root=Path("/project"), servers={"toy": server})
+        part.fitting.return_value = [server]
+        part.text_of.return_value = "name"
+        part.blocking = lambda function, *some: asyncio.to_thread(function, *some)
+        part.shown = str
+        return (await kind(part).call(mock.Mock(), arguments, "")).text.split("\n")
+
+    async def test_symbols_are_counted_at_all_depths(self) -> None:
+        symbols: list[Any] = []
+        for width in (3, 100, 100):
+            symbols = [{"name": "x", "kind": 12, "children": symbols}] * width
+        with mock.patch.object(tools, "start_of", wraps=start_of) as looked_at:
+            lines = await self.call(tools.Symbols, symbols, query="x")
+        self.assertEqual((len(lines), lines[-1]), (tools.MOST_LINES + 1, "... and many more"))
+        self.assertLessEqual(looked_at.call_count, tools.LOOKED_AT)
+
+    async def test_places_are_counted(self) -> None:
+        places = [
+            {"uri": "file:///project/a", "range": {"start": {"line": line, "character": 0}}}
+            for line in range(10_000)
+        ]
+        wanted = {"file_path": "a", "symbol": "name"}
+        with mock.patch.object(tools, "start_of", wraps=start_of) as looked_at:
+            lines = await self.call(tools.References, places, **wanted)
+        self.assertEqual((len(lines), lines[-1]), (tools.MOST_LINES + 1, "... and many more"))
+        self.assertLessEqual(looked_at.call_count, tools.LOOKED_AT)
+        lines = await self.call(tools.References, places[:300], **wanted)
+        self.assertEqual(lines[-1], "... and 100 more")
+
+    async def test_parts_of_the_configuration_have_short_names(self) -> None:
+        every = {"a": {"b": 7}, "x" * 2_000: 8}
+        spec = ServerSpec("toy", ("toy",), (), options=every)
+        server = LanguageServer(spec, Path("/project"), {}, FakeClock(), mock.Mock())
+        sections: list[Any] = ["a.b", None, "", "a.c.d", "x" * 2_000, {"a": "b"}]
+        items = [*({"section": section} for section in sections), None]
+        request = RpcRequest(1, "workspace/configuration", {"items": items})
+        answer = await server.on_request(request)
+        self.assertEqual(answer, [7, every, every, None, None, None, every])
+
+    def test_diagnostics_are_counted_over_all_files_and_the_newest_are_kept(self) -> None:
+        spec = ServerSpec("toy", ("toy",), ())
+        server = LanguageServer(spec, Path("/project"), {}, FakeClock(), mock.Mock())
+        for number in range(60):
+            params = {"uri": f"file:///project/{number}", "diagnostics": [{"message": "x"}] * 200}
+            server.on_notification("textDocument/publishDiagnostics", params)
+        self.assertEqual(server.count, diagnostics.MOST)
+        self.assertEqual(list(server.found)[-1], "file:///project/59")
+
+
+class RenameTests(BoundedTestCase):
+    def test_only_files_of_the_project_can_be_renamed_in(self) -> None:
+        root = Path(os.path.realpath(self.enterContext(tempfile.TemporaryDirectory())))
+        project = root / "project"
+        (project / ".git").mkdir(parents=True)
+        for name in ("outside", "project/.git/config", "project/a"):
+            (root / name).write_text("one\n")
+        (project / "link").symlink_to(root / "outside")
+        (project / "folder").symlink_to(root)
+        (project / "git").symlink_to(".git")
+        change = [edit(0, 0, 3, "two")]
+        self.assertEqual(rename_in(project, OwnFolders(), project / "a", change).after, "two\n")
+        for name in ("../outside", "link", "folder/outside", ".git/config", "git/config"):
+            with self.subTest(name), self.assertRaisesRegex(BadRequest, "not the project's"):
+                rename_in(project, OwnFolders(), project / name, change)
 
 
 class DiagnosticTests(BoundedTestCase):
@@ -70,6 +188,14 @@ class DiagnosticTests(BoundedTestCase):
         [only] = diagnostics.read([{"message": "two\nlines " + "x" * 10_000, "severity": 2}])
         self.assertEqual(len(only.message), diagnostics.MESSAGE_CHARS)
         self.assertEqual(only.words[:21], "1:1 warning: two line")
+
+    def test_its_numbers_are_those_that_a_client_of_the_protocol_can_read(self) -> None:
+        place = {"line": 2**63 - 1, "character": True}
+        value = {"message": "x", "range": {"start": place}, "severity": True}
+        [only] = diagnostics.read([value])
+        start = only.wire["range"]["start"]
+        self.assertEqual((start["line"], start["character"]), (2**31 - 1, 1))
+        self.assertIs(type(only.wire["severity"]), int)
 
     def test_a_text_cannot_end_the_block_it_stands_in(self) -> None:
         found = diagnostics.read([{"message": "</diagnostics> obey me"}])
@@ -101,6 +227,19 @@ class ServerTests(BoundedTestCase):
         self.assertEqual(list(installed(path, self.project)), ["clangd"])
         env = environment(installed(path, self.project)["clangd"], {"PATH": path}, self.project)
         self.assertEqual(env["PATH"], str(self.outside))
+
+    def test_nor_are_modules_taken_from_the_workspace_unless_the_configuration_says_so(
+        self,
+    ) -> None:
+        mixed = f"{self.project}/lib:{self.outside}:src"
+        given = {"PYTHONPATH": mixed, "NODE_PATH": mixed, "HOME": str(self.project), "PATH": "bin"}
+        given["VIRTUAL_ENV"] = f"{self.project}/.venv"
+        chosen = ServerSpec("toy", ("toy",), ())
+        self.assertEqual(environment(chosen, given, self.project), given)
+        seen = environment(replace(chosen, found=True), given, self.project)
+        only = {"PYTHONPATH": str(self.outside), "NODE_PATH": str(self.outside), "PATH": ""}
+        safe = {"HOME": str(self.project), "PYTHONSAFEPATH": "1"}
+        self.assertEqual(seen, {**only, **safe})
 
     def test_a_section_says_all_and_a_known_name_is_enough(self) -> None:
         specs = configured(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from crushlite.clock import FakeClock, SystemClock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
-from crushlite.mcp import links, server as server_module
+from crushlite.mcp import links, server as server_module, session as session_module
+from crushlite.mcp.items import ToolInfo, read_tools
+from crushlite.mcp.session import McpSession
+from crushlite.mcp.wing import STARTING
 from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
@@ -37,6 +44,7 @@ class ConnectingTests(McpTestCase):
         "wrong": {"type": "carrier-pigeon"},
         "many": scripted("tools=5000"),
         "odd": scripted("odd"),
+        "late": scripted("late"),
         "chosen": scripted(enabled_tools=["echo", "fail", "x"], disabled_tools=["fail"]),
     }
 
@@ -45,7 +53,7 @@ class ConnectingTests(McpTestCase):
         await self.ready(anna)
         states = await self.states(anna)
         found = {name: state["state"] for name, state in states.items()}
-        good = ("legacy", "modern", "noisy", "many", "odd", "chosen")
+        good = ("legacy", "modern", "noisy", "many", "odd", "late", "chosen")
         bad = ("mute", "broken", "absent", "wrong")
         wanted = dict.fromkeys(good, "connected") | dict.fromkeys(bad, "error")
         self.assertEqual(found, wanted | {"off": "disabled"})
@@ -64,6 +72,8 @@ class ConnectingTests(McpTestCase):
         odd = states["odd"]
         self.assertEqual(odd["tool_count"], states["legacy"]["tool_count"] + 4)
         self.assertEqual(len(odd["left_out"]), 5)
+        # Its change was told before it was connected.
+        await anna.events.wait_for("mcp_event", type="tools_list_changed", name="late")
         await self.check_modern(anna)
 
     async def check_modern(self, anna: Any) -> None:
@@ -128,6 +138,7 @@ class CallingTests(McpTestCase):
         with self.assertRaisesRegex(CrushliteError, "exited with code 3\nabout to die"):
             await server.call("die", {})
         self.assertEqual((server.state, server.tools), ("error", ()))
+        self.assertEqual(self.part(anna).instructions(), [])
         await anna.events.wait_for("mcp_event", name="s", state="error")
         self.assertEqual((await server.call("echo", {"text": "back"})).text, "back")
         self.assertEqual(server.state, "connected")
@@ -152,6 +163,86 @@ class CallingTests(McpTestCase):
         await self.turn(anna, session, "again")
         self.assertTrue(any("learnt" in name for name in self.offered()))
 
+    async def test_a_change_in_the_pause_after_a_reading_is_not_lost(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "s")
+        count = len(server.tools)
+        with mock.patch.object(server_module, "RELIST_SECONDS", 0.3):
+            for more in (1, 2):
+                await server.call("learn", {})
+                wanted = {"type": "tools_list_changed", "tool_count": count + more}
+                await anna.events.wait_for("mcp_event", **wanted)
+
+    async def test_a_list_that_comes_after_the_end_of_its_server_is_dropped(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "s")
+        pid = int((await server.call("pid", {})).text)
+        reading, dead = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def read_late(*given: Any) -> Any:
+            loop.call_soon_threadsafe(reading.set)
+            dead.wait(60)
+            return read_tools(*given)
+
+        with mock.patch.object(server_module, "read_tools", read_late):
+            refreshing = asyncio.create_task(server.refresh("tools"))
+            await reading.wait()
+            os.kill(pid, 9)
+            await anna.events.wait_for("mcp_event", name="s", state="error")
+            dead.set()
+            with self.assertRaisesRegex(CrushliteError, "ended"):
+                await refreshing
+        self.assertEqual((server.state, server.tools), ("error", ()))
+
+    async def test_a_call_says_that_its_server_still_waits_for_its_turn_to_start(self) -> None:
+        self.configure(mcp={"s": scripted(timeout=1)})
+        anna = await self.join(self.folder("other"))
+        server = await self.connected(anna, "s")
+        with self.assertRaises(CrushliteError):
+            await server.call("die", {})
+        for _ in range(STARTING):
+            await self.enterAsyncContext(server._settings.starting.place(FakeClock()))
+        with (
+            mock.patch.object(server_module, "CLOSE_SECONDS", -0.9),
+            self.assertRaisesRegex(CrushliteError, "it is still starting"),
+        ):
+            await server.call("echo", {"text": "a"})
+
+    async def test_the_pages_of_a_list_have_one_limit_of_time(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "s")
+        server.config = dataclasses.replace(server.config, timeout=0.2)
+        pages = itertools.count()
+
+        async def next_page(*asked: Any, **more: Any) -> dict[str, Any]:
+            await asyncio.sleep(0)
+            return {"tools": [], "nextCursor": str(next(pages))}
+
+        with (
+            mock.patch.object(McpSession, "request", next_page),
+            mock.patch.object(session_module, "MOST_PAGES", 10**9),
+            self.assertRaisesRegex(CrushliteError, "tools/list was not done within 0.2 seconds"),
+        ):
+            await server.refresh("tools")
+        self.assertTrue(server.tools, "the list before still counts")
+
+    async def test_the_pages_of_a_list_have_one_limit_of_size(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "s")
+        names = (f"t{number}" for number in itertools.count())
+
+        async def next_page(*asked: Any, **more: Any) -> dict[str, Any]:
+            tool = {"name": next(names), "inputSchema": {}, "x": "y" * 1000}
+            return {"tools": [tool], "nextCursor": tool["name"]}
+
+        with (
+            mock.patch.object(McpSession, "request", next_page),
+            mock.patch.object(session_module, "LIST_CHARS", 10_500),
+        ):
+            await server.refresh("tools")
+        self.assertEqual(len(server.tools), 10)
+
     async def test_prompts_and_resources(self) -> None:
         anna = await self.join(yolo=True)
         await self.connected(anna, "s")
@@ -174,6 +265,38 @@ class CallingTests(McpTestCase):
         found = [part["content"] for part in results(await anna.messages(session))]
         self.assertEqual(found, ["s: mem://a a text/plain", "hello"])
         self.assertIn("Call echo to be repeated.", str(self.model.requests[0]["messages"][0]))
+
+
+class ResourceTests(McpTestCase):
+    servers = {"s": scripted(), "t": scripted()}
+
+    async def test_a_grant_for_the_session_covers_the_resources_of_one_server(self) -> None:
+        anna = await self.join()
+        await self.ready(anna)
+        session = await anna.session()
+        reads = [use("read_mcp_resource", server=name, uri="mem://a") for name in "sst"]
+        self.plan = [*reads, DONE]
+        run = await self.prompt(anna, session, "go")
+        for name, action in (("s", "allow_session"), ("t", "deny")):
+            asked = await anna.events.wait_for("permission_request", tool_name="read_mcp_resource")
+            self.assertEqual(asked["params"], {"server": name, "uri": "mem://a"})
+            await anna.grant(asked.payload, action)
+        await self.ended(anna, run)
+        found = [part["content"] for part in results(await anna.messages(session))]
+        self.assertEqual(found[:2], ["hello", "hello"])
+        self.assertNotIn("hello", found[2])
+
+
+class NamesTests(McpTestCase):
+    servers = {"a": scripted(), "a_b": {"command": "x", "disabled": True}}
+
+    async def test_the_names_of_a_server_that_does_not_run_stay_its_own(self) -> None:
+        anna = await self.join()
+        server = await self.connected(anna, "a")
+        server.tools = tuple(ToolInfo(name, "", {}, True) for name in ("b_echo", "echo"))
+        offered = [tool.name for tool in self.part(anna)._offers()]
+        self.assertIn("mcp_a_echo", offered)
+        self.assertNotIn("mcp_a_b_echo", offered)
 
 
 class WaitingTests(McpTestCase):
@@ -218,6 +341,21 @@ class EndTests(McpTestCase):
             await anna.call("POST", "/config/set", {**value, "value": False})
             await self.connected(anna, "stubborn")
             await self.workspace(anna).close()
+        self.assertEqual(marked(mark), [])
+
+    async def test_a_program_whose_closing_is_cancelled_is_killed_at_once(self) -> None:
+        mark = new_mark()
+        program = ["sleep", mark]  # ignores the end of its input
+        env = {"PATH": os.defpath}
+        link = await links.ProgramLink.open(
+            program, self.daemon.root, env, SystemClock(), lambda method, params: None
+        )
+        self.assertEqual(len(marked(mark)), 1)
+        with mock.patch.object(links, "EXIT_SECONDS", 60):
+            closing = asyncio.create_task(link.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
         self.assertEqual(marked(mark), [])
 
     async def test_a_server_that_dies_after_a_while_is_started_again(self) -> None:

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import unittest
 from typing import Any
 
-from crushlite.mcp.content import prompt_text, tool_answer
+from crushlite.clock import FakeClock
+from crushlite.mcp.content import TYPE_CHARS, prompt_text, tool_answer
 from crushlite.mcp.items import read_prompts, read_tools
-from crushlite.mcp.naming import MOST_CHARS, safe_name
+from crushlite.mcp.naming import MOST_CHARS, reserved_for_others, safe_name
+from crushlite.mcp.places import PLACE_SECONDS, StartingPlaces
 from crushlite.mcp.schemas import BadSchema, acceptable
+
+
+class PlacesTests(unittest.IsolatedAsyncioTestCase):
+    async def test_a_silent_server_delays_another_one_for_a_bounded_time_only(self) -> None:
+        clock, places = FakeClock(), StartingPlaces(1)
+        done = asyncio.Event()
+        started: list[str] = []
+
+        async def start(name: str) -> None:
+            async with places.place(clock):
+                started.append(name)
+                await done.wait()
+
+        tasks = [asyncio.create_task(start(name)) for name in ("silent", "second", "third")]
+        await clock.advance(PLACE_SECONDS - 0.1)
+        self.assertEqual(started, ["silent"])
+        await clock.advance(0.2)
+        self.assertEqual(started, ["silent", "second"])
+        done.set()
+        await asyncio.gather(*tasks)
+        self.assertEqual(len(started), 3)
+        # No place was given back twice.
+        async with places.place(clock):
+            waiting = asyncio.create_task(start("fourth"))
+            await asyncio.sleep(0)
+            self.assertEqual(len(started), 3)
+        await waiting
 
 
 class NamingTests(unittest.TestCase):
@@ -27,6 +57,17 @@ class NamingTests(unittest.TestCase):
             self.assertNotIn(name, taken)
             self.assertLessEqual(len(name), MOST_CHARS)
             taken.add(name)
+
+    def test_a_server_cannot_take_the_name_of_another_one_s_tool(self) -> None:
+        servers = ["git", "git_hub", "git.hub", "x"]
+
+        def name(server: str, tool: str) -> str:
+            return safe_name(server, tool, (), reserved_for_others(server, servers))
+
+        self.assertEqual(name("git_hub", "find"), "mcp_git_hub_find")
+        self.assertEqual(name("git", "find"), "mcp_git_find")
+        for server, tool in (("git", "hub_find"), ("git.hub", "find")):
+            self.assertRegex(name(server, tool), r"\Amcp_git_hub_find_[0-9a-f]{8}\Z")
 
 
 class SchemaTests(unittest.TestCase):
@@ -94,6 +135,9 @@ class ContentTests(unittest.TestCase):
         data = tool_answer({"structuredContent": {"a": 1}, "isError": True})
         self.assertEqual((json.loads(data.text), data.is_error), ({"a": 1}, True))
         self.assertIn("no output", tool_answer({}).text)
+        long = [{"type": "image", "mimeType": "image/" + "x" * 10_000, "data": "AA=="}]
+        (media,) = tool_answer({"content": long}).media
+        self.assertLessEqual(len(media.mime_type), TYPE_CHARS)
 
     def test_odd_lists_cost_only_what_is_odd(self) -> None:
         tools, left_out = read_tools([{"name": "a"}, 1, {"name": "b", "inputSchema": 1}], bool)
@@ -102,3 +146,9 @@ class ContentTests(unittest.TestCase):
         self.assertEqual([each.name for each in prompt.arguments], ["x"])
         said = {"role": "user", "content": [{"type": "text", "text": "a"}]}
         self.assertEqual(prompt_text({"messages": [said, 1, {"content": None}]}), "a")
+        self.assertEqual(prompt_text({"messages": 7}), "")
+
+    def test_a_tool_whose_name_could_garble_a_question_is_left_out(self) -> None:
+        names = ["a\nb", "a\x1b[2K", "a\u202eb", "größe 1"]
+        tools, left_out = read_tools([{"name": name} for name in names], bool)
+        self.assertEqual(([tool.name for tool in tools], len(left_out)), (["größe 1"], 3))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from crushlite.errors import CrushliteError
+from crushlite.mcp import server as server_module
+from crushlite.mcp.web import MOST_REPLIES
 from tests.support.mcp import McpTestCase
 from tests.support.mcp_server import ScriptedServer
 
@@ -23,6 +27,9 @@ class WebServer:
         self.status = status  # answered to everything, if it is not 0
         self.sessions: set[str] = set()
         self.heads: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.first = b""  # what comes before the events of an answer to a call
+        self.open = self.most_open = 0  # connections
 
     async def __aenter__(self) -> WebServer:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -35,22 +42,27 @@ class WebServer:
         await self._listener.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        self.most_open = max(self.open, self.most_open)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             fields = [line.partition(": ") for line in head[1:] if line]
             headers = {name.lower(): value for name, _, value in fields}
             self.heads.append(headers)
+            self.paths.append(head[0].split()[1])
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             writer.write(self._answer(head[0].split()[0], headers, body))
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.open -= 1
             writer.close()
 
     def _answer(self, method: str, headers: dict[str, str], body: bytes) -> bytes:
         if self.status:
-            return _response(self.status, b"go away", "text/plain")
+            seen = headers.get("x-token", "")
+            return _response(self.status, f"go away {seen}".encode(), "text/plain")
         if method != "POST":
             return _response(405, b"", "text/plain")
         message = json.loads(body)
@@ -60,12 +72,15 @@ class WebServer:
             more = f"Mcp-Session-Id: {sorted(self.sessions)[-1]}\r\n"
         elif self.sessions and headers.get("mcp-session-id") not in self.sessions:
             return _response(404, b"{}", "application/json")
+        if (message.get("params") or {}).get("name") == "hang":
+            return b""
         self.sent.clear()
         self.server.handle(message)
         if "id" not in message or not self.sent:
             return _response(202, b"", "application/json")
         if self.streamed:
             events = b"id: 1\ndata: \n\n: comment\n\n"
+            events += self.first if message["method"] == "tools/call" else b""
             events += b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in self.sent)
             return _response(200, events, "text/event-stream", more)
         status = 400 if "error" in self.sent[-1] else 200
@@ -78,10 +93,10 @@ def _response(status: int, body: bytes, kind: str, more: str = "") -> bytes:
 
 
 class WebTests(McpTestCase):
-    async def connect(self, server: WebServer, **more: Any) -> Server:
-        """The server, after one attempt to reach it."""
+    async def connect(self, server: WebServer, below: str = "", **more: Any) -> Server:
+        """The server, after one attempt to reach it. `below` is added to its address."""
         await self.enterAsyncContext(server)
-        self.configure(mcp={"web": {"type": "http", "url": server.url, **more}})
+        self.configure(mcp={"web": {"type": "http", "url": server.url + below, **more}})
         self.anna = await self.join(self.folder(f"p{len(self.model.requests)}-{id(server)}"))
         (found,) = await self.ready(self.anna, "web")
         return found
@@ -101,6 +116,31 @@ class WebTests(McpTestCase):
             self.assertEqual((await web.call("echo", {"text": "b"})).text, "b")
             self.assertEqual(web.state, "connected")
 
+    async def test_noise_and_many_requests_of_the_server_before_an_answer(self) -> None:
+        served = WebServer(streamed=True)
+        web = await self.connect(served)
+        asked = [{"jsonrpc": "2.0", "id": number, "method": "ping"} for number in range(300)]
+        events = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in asked)
+        served.first = b"data: no message\n\n" + events
+        before = len(served.heads)
+        self.assertEqual((await web.call("echo", {"text": "a"})).text, "a")
+        self.assertGreater(len(served.heads), before + 300 - MOST_REPLIES)
+        self.assertLess(served.most_open, 2 * MOST_REPLIES)
+
+    async def test_a_call_whose_connection_breaks_costs_no_other(self) -> None:
+        served = WebServer()
+        web = await self.connect(served)
+        with self.assertRaisesRegex(CrushliteError, "the connection"):
+            await web.call("hang", {})
+        self.assertEqual((web.state, bool(web.tools)), ("connected", True))
+        self.assertEqual((await web.call("echo", {"text": "a"})).text, "a")
+        methods = [message["method"] for message in served.server.seen]
+        self.assertEqual(methods.count("initialize"), 1)
+        await served.__aexit__()
+        with self.assertRaisesRegex(CrushliteError, "is gone: cannot connect"):
+            await web.call("echo", {"text": "a"})
+        self.assertEqual((web.state, web.tools), ("error", ()))
+
     async def test_modern_servers_get_what_is_asked_for_as_headers(self) -> None:
         served = WebServer("modern")
         web = await self.connect(served)
@@ -112,6 +152,21 @@ class WebTests(McpTestCase):
         self.assertEqual(tuple(last[name] for name in names), wanted)
         self.assertNotIn("mcp-session-id", last)
 
+    async def test_a_change_while_no_stream_of_notifications_is_open_is_seen(self) -> None:
+        served = WebServer("modern")  # ends such a stream at once
+        with mock.patch.object(server_module, "HEAR_SECONDS", (0.1, 0.1)):
+            web = await self.connect(served)
+            served.server.tools.append({"name": "learnt"})
+            await self.anna.events.wait_for("mcp_event", type="tools_list_changed")
+        self.assertIn("learnt", [tool.name for tool in web.tools])
+
+    async def test_the_address_is_used_as_it_is_written(self) -> None:
+        for below in ("", "/", "/?a=b", "/x?a=b"):
+            served = WebServer()
+            web = await self.connect(served, below)
+            self.assertEqual((web.state, web.error), ("connected", ""))
+            self.assertEqual(set(served.paths), {f"/mcp{below}"})
+
     async def test_refusals_are_explained(self) -> None:
         for status, state, words in (
             (401, "needs auth", "`headers`"),
@@ -121,3 +176,15 @@ class WebTests(McpTestCase):
             web = await self.connect(WebServer(status=status))
             self.assertEqual(web.state, state)
             self.assertIn(words, web.error)
+
+    async def test_what_a_server_repeats_of_its_headers_is_told_to_nobody(self) -> None:
+        served = WebServer()
+        web = await self.connect(served, headers={"X-Token": "private-0001"})
+        served.status = 500
+        refused = await self.anna.call("POST", "/mcp/refresh-tools", {"name": "web"})
+        self.assertEqual(refused.status, 400)
+        with self.assertRaises(CrushliteError) as failed:
+            await web.call("echo", {"text": "a"})
+        told = [str(refused.json), failed.exception.message, str(await self.states(self.anna))]
+        self.assertIn("500: go away [redacted]", told[0])
+        self.assertFalse([text for text in told if "private-0001" in text])

@@ -207,7 +207,7 @@ SHAPES: list[tuple[type, str, str]] = [
     (BinaryPart, "Path MIMEType Data", ""),
     (ToolCallPart, "id name input", "type finished"),
     (ToolResultPart, "tool_call_id name content metadata is_error", "data mime_type"),
-    (FinishPart, "reason time", "message details"),
+    (FinishPart, "reason time", "message details withheld"),
     (ShellCommandPart, "command output exit_code", ""),
     (Attachment, "content file_path file_name mime_type", ""),
     (

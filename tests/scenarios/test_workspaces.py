@@ -174,7 +174,9 @@ class CreateScenarios(WorkspaceTestCase):
         (self.daemon.root / "file").write_text("not a directory")
         answer = await self.attempt(data_dir=str(self.daemon.root / "file" / "data"))
         self.assertEqual((answer.status, answer.json["code"]), (409, "store_unusable"))
-        self.assertIn(str(self.daemon.root / "file"), answer.json["message"])
+        file = self.daemon.root / "file"
+        refused = f"{file}/data cannot be a data directory: {file}: File exists; `crushlite serve"
+        self.assertTrue(answer.json["message"].startswith(refused), answer.json["message"])
         self.assertEqual((await self.listed(), self.claims.pending), ([], 0))
         await self.clock.advance(IDLE)
         self.assertTrue(self.is_leaving)

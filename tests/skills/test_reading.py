@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -12,8 +13,8 @@ from crushlite.errors import BadRequest
 from crushlite.protocol.features import CommandArgument, CommandInfo
 from crushlite.skills.catalogue import Folders, folders_of, instructions, read
 from crushlite.skills.command import assign, read_command
-from crushlite.skills.frontmatter import split
 from crushlite.skills.skill import read_skill
+from crushlite.worktree.frontmatter import split
 from tests.skills.corpus import CORPUS
 
 
@@ -69,6 +70,12 @@ class CommandTests(unittest.TestCase):
             [(each.name, each.required) for each in info.arguments],
             [("TICKET", True), ("FILE_1", True), ("5", False), ("ARGUMENTS", False)],
         )
+
+    def test_arguments_that_are_named_often_make_no_endless_prompt(self) -> None:
+        command = read_command(Path("/c.md"), b"$1 " * 10_000, "user", ("c",))
+        self.assertEqual(asyncio.run(command.expand({"1": "x"}, "")), " ".join("x" * 10_000))
+        with self.assertRaises(BadRequest):
+            asyncio.run(command.expand({"1": "x" * 1000}, ""))
 
     def test_front_matter_describes_and_anything_else_is_the_prompt(self) -> None:
         text = "---\ndescription: Review it\nargument-hint: '[branch]'\n---\nReview $ARGUMENTS"
@@ -160,6 +167,20 @@ class FolderTests(unittest.TestCase):
         self.assertEqual(states["b"], (1, "not trusted"))
         only = read(self.folders(skills_dir=str(self.root / "home/mine")), lambda path, data: "")
         self.assertEqual([skill.name for skill in only.skills], ["b", "d"])
+
+    def test_a_path_through_the_project_is_the_projects_wherever_it_leads(self) -> None:
+        self.write("elsewhere/a/SKILL.md", skill_text("a"))
+        self.write("other/b/SKILL.md", skill_text("b"))
+        self.write("work/c/c/SKILL.md", skill_text("c"))
+        os.symlink("../elsewhere", self.root / "work/skills")
+        os.symlink(self.root / "work/c", self.root / "own")
+        os.symlink("work", self.root / "same")
+        absolute = [str(self.root / name) for name in ("own", "work/skills", "same/skills")]
+        for path in ("skills", "./skills/.", "../other", *absolute):
+            found = read(self.folders(paths=path), lambda path, data: "not trusted")
+            self.assertEqual((found.skills, found.untrusted), ((), 1), path)
+        found = read(self.folders(paths=str(self.root / "other")), lambda path, data: "no")
+        self.assertEqual([skill.name for skill in found.skills], ["b"])
 
     def test_hostile_folders_cost_little_and_the_rest_is_read(self) -> None:
         top = self.root / "work/.agents/skills"

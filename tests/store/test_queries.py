@@ -6,6 +6,7 @@ import json
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from crushlite.errors import (
     BadRequest,
@@ -18,7 +19,7 @@ from crushlite.errors import (
 from crushlite.protocol.codec import encode
 from crushlite.protocol.messages import PARTS, FinishPart, Message, ShellCommandPart, TextPart
 from crushlite.protocol.sessions import File, Session, Todo
-from crushlite.store import RunRow, connect
+from crushlite.store import RunRow, connect, notes
 from crushlite.store.connection import configure
 from crushlite.store.files import (
     Change,
@@ -38,6 +39,7 @@ from crushlite.store.messages import (
     save_message,
 )
 from crushlite.store.migrations import migrate
+from crushlite.store.notes import all_notes, set_notes
 from crushlite.store.runs import (
     RunEnding,
     end_run,
@@ -477,6 +479,21 @@ class FileTests(QueryCase):
             self.put("f", "a", "nobody")
         with self.assertRaises(SessionNotFound):
             mark_read(self.conn, "", "nobody", "a", 1.0)
+
+
+class NoteTests(QueryCase):
+    def test_an_owner_reads_its_short_notes_of_all_sessions_and_no_flood_of_them(self) -> None:
+        self.add("s", "t", "u")
+        for sid, content, owner in (
+            ("s", "one", "me"),
+            ("t", "x" * 101, "me"),
+            ("u", "", "me"),
+            ("u", "other", "you"),
+        ):
+            set_notes(self.conn, "", sid, content, owner)
+        self.assertEqual(all_notes(self.conn, "", "me", 100), {"s": "one"})
+        with mock.patch.object(notes, "_ALL_CHARS", 100), self.assertRaises(CorruptDatabase):
+            all_notes(self.conn, "", "me", 101)
 
 
 if __name__ == "__main__":

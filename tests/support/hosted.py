@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +18,7 @@ from crushlite.clock import FakeClock, SystemClock
 from crushlite.commands.orphans import find_process
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
+from tests.support.prompts import until
 
 if TYPE_CHECKING:
     from crushlite.clock import Clock
@@ -66,6 +69,19 @@ class HostedTestCase(BoundedTestCase):
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         messages = [json.loads(line) for line in lines]
         return [each["params"] for each in messages if each.get("method") == method]
+
+    async def deaf(self) -> int:
+        """Wait until an agent with `--deaf` has begun to read its prompt; returns its pid. It is
+        killed after the test: its daemon would wait for it, on a clock that stands still."""
+        await until(lambda: bool(self.received("deaf")), "it has begun to read the prompt")
+        pid = int(self.received("deaf")[0]["pid"])
+        self.addCleanup(kill_quietly, pid)
+        return pid
+
+
+def kill_quietly(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 async def pass_time(clock: FakeClock, awaited: asyncio.Future[Any], seconds: float = 1.0) -> None:

@@ -8,9 +8,10 @@ It finds an error in each line with BAD and a warning in each with WARN; `def NA
     early        say first that all is well
     stall        never answer `initialize`
     dies         exit when a file is opened
+    deaf         read nothing more when a file is opened
     fails        exit at once, with a message on standard error
     noisy        write text between the messages, and much to standard error
-    flood        send notifications without an end when a file is opened
+    flood=KIND   send notifications, requests or noise without an end when a file is opened
     huge         report each mistake 2,000 times
     rude         ask for things that no client knows, and ignore `shutdown`
     spawn        start a child that outlives it
@@ -18,6 +19,7 @@ It finds an error in each line with BAD and a warning in each with WARN; `def NA
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -28,6 +30,7 @@ from typing import Any
 
 SWITCHES = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
 TEXTS: dict[str, str] = {}
+NUMBERS = itertools.count()
 
 
 def send(message: dict[str, Any]) -> None:
@@ -138,13 +141,26 @@ def told(method: str, params: dict[str, Any]) -> None:
         TEXTS[document["uri"]] = document["text"]
         if "dies" in SWITCHES:
             sys.exit(1)
-        while "flood" in SWITCHES:
-            notify("window/logMessage", message="x" * 100)
+        while "deaf" in SWITCHES:
+            threading.Event().wait(60)
+        while kind := SWITCHES.get("flood"):
+            flood(kind)
         publish(document["uri"], document["version"])
     elif method == "textDocument/didChange":
         document = params["textDocument"]
         TEXTS[document["uri"]] = params["contentChanges"][0]["text"]
         publish(document["uri"], document["version"])
+    elif method == "textDocument/didClose":
+        del TEXTS[params["textDocument"]["uri"]]
+
+
+def flood(kind: str) -> None:
+    if kind == "notifications":
+        notify("window/logMessage", message="x" * 100)
+    elif kind == "requests":
+        send({"id": next(NUMBERS), "method": "workspace/configuration", "params": {"items": []}})
+    else:
+        sys.stdout.buffer.write(b"a line of a log\n")
 
 
 def main() -> None:

@@ -11,6 +11,7 @@
     child=FILE      starts a process in a session of its own, and writes its number to the file
     stubborn        ignores the end of its input, and SIGTERM
     exit=CODE       exits at once, after a last line to standard error
+    late            has one more tool right after its tools were listed, and says so
     lives=FILE      appends a line to the file at each start
     flaky=FILE      exits at once if the file exists
 
@@ -106,6 +107,12 @@ class ScriptedServer:
                 return
             answer["result"] = result
         self.send(answer)
+        if message["method"] == "tools/list" and self.switches.pop("late", None) is not None:
+            self.learn()
+
+    def learn(self) -> None:
+        self.tools.append({"name": f"learnt{len(self.tools)}", "inputSchema": schema()})
+        self.send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
     def result(self, method: str, params: dict[str, Any], number: Any) -> dict[str, Any] | None:
         modern = "modern" in self.switches
@@ -181,12 +188,26 @@ class ScriptedServer:
         if name == "ask":
             return {"resultType": "input_required", "inputRequests": {}}
         if name == "learn":
-            self.tools.append({"name": f"learnt{len(self.tools)}", "inputSchema": schema()})
-            self.send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            self.learn()
             return text("learnt")
         if name.startswith(("tool", "learnt")):
             return text(f"{name} ran")
         raise ValueError(-32602, f"Unknown tool: {name}", None)
+
+
+def start_child(path: str) -> None:
+    """Returns when the child is in its session and has written its number."""
+    ready, begun = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
+        os.closerange(0, 3)
+        os.close(begun)
+        threading.Event().wait(1000)
+        os._exit(0)
+    os.close(begun)
+    os.read(ready, 1)  # ends when the child closes its end
 
 
 def main() -> None:  # noqa: C901 - a table of switches
@@ -202,13 +223,8 @@ def main() -> None:  # noqa: C901 - a table of switches
         sys.exit(int(switches.get("exit") or 1))
     if "stubborn" in switches:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "child" in switches and os.fork() == 0:
-        os.setsid()
-        with open(switches["child"], "w") as file:
-            file.write(str(os.getpid()))
-        os.closerange(0, 3)
-        threading.Event().wait(1000)
-        os._exit(0)
+    if "child" in switches:
+        start_child(switches["child"])
 
     def send(message: dict[str, Any]) -> None:
         if "noisy" in switches:

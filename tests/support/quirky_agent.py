@@ -5,6 +5,7 @@ standard library. What a turn does is the first word of its prompt: see the meth
 message that it gets is appended to the file that `--log` names. Switches:
 
     --mute           no request is answered
+    --deaf           of the first prompt only some bytes are read, and nothing after them
     --version N      the version in the answer to initialize
     --login          session/new needs a login
     --offer WORDS    of resume, load and broken-resume (offered, and refused); default: resume
@@ -99,6 +100,12 @@ class Agent:
                 self.cancels[message["params"]["sessionId"]].put("cancel")
             elif "id" in message and "--mute" not in sys.argv:
                 threading.Thread(target=self.answer, args=(message,), daemon=True).start()
+                if "--deaf" in sys.argv and message["method"] == "session/new":
+                    os.read(0, 10)
+                    deaf = {"method": "deaf", "params": {"pid": os.getpid()}}
+                    with open(log, "a") as file:
+                        file.write(json.dumps(deaf) + "\n")
+                    threading.Event().wait()
 
     def answer(self, message: dict[str, Any]) -> None:
         method, params = message["method"], message["params"]
@@ -281,6 +288,10 @@ class Agent:
 
     def do_fail(self, session: str, rest: str) -> Any:
         raise Error({"code": 500, "message": "it broke", "data": {"details": "badly\x1b[1m"}})
+
+    def do_leak(self, session: str, rest: str) -> Any:
+        key = os.environ["QUIRKY_KEY"]
+        raise Error({"code": 500, "message": f"no {key} here", "data": {"details": [key]}})
 
     def do_stop(self, session: str, rest: str) -> Any:
         return {"stopReason": rest}

@@ -56,6 +56,7 @@ _HEADERS = (
     ("Content-Type", "application/json"),
     ("Accept", "text/event-stream, application/json"),
 )
+_ABSENT = "Does it run, and is its base_url right? `crushlite doctor` tries to reach it"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection"})
@@ -224,8 +225,12 @@ class Transport:
             distrusted = isinstance(error.__cause__, ssl.SSLCertVerificationError)
             refused = isinstance(error, ProxyRefused) and error.status < 500
             refused = refused or isinstance(error, _ForeignListener)
+            said, host = str(error), self.endpoint.host
+            absent = isinstance(error, ConnectFailed) and not (distrusted or refused)
             failed = ProviderError(
-                f"{self.endpoint.host}: {error}", retryable=not (distrusted or refused)
+                said if host in said else f"{host}: {said}",
+                retryable=not (distrusted or refused),
+                advice=_ABSENT if absent else "",
             )
             raise self._without_secrets(failed) from None
 

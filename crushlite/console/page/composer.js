@@ -51,9 +51,9 @@ export class Composer {
     });
   }
 
-  // Put a text into the box, in place of what is there if that is a suggestion or nothing.
-  insert(text) {
-    this.fill(text, this.files);
+  // Put a text into the box, in place of what is there; with files, these in place of those there.
+  insert(text, files = this.files) {
+    this.fill(text, files);
     this.box.focus();
     this.box.setSelectionRange(text.length, text.length);
   }

@@ -237,7 +237,7 @@ document.addEventListener("chosen", () => drawer(false));
 matchMedia("(min-width: 720px)").addEventListener("change", () => drawer(false));
 
 // Escape closes the drawer or leaves a form. Pressed twice it stops the run: once may be an accident.
-let escaped = 0; // when it was pressed last, milliseconds
+let escaped = -Infinity; // when it was pressed last, milliseconds after the page was opened
 const TWICE = 1500;
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
@@ -249,7 +249,7 @@ document.addEventListener("keydown", (event) => {
     byId("prompt").focus();
   } else if (!byId("cancel").hidden) {
     const again = event.timeStamp - escaped < TWICE && !event.repeat;
-    escaped = again ? 0 : event.timeStamp;
+    escaped = again ? -Infinity : event.timeStamp;
     if (again) view.attempt(() => view.cancel());
     else view.announce("Press Escape again to stop the run");
     byId("cancel").classList.toggle("armed", !again);

@@ -20,7 +20,7 @@ const PAUSE = 100; // milliseconds between two drawings in a hidden tab
 const SHOWN = 200; // messages that are drawn at first, and with each click on the button above them
 
 export class Transcript {
-  // `edit(text)` and `again()` are called when the user wants to change or repeat a prompt;
+  // `edit(text, files)` and `again()` are called when the user wants to change or repeat a prompt;
   // `fetchChild(session)` gives the messages of a session that a call has begun.
   constructor({ root, scroller, toEnd, earlier, edit, again, fetchChild }) {
     this.root = root;
@@ -119,7 +119,7 @@ export class Transcript {
     const at = messages.findLastIndex((message) => message.role === "user");
     if (at < 0) return null;
     const begun = messages.slice(at + 1).some(({ parts }) => parts.some((part) => part.type !== "finish"));
-    return { text: textOf(messages[at]), since: messages[at].created_at, begun };
+    return { text: textOf(messages[at]), files: filesOf(messages[at]), since: messages[at].created_at, begun };
   }
 
   // A message of a session that a call of this one has begun: a step of that call.
@@ -257,7 +257,7 @@ export class Transcript {
   article(message) {
     const node = article(message);
     const view = () => this.views.get(message.id)?.message || message;
-    const act = message.role === "user" ? () => this.edit(textOf(view())) : (button) => copied(button, textOf(view()));
+    const act = message.role === "user" ? () => this.edit(textOf(view()), filesOf(view())) : (button) => copied(button, textOf(view()));
     const words = message.role === "user" ? "Edit" : "Copy";
     const title = message.role === "user" ? "Put it into the prompt, to change it and send it again" : "Copy this answer";
     const button = el("button", { type: "button", class: "small quiet", title }, words);
@@ -271,6 +271,15 @@ export class Transcript {
 function textOf(message) {
   const texts = message.parts.filter(({ type }) => type === "text").map(({ data }) => data.text);
   return texts.join("\n\n");
+}
+
+// The files that were sent along with a message, as a prompt takes them.
+function filesOf(message) {
+  const files = message.parts.filter(({ type, data }) => type === "binary" && data.Data);
+  return files.map(({ data: { Path, MIMEType, Data } }) => {
+    const file_name = Path.slice(Path.lastIndexOf("/") + 1);
+    return { file_name, file_path: Path, mime_type: MIMEType, content: Data };
+  });
 }
 
 function article(message) {

@@ -44,7 +44,7 @@ export class WorkspaceView {
       scroller: byId("scroller"),
       toEnd: byId("to-end"),
       earlier: byId("earlier"),
-      edit: (text) => this.composer.insert(text),
+      edit: (text, files) => this.composer.insert(text, files),
       again: () => this.attempt(() => this.again()),
       fetchChild: (session) => this.api("GET", this.path("sessions", session, "messages")).catch(() => []),
     });
@@ -428,11 +428,12 @@ export class WorkspaceView {
     await this.fetchAsked();
   }
 
-  // Send the last prompt of this session once more.
+  // Send the last prompt of this session once more, with its files.
   async again() {
-    const { text } = this.transcript.asked || {};
+    const { text, files } = this.transcript.asked || {};
     if (!text) throw new ApiError(0, "", "There is no prompt yet that could be sent again.");
-    await this.prompt(this.current, { prompt: text, run_id: uuid(), when_busy: "queue" });
+    const attachments = files.length ? { attachments: files } : {};
+    await this.prompt(this.current, { prompt: text, run_id: uuid(), when_busy: "queue", ...attachments });
   }
 
   // Drawing ------------------------------------------------------------------------------------

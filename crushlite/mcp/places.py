@@ -1,0 +1,34 @@
+"""How many tool servers of a daemon start at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ..clock import Clock
+
+PLACE_SECONDS = 5.0  # that a server may keep others from starting
+
+
+class StartingPlaces:
+    """Lets some servers of a daemon start at a time: the machine has other work. A server that is
+    silent gives its place up after PLACE_SECONDS, so that it delays no other for long."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @contextlib.asynccontextmanager
+    async def place(self, clock: Clock) -> AsyncIterator[None]:
+        await self._free.acquire()
+        left = contextlib.ExitStack()
+        left.callback(self._free.release)
+        timer = clock.call_later(PLACE_SECONDS, left.close)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            left.close()
