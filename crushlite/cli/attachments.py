@@ -36,7 +36,10 @@ def _read(path: Path) -> Attachment:
 
 
 def _type_of(path: Path, data: bytes) -> str:
-    """The MIME type: text/plain for everything that is UTF-8, whatever the file is called."""
+    """The MIME type: text/plain for everything that is UTF-8, whatever the file is called, except
+    for PDF documents, some of which are."""
+    if data.startswith(b"%PDF-"):
+        return "application/pdf"
     try:
         data.decode("utf-8")
         return "text/plain"

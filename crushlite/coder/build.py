@@ -120,11 +120,13 @@ def _global_paths(env: Mapping[str, str], options: ConfigOptions) -> tuple[str, 
 def _served(selected: Selected, clock: Clock, proxies: Proxies) -> ServedModel:
     from .loop import ServedModel
     from .providers.build import provider_of
+    from .windows import loaded_window
 
     options = selected.choice.provider_options
     provider = provider_of(selected.provider, clock, proxies, options)
     prefix = selected.provider.system_prompt_prefix
-    return ServedModel(provider, selected.model, selected.choice, prefix)
+    measure = loaded_window(selected.provider, selected.model, clock, proxies)
+    return ServedModel(provider, selected.model, selected.choice, prefix, measure)
 
 
 def _served_as(name: str, config: Config, clock: Clock, proxies: Proxies) -> ServedModel | None:

@@ -28,15 +28,15 @@ from .listeners import listener_owners
 from .providers.base import ProviderError
 from .providers.build import provider_of
 from .providers.failures import refusal
-from .providers.listing import can_chat, listed_models, with_windows
+from .providers.listing import can_chat, listed_models
 from .providers.transport import MODELS_SECONDS, Timeouts, Transport
+from .windows import told_windows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..clock import Clock
     from ..config import Config
-    from ..outbound.proxies import Proxies
     from ..protocol.config import Model
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Discovery:
             if provider.extend:
                 return [model for model in models if can_chat(model.id)]
             models.sort(key=lambda model: not can_chat(model.id))
-            return await self._with_windows(provider, models, seconds, proxies)
+            return await told_windows(provider, models, self._clock, seconds, proxies)
 
         # That the list of a provider with models cannot be had is no trouble for its user.
         level = logging.INFO if provider.extend else logging.WARNING
@@ -156,30 +156,10 @@ class Discovery:
                 await transport.aclose()
             models = [model for model in models if can_chat(model.id)]
             found = _provider(server, models)
-            return await self._with_windows(found, models, MODELS_SECONDS, NO_PROXIES)
+            return await told_windows(found, models, self._clock, MODELS_SECONDS, NO_PROXIES)
 
         reason = f"no {server.name} on port {server.port}"
         return await self._remembered((server,), ask, reason, logging.DEBUG, FOUND_SECONDS)
-
-    async def _with_windows(
-        self, provider: Provider, models: list[Model], seconds: float, proxies: Proxies
-    ) -> list[Model]:
-        """The models with the context windows that the server tells beside its list. That is not
-        below the path of the OpenAI dialect."""
-        key = provider.api_key
-        transport = Transport(
-            provider.base_url.rstrip("/").removesuffix("/v1"),
-            headers=[("Authorization", f"Bearer {key}")] if key else (),
-            extra_headers=provider.extra_headers.items(),
-            clock=self._clock,
-            timeouts=Timeouts(connect=seconds),
-            proxies=proxies,
-            own_listener=provider.found,
-        )
-        try:
-            return await with_windows(provider.type, models, transport, self._clock, seconds)
-        finally:
-            await transport.aclose()
 
     async def _is_own(self, server: LocalServer) -> bool:
         """Whether a server of this user, or of root, listens where it is looked for."""

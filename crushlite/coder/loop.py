@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import logging
 import re
+import sys
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,11 +45,12 @@ from .providers.base import (
     Tokens,
 )
 from .repeats import STOPPED
-from .tools.base import spec_of
+from .tools.base import spec_of, view_lines
 from .tools.toolbox import Toolbox
+from .windows import require_room
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ..agent.base import OfferedTool, Turn
     from ..clock import Clock
@@ -79,12 +81,14 @@ BUDGET = 50_000_000  # tokens of one turn, sent and received
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model and the provider that serves it. `selected` holds the user's settings for it;
-    `system_prefix` comes before the system prompt."""
+    `system_prefix` comes before the system prompt. `measure` asks how large a context window the
+    server has loaded the model with (0: unknown), if that can be smaller than the model's."""
 
     provider: ModelClient
     model: Model
     selected: SelectedModel
     system_prefix: str = ""
+    measure: Callable[[], Awaitable[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +325,23 @@ class CoderAgent:
                 if state is not None:
                     state.used |= answer.used
                 await turn.usage(usage)
+                if state is not None:
+                    await self._measure(request)
                 return answer
         raise AssertionError("the last attempt returns or raises")
+
+    async def _measure(self, request: ModelRequest) -> None:
+        """Once the model has answered, it is loaded: use the context window that it has then. Until
+        that leaves room to work in, ask in each step. Raises ProviderError if it does not."""
+        large = self._large
+        if large.measure is None:
+            return
+        known = large.model.context_window
+        window = min(await large.measure() or known, known or sys.maxsize)
+        require_room(request, window)
+        model = dataclasses.replace(large.model, context_window=window)
+        self._large = dataclasses.replace(large, model=model, measure=None)
+        self._context.view_lines = view_lines(window)
 
     async def _stream(
         self, turn: Turn, request: ModelRequest, answer: ModelAnswer, *, with_calls: bool = True

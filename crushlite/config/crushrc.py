@@ -69,9 +69,9 @@ def document_of(path: Path, calls: list[Call], warn: Warn) -> dict[str, Any]:
         shown = spell((" ".join(words if word != UNKNOWN else arguments[:1]),))
         try:
             for problem in script.take(word, arguments):
-                warn(Reason.CALL_IGNORED, path, "", f"`{shown}`: {problem}")
+                warn(Reason.CALL_IGNORED, path, shown, f"`{shown}`: {problem}")
         except _Misunderstood as problem:
-            warn(Reason.CALL_IGNORED, path, "", f"`{shown}` has no effect: {problem}")
+            warn(Reason.CALL_IGNORED, path, shown, f"`{shown}` has no effect: {problem}")
     return script.document
 
 

@@ -92,7 +92,7 @@ class FileProfile:
             if warning.reason in _SAID:
                 parts.append(f"{self._shown(warning.file)}: {warning.text}")
             else:
-                useless.setdefault(warning.file, []).append(warning.key or "a call")
+                useless.setdefault(warning.file, []).append(warning.key)
         for file, keys in useless.items():
             named = ", ".join(dict.fromkeys(keys[:_NAMED]))
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""

@@ -36,7 +36,7 @@ class ConfigWarning:
 
     reason: Reason
     file: Path
-    key: str  # dotted, as merge.spell writes it; empty if the whole file is meant
+    key: str  # dotted, as merge.spell writes it; the words of a call; empty for a whole file
     text: str
 
     def __str__(self) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import os
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import OfferedTool, Turn
     from ..clock import Timer
+    from ..protocol.messages import ToolCallPart
     from ..store.files import Change
     from ..wing import OpenWorkspace
     from .servers import ServerSpec
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 FILE_BYTES = 1 << 20  # of a file that a server is told about
 FILE_SECONDS = 10.0
 TOUCHED = 64  # files that wait for their servers to start
+CALL_CHARS = 8 * 1024  # of a tool call that is looked at for the file it names
 WAIT_SECONDS = 1.5  # for what a server says of a change, while a person looks on
 PATIENT_SECONDS = 8.0  # else
 SETTLE_SECONDS = 0.25  # some say first that all is well
@@ -71,6 +75,7 @@ class LspPart(WorkspacePart):
         self._late: dict[str, int] = {}  # how often a server was too slow, without a break
         self._events: dict[str, Timer] = {}  # of servers whose diagnostics have changed
         self._tools: tuple[OfferedTool, ...] = ()
+        self._recalled: deque[str] = deque(maxlen=TOUCHED)  # sessions whose files were looked at
 
     @functools.cached_property
     def own(self) -> OwnFolders:
@@ -244,11 +249,27 @@ class LspPart(WorkspacePart):
     # For the agent -------------------------------------------------------------------------------
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """Once a server has been started here: they are of no use without one."""
+        """Once a server has been started here: they are of no use without one. A session that has
+        touched files for a server before gets them with its first step, also after a restart: tools
+        that go and come back would change how a session's requests begin, which providers cache."""
+        if not self._tools and turn.session_id not in self._recalled:
+            self._recalled.append(turn.session_id)
+            with contextlib.suppress(CrushliteError):  # the file system hangs
+                await self._start_again(turn)
         running = any(server.state in (STARTING, READY) for server in self.servers.values())
         if running and not self._tools:
             self._tools = make_tools(self)
         return self._tools
+
+    async def _start_again(self, turn: Turn) -> None:
+        """Start the servers for the newest files that tool calls of a session have named."""
+        await self._make()
+        if not self._specs:
+            return
+        calls = [call for message in await turn.history() for call in message.tool_calls]
+        paths = (_file_of(self.root, call) for call in reversed(calls[-TOUCHED:]))
+        for path in dict.fromkeys(filter(None, paths)):
+            await self.fitting(path)
 
     # Events --------------------------------------------------------------------------------------
 
@@ -277,6 +298,18 @@ def _texts(root: Path, own: OwnFolders, paths: list[Path]) -> list[str | None]:
         except BadRequest:
             found.append(None)
     return found
+
+
+def _file_of(root: Path, call: ToolCallPart) -> Path | None:
+    """The file that a tool call names; None if it names none."""
+    try:
+        value = json.loads(call.input) if len(call.input) <= CALL_CHARS else None
+    except (ValueError, RecursionError):
+        return None
+    name = value.get("file_path") if isinstance(value, dict) else None
+    if not isinstance(name, str) or "\0" in name:
+        return None
+    return Path(os.path.normpath(root / name))
 
 
 def _text(root: Path, own: OwnFolders, path: Path) -> str:

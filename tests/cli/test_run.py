@@ -189,11 +189,14 @@ class RunTests(ScriptedCase):
 
 class AttachmentTests(ScriptedCase):
     async def test_files_are_sent_along(self) -> None:
-        text, picture, odd = (self.project / name for name in ("note.ts", "shot.png", "data.bin"))
+        names = ("note.ts", "shot.png", "data.bin", "plain.pdf")
+        text, picture, odd, document = (self.project / name for name in names)
         text.write_text("caf\u00e9")
         picture.write_bytes(b"\x89PNG\0\xff")
         odd.write_bytes(b"\0\xff")
-        arguments = [part for file in (text, picture, odd) for part in ("--attach", str(file))]
+        document.write_bytes(b"%PDF-1.4\n")
+        files = (text, picture, odd, document)
+        arguments = [part for file in files for part in ("--attach", str(file))]
         child = await self.run_it("look", *arguments)
         scripted = await self.daemon.entered(1)
         sent = [(a.file_name, a.mime_type, a.decoded()) for a in scripted.turn.attachments]
@@ -203,6 +206,7 @@ class AttachmentTests(ScriptedCase):
                 ("note.ts", "text/plain", "caf\u00e9".encode()),
                 ("shot.png", "image/png", picture.read_bytes()),
                 ("data.bin", "application/octet-stream", b"\0\xff"),
+                ("plain.pdf", "application/pdf", b"%PDF-1.4\n"),
             ],
         )
         scripted.release()

@@ -4,6 +4,7 @@ and what summaries and titles cost."""
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from crushlite.coder.providers.base import (
     Tokens,
 )
 from crushlite.coder.providers.failures import refusal
-from crushlite.coder.tools.base import ToolOutcome
+from crushlite.coder.tools.base import ToolOutcome, view_lines
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import BinaryPart
 from crushlite.protocol.runs import AgentEvent
@@ -32,6 +33,7 @@ from tests.support.images import png
 from tests.support.model import QUICK, CoderBench, EchoTool, PlannedProvider, said
 
 if TYPE_CHECKING:
+    from crushlite.coder.loop import CoderAgent
     from crushlite.coder.providers.base import ModelRequest, Piece
     from crushlite.protocol.messages import Message
 
@@ -269,6 +271,47 @@ class OverflowTests(CoderBench):
         repeated = self.provider.requests[-1].messages[0].text
         self.assertLess(len(repeated), 6000)
         self.assertRegex(repeated, r"(?s)gist.*\naxx.*characters left out.*xxz$")
+
+
+class LoadedWindowTests(CoderBench):
+    """A model whose server tells only after an answer how much it was loaded with."""
+
+    def loaded_with(self, *windows: int) -> CoderAgent:
+        """The coder on a model for 262144 tokens; each measurement finds the next of `windows`."""
+        found = list(windows)
+        self.measured = 0
+
+        async def measure() -> int:
+            self.measured += 1
+            return found.pop(0)
+
+        self.provider = PlannedProvider(echo(1), said("done"), said("done"))
+        model = Model(id="m", context_window=262_144)
+        agent = self.coder(self.provider, tools=[EchoTool()], model=model)
+        agent._large = dataclasses.replace(agent._large, measure=measure)
+        return agent
+
+    async def test_the_window_that_it_was_loaded_with_counts_from_then_on(self) -> None:
+        agent = self.loaded_with(8192)
+        await self.converse(agent, "one" * 9000)
+        self.assertEqual((agent.info().model.context_window, self.measured), (8192, 1))
+        self.assertEqual(agent._context.view_lines, view_lines(8192))
+        wish = self.provider.requests[1].messages[-1]
+        self.assertTrue(wish.text.startswith(SUMMARY), "so the first step has filled it")
+
+    async def test_what_is_not_told_or_is_more_changes_nothing(self) -> None:
+        for told in (0, 1 << 20):
+            agent = self.loaded_with(told)
+            (await self.converse(agent, "one")).close(Outcome.COMPLETED, None)
+            self.assertEqual(agent.info().model.context_window, 262_144)
+
+    async def test_a_window_without_room_is_an_error_until_there_is_more(self) -> None:
+        agent = self.loaded_with(4096, 32768)
+        with self.assertRaisesRegex(ProviderError, r"window of 4096 tokens.*OLLAMA_CONTEXT_LENGTH"):
+            await self.converse(agent, "one")
+        self.live.close(Outcome.FAILED, None)
+        (await self.converse(agent, "two")).close(Outcome.COMPLETED, None)
+        self.assertEqual((agent.info().model.context_window, self.measured), (32768, 2))
 
 
 class SummaryCostTests(CoderBench):

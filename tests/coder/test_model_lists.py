@@ -8,11 +8,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.find import find_agent
-from crushlite.clock import FakeClock
+from crushlite.clock import FakeClock, SystemClock
 from crushlite.coder.discovery import LocalServer
 from crushlite.coder.providers.base import ProviderError
 from crushlite.coder.providers.listing import MOST, can_chat, listed_models
+from crushlite.coder.windows import loaded_window
 from crushlite.coder.wing import CoderWing
+from crushlite.config import Provider
+from crushlite.outbound.proxies import NO_PROXIES
 from crushlite.protocol.config import Model
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
@@ -185,6 +188,26 @@ class LocalWindowTests(ListTestCase):
         self.assertEqual(await self.windows("ollama"), wanted)
         images = {i: m["supports_attachments"] for i, m in (await self.models("ollama")).items()}
         self.assertEqual(images, {"loaded": False, "set": False, "plain": True})
+
+    async def test_a_model_that_has_answered_has_the_window_that_it_was_loaded_with(self) -> None:
+        info = {"general.architecture": "qwen", "qwen.context_length": 40960}
+        table: dict[str, Any] = {
+            "GET /api/ps": {"models": []},
+            "POST /api/show": {"model_info": info},
+        }
+        _, port = await self.serve(table)
+        address = f"http://127.0.0.1:{port}/v1"
+        asks = [
+            loaded_window(
+                Provider("p", "P", kind, address), Model(id="qwen"), SystemClock(), NO_PROXIES
+            )
+            for kind in ("ollama", "openai-compat")
+        ]
+        self.assertIsNone(asks[1], "no other server loads models when they are asked")
+        assert asks[0] is not None
+        self.assertEqual(await asks[0](), 40960)
+        table["GET /api/ps"] = {"models": [{"name": "qwen", "context_length": 4096}]}
+        self.assertEqual(await asks[0](), 4096)
 
     async def test_lm_studio_tells_the_window_that_a_model_was_loaded_with(self) -> None:
         instance = {"id": "big:2", "config": {"context_length": 40000}}

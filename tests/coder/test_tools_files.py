@@ -12,6 +12,7 @@ from unittest import mock
 
 from crushlite.errors import StoreFull
 from crushlite.worktree import paths
+from tests.support.images import png
 from tests.support.tools import ToolTestCase
 
 NOT_TEXT: list[Any] = [None, 7, 1.5, True, [], {}, ["a"], "half \ud800"]
@@ -52,6 +53,27 @@ class ChangeTests(ToolTestCase):
             outcome = await self.use(name, file_path="a", **arguments)
             self.assert_failed(outcome, "changed since")
         self.assertEqual((path.read_text(), self.turn.asked), ("old, changed", []))
+
+    async def test_what_view_does_not_let_be_changed_is_not_sent_there(self) -> None:
+        """Else the model would go from one to the other for ever."""
+        self.allow()
+        for name, data, words in (
+            ("large", b"line\n" * 500_000, "is larger than 2097152 bytes; change it with bash"),
+            ("latin", b"caf\xe9\n", "is not UTF-8 text"),
+            ("binary", b"\x7fELF\0", "is a binary file"),
+            ("image", png(), "is an image; change it with bash"),
+        ):
+            (self.root / name).write_bytes(data)
+            await self.use("view", file_path=name)
+            for tool, arguments in (
+                ("edit", {"old_string": "line", "new_string": "new"}),
+                ("write", {"content": "new"}),
+            ):
+                with self.subTest(name, tool=tool):
+                    outcome = await self.use(tool, file_path=name, **arguments)
+                    self.assert_failed(outcome, words)
+                    self.assertIn("change it with bash", outcome.content)
+        self.assertEqual(self.turn.asked, [])
 
     async def test_another_sessions_view_does_not_count(self) -> None:
         await self.seen("a", "old")

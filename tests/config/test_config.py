@@ -339,7 +339,7 @@ class WarningTests(ConfigCase):
             found = [(w.reason, w.file, w.key) for w in files.load().warnings]
         wanted = [
             (Reason.FILE_SKIPPED, self.workspace / "crushrc", ""),
-            (Reason.CALL_IGNORED, script, ""),
+            (Reason.CALL_IGNORED, script, "optoin"),
             (Reason.NO_EFFECT, outside, "tools.ls"),
             (Reason.TOOLS_REFUSED, outside, "hooks.pre_tool_use"),
             (Reason.KEY_UNKNOWN, outside, "optoins"),

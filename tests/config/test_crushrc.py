@@ -158,6 +158,8 @@ class MeaningTests(ScriptCase):
         ):
             self.assertTrue(any(words in text for text in told), f"{words} not in {told}")
         self.assertNotIn("hunter2", str(config.warnings))
+        keys = [w.key for w in config.warnings if w.reason is Reason.CALL_IGNORED]
+        self.assertEqual(keys[1::3], ["provider frobnicate", "optoin"], "people are told these")
         assert config.large is not None
         self.assertEqual(config.large.choice.top_p, 0.5)
 

@@ -46,3 +46,23 @@ class CoderTests(ConfiguredTestCase):
         # A sub-agent has those that only read.
         self.assertIn("lsp_diagnostics", offered[3])
         self.assertTrue({"lsp_rename", "lsp_restart", "agent", "edit"}.isdisjoint(offered[3]))
+
+    async def test_a_session_has_the_tools_from_its_first_step_when_the_workspace_opens_again(
+        self,
+    ) -> None:
+        (self.project / "a.toy").write_text("fine\n")
+        anna = await self.join(self.project)
+        session = await anna.session()
+        await anna.call("POST", "/lsps/start", {"path": str(self.project / "a.toy")})
+        await anna.events.wait_for("lsp_event", state=2)
+        self.plan = [use("view", "v", file_path="a.toy"), [Say("seen"), End()]]
+        await self.turn(anna, session, "go")
+        await self.daemon.daemon.stop()
+        await self.daemon.__aenter__()
+        anna = await self.join(self.project)
+        for again in (session, await anna.session()):
+            self.plan = [[Say("done"), End()]]
+            await self.turn(anna, again, "again")
+        before, *_, after, _ = (call.request["tools"] for call in self.model.calls)
+        self.assertIn("lsp_diagnostics", {tool["function"]["name"] for tool in before})
+        self.assertEqual(after, before)

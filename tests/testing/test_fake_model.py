@@ -312,6 +312,14 @@ class ScriptedByAScript(ModelCase):
 
         self.assertIn(b"oops", await self.played(script, "hi"))
 
+    async def test_a_step_that_cannot_be_played_leaves_nobody_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)  # it is raised in the task of the script
+        path = "/v1beta/models/m:streamGenerateContent"
+        async with FakeModel(script=lambda request: [Use("ls", "no JSON")]) as model:
+            with self.assertRaises(ClientError):
+                await self.within(self.ask(model, {"contents": []}, path))
+
 
 class Obedient(ModelCase):
     def used(self, body: bytes) -> tuple[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from ...errors import BadRequest
 from ...hosting.tasks import run_to_the_end
 from ...records import dataclass
 from ...worktree.paths import digest, exists, read_bytes, write_bytes
+from ..images import image_type
 from . import matching
 from .arguments import flag, objects, plain, schema, text
 from .base import ToolOutcome, denied, failure, missing
@@ -128,8 +129,23 @@ async def _open(call: ToolUse, *, new: bool = False) -> _File:
     if await call.context.blocking(place.path.is_dir):
         raise BadRequest(f"{place.shown} is a directory: name a file in it")
     if seen is None:  # checked before reading: outside the project that needs a permission
+        if place.inside:
+            await call.context.blocking(_require_text, place)
         raise BadRequest(f"view {place.shown} before you change it")
     return await call.context.blocking(_read, place, seen)
+
+
+def _require_text(place: Place) -> None:
+    """Raise BadRequest, with advice, for a file that view would not let the model change: it holds
+    no UTF-8 text, or is too large. Blocks."""
+    try:
+        data, _ = read_bytes(place, CHANGE_BYTES)
+        if image_type(data):
+            raise BadRequest(f"{place.shown} is an image")
+        decoded(data, place)
+    except BadRequest as error:
+        advice = "change it with bash, such as sed -i, or python3 that opens it as bytes"
+        raise BadRequest(f"{error.message}; {advice}") from None
 
 
 def _read(place: Place, seen: str) -> _File:

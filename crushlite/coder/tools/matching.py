@@ -195,9 +195,13 @@ def _numbered(content: str, old: str) -> str:
 
 
 def _at_the_end(content: str, old: str) -> str:
-    if not old.endswith("\n") or not content.endswith(old.rstrip("\n")):
+    bare = old.rstrip("\n")
+    if not bare or bare == old or not content.rstrip("\n").endswith(bare):
         return ""
-    return "old_string has a line end that the end of the file does not have: leave it out"
+    has, wanted = len(content) - len(content.rstrip("\n")), len(old) - len(bare)
+    if not has:
+        return "old_string has a line end that the end of the file does not have: leave it out"
+    return f"old_string ends in {wanted} line ends, and the file in {has}: leave the others out"
 
 
 def _respelled(content: str, old: str) -> str:

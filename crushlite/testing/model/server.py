@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -405,9 +404,14 @@ class FakeModel:
         except Exception as error:  # noqa: BLE001 - the test must see it, not hang
             call.error(500, f"the script of the fake model failed: {error!r}")
             return
-        with contextlib.suppress(asyncio.CancelledError):  # only `call_over` and `aclose` cancel
+        try:
             for step in steps:
                 await self._perform(call, step)
+        except asyncio.CancelledError:
+            pass  # only `call_over` and `aclose` cancel
+        except Exception:
+            call.drop()  # the client must not wait for the rest
+            raise
 
     async def _perform(self, call: ModelCall, step: Step) -> None:
         match step:
