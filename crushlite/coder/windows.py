@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..protocol.config import Model
     from .providers.base import ModelRequest
 
-ROOM = 4096  # tokens for the conversation, with less no work can be done
+ROOM = 1024  # tokens for the conversation: with less not even a prompt and its answer fit
 LOADING = ("ollama", "lmstudio")  # kinds of servers that load a model when it is asked
 
 

@@ -306,8 +306,8 @@ class LoadedWindowTests(CoderBench):
             self.assertEqual(agent.info().model.context_window, 262_144)
 
     async def test_a_window_without_room_is_an_error_until_there_is_more(self) -> None:
-        agent = self.loaded_with(4096, 32768)
-        with self.assertRaisesRegex(ProviderError, r"window of 4096 tokens.*OLLAMA_CONTEXT_LENGTH"):
+        agent = self.loaded_with(1024, 32768)
+        with self.assertRaisesRegex(ProviderError, r"window of 1024 tokens.*OLLAMA_CONTEXT_LENGTH"):
             await self.converse(agent, "one")
         self.live.close(Outcome.FAILED, None)
         (await self.converse(agent, "two")).close(Outcome.COMPLETED, None)
