@@ -11,7 +11,6 @@ from ..errors import BadRequest, UsageError
 from ..protocol.agents import OfferedAgent, SessionAgent
 from ..wing import Wing
 from .command import PREFIX, read_command
-from .part import AgentsPart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +20,10 @@ if TYPE_CHECKING:
     from ..agent.base import AgentFactory
     from ..api.context import Context
     from ..clock import Clock
+    from ..hosting.workspace import Workspace
     from ..http.messages import Request, Response
     from ..wing import OpenWorkspace
+    from .part import AgentsPart
 
 SESSION = W + "/sessions/{sid}/agent"
 
@@ -51,26 +52,34 @@ class AgentsWing(Wing):
         )
 
     async def open(self, workspace: OpenWorkspace) -> AgentsPart:
+        from .part import AgentsPart
+
         part = AgentsPart(workspace)
         await part.load()
         return part
 
 
+def _part(workspace: Workspace) -> AgentsPart:
+    from .part import AgentsPart
+
+    return workspace.part(AgentsPart)
+
+
 async def list_agents(context: Context, request: Request) -> Response:
     """The agents that can be chosen by name."""
-    return answer(context.workspace(request).part(AgentsPart).offered())
+    return answer(_part(context.workspace(request)).offered())
 
 
 async def session_agent(context: Context, request: Request) -> Response:
     """Which agent answers in a session."""
     workspace = context.workspace(request)
     session = await workspace.session(request.params["sid"])
-    return answer(SessionAgent(workspace.part(AgentsPart).chosen(session.id)))
+    return answer(SessionAgent(_part(workspace).chosen(session.id)))
 
 
 async def choose_agent(context: Context, request: Request) -> Response:
     """Let another agent answer the runs of a session that start from now on."""
     workspace, wanted = context.workspace(request), body(SessionAgent, request)
-    part, session_id = workspace.part(AgentsPart), request.params["sid"]
+    part, session_id = _part(workspace), request.params["sid"]
     await workspace.carry_out(part.choose(session_id, wanted.agent))
     return answer(SessionAgent(part.chosen(session_id)))

@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import hmac
 import html
-import importlib.resources
 import logging
 import os
 import re
@@ -64,7 +63,6 @@ BAD_CODE = (403, "bad_code")
 HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[::1\]):\d{1,5}")  # NAME:PORT, as in a Host header
 PUBLIC_BODY = 1024  # bytes: a code, and no more
 NO_STORE = (("Cache-Control", "no-store"),)
-FOLDER = importlib.resources.files(__package__) / "page"
 HTML = "text/html; charset=utf-8"
 ANY = "*/*"
 TYPES = {
@@ -298,8 +296,11 @@ class ConsoleWing(Wing):
     def _files(self) -> dict[str, _File]:
         """The files of the page by name, read when the first one is asked for. The path of a
         request never reaches the disk."""
+        import importlib.resources  # only now: it takes long to load
+
+        folder = importlib.resources.files(__package__) / "page"
         found = {}
-        for path in sorted(FOLDER.iterdir(), key=lambda path: path.name):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name):
             kind = TYPES.get(os.path.splitext(path.name)[1])
             if kind is not None:
                 content = path.read_bytes()

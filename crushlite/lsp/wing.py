@@ -10,7 +10,6 @@ from ..api.entry import Entry, W
 from ..protocol.lsp import LSPClientInfo, StartLSP
 from ..wing import Wing
 from ..wings import has_wing
-from .part import LspPart, LspSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from ..api.context import Context
     from ..http.messages import Request, Response
     from ..wing import OpenWorkspace
+    from .part import LspPart, LspSettings
 
 
 class LspWing(Wing):
@@ -30,11 +30,15 @@ class LspWing(Wing):
         )
 
     async def open(self, workspace: OpenWorkspace) -> LspPart:
+        from .part import LspPart
+
         return LspPart(workspace, lambda: _settings(workspace))
 
 
 def _settings(workspace: OpenWorkspace) -> LspSettings:
     """What the configuration of a workspace says now."""
+    from .part import LspSettings
+
     profile = workspace.profile
     if has_wing("config"):
         from ..config.profile import FileProfile
@@ -46,6 +50,8 @@ def _settings(workspace: OpenWorkspace) -> LspSettings:
 
 
 def _part(context: Context, request: Request) -> LspPart:
+    from .part import LspPart
+
     return context.workspace(request).part(LspPart)
 
 
@@ -70,5 +76,5 @@ async def start_servers(context: Context, request: Request) -> Response:
 async def stop_servers(context: Context, request: Request) -> Response:
     """End the language servers; the next file that is touched starts its own again."""
     workspace = context.workspace(request)
-    await workspace.carry_out(workspace.part(LspPart).stop())
+    await workspace.carry_out(_part(context, request).stop())
     return EMPTY

@@ -16,16 +16,18 @@ from ..protocol.features import (
     NamedServer,
 )
 from .errors import ServerError
-from .part import McpPart
 
 if TYPE_CHECKING:
     from ..api.context import Context
     from ..http.messages import Request, Response
+    from .part import McpPart
     from .server import Server
 
 
 def _part(context: Context, request: Request) -> McpPart | None:
     """The part of the workspace; None if its configuration is of another kind."""
+    from .part import McpPart
+
     workspace = context.workspace(request)
     try:
         return workspace.part(McpPart)

@@ -21,9 +21,6 @@ from ..protocol.features import (
     SkillInfo,
 )
 from ..wing import Wing
-from .command import assign
-from .part import SkillsPart, reader
-from .prompts import server_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from ..hosting.workspace import Workspace
     from ..http.messages import Request, Response
     from ..wing import OfferedCommand, OpenWorkspace
+    from .part import SkillsPart
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +49,24 @@ class SkillsWing(Wing):
         )
 
     async def open(self, workspace: OpenWorkspace) -> SkillsPart:
+        from .part import SkillsPart, reader
+
         return SkillsPart(workspace, reader(workspace))
 
 
+def _part(context: Context, request: Request) -> SkillsPart:
+    from .part import SkillsPart
+
+    return context.workspace(request).part(SkillsPart)
+
+
 async def list_skills(context: Context, request: Request) -> Response:
-    found = await context.workspace(request).part(SkillsPart).refresh()
+    found = await _part(context, request).refresh()
     return answer([skill.info for skill in found.skills])
 
 
 async def read_skill(context: Context, request: Request) -> Response:
-    part, wanted = context.workspace(request).part(SkillsPart), body(ReadSkill, request).skill_id
+    part, wanted = _part(context, request), body(ReadSkill, request).skill_id
     skill = (await part.refresh()).by_id.get(wanted)
     if skill is None:
         raise NotFound(f"skill not found: {wanted}")
@@ -72,6 +78,8 @@ async def list_commands(context: Context, request: Request) -> Response:
 
 
 async def expand_command(context: Context, request: Request) -> Response:
+    from .command import assign
+
     workspace, wanted = context.workspace(request), body(ExpandCommand, request)
     for info, command in await _commands(context, request):
         if wanted.command in (info.name, info.id):
@@ -84,6 +92,8 @@ async def expand_command(context: Context, request: Request) -> Response:
 async def _commands(context: Context, request: Request) -> list[tuple[CommandInfo, OfferedCommand]]:
     """The commands of all parts, then the prompts of tool servers, each with a name of its own: the
     first of a name has it, another one has its id for a name."""
+    from .prompts import server_prompts
+
     workspace = context.workspace(request)
     found: dict[str, tuple[CommandInfo, OfferedCommand]] = {}
     sources: list[Callable[[], Awaitable[Sequence[OfferedCommand]]]]
