@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..agent.base import Turn
-    from ..config import AgentProgram
+    from ..config.agents import AgentProgram
     from ..wing import OpenWorkspace
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..commands.environment import is_secret_name, looks_like_token
-from ..config import Reason
 from ..config.merge import spell, split_key
 from ..config.secrets import mask
+from ..config.warnings import Reason
 from ..config.writing import put, take
 from .common import add_connection, add_json, command, inherit, say, show, show_json
 from .locations import config_files
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..client import RemoteWorkspace
-    from ..config import Config, ConfigWarning
+    from ..config.view import Config
+    from ..config.warnings import ConfigWarning
 
 PREFIX = "CRUSHLITE_"
 _CHOOSING = ("models", "providers")

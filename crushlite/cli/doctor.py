@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from ..config import Config, Provider
+    from ..config.providers import Provider
+    from ..config.view import Config
     from ..protocol.health import Health
 
 OLDEST = (3, 11)
@@ -273,7 +274,7 @@ def _configuration(found: Config) -> Iterator[Finding]:
 
 
 async def _models(found: Config) -> AsyncIterator[Finding]:
-    from ..config import Reason  # the caller knows that this wing is there
+    from ..config.warnings import Reason  # the caller knows that this wing is there
 
     choice = str(found.choice())
     # Those whose models are used as soon as they are known.

@@ -13,7 +13,7 @@ from .common import say_nothing, wanted
 if TYPE_CHECKING:
     import argparse
 
-    from ..config import ConfigFiles
+    from ..config.loading import ConfigFiles
 
 DATABASE = "crushlite.db"  # in a data directory
 
@@ -21,7 +21,9 @@ DATABASE = "crushlite.db"  # in a data directory
 def config_files(options: argparse.Namespace) -> ConfigFiles:
     """The configuration files of the current directory. Only for callers that know that the wing
     `config` is there."""
-    from ..config import ConfigFiles, Roots, ScriptRuns
+    from ..config.files import Roots
+    from ..config.loading import ConfigFiles
+    from ..config.script import ScriptRuns
 
     workspace, data_dir = _places(options)
     # Kept with the options: a command that reads the files twice runs a crushrc once.

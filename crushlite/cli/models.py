@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from ..config import Config
+    from ..config.view import Config
     from ..protocol.config import Model
 
 DESCRIPTION = """\

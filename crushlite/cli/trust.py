@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
 from ..commands.environment import is_secret_name
-from ..config import ConfigFiles, Roots
 from ..config.agentfiles import about
 from ..config.expand import variables
-from ..config.files import digest, environment, read_bytes
+from ..config.files import Roots, digest, environment, read_bytes
+from ..config.loading import ConfigFiles
 from ..config.project import choice_keys
 from ..config.secrets import mask
 from ..config.trust import Trust
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from ..config import ProjectFile
     from ..config.agentfiles import AgentFile
+    from ..config.loading import ProjectFile
     from ..skills.configured import ProjectText
 
 # Sections of programs by their names, and what is said of one.

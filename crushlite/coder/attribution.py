@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..version import NAME
 
 if TYPE_CHECKING:
-    from ..config import Attribution
+    from ..config.options import Attribution
 
 # A trailer wants an address. The top-level domain can belong to nobody.
 ADDRESS = f"{NAME} <noreply@{NAME}.invalid>"

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..clock import Clock
-    from ..config import Config, ConfigOptions, Selected
+    from ..config.options import ConfigOptions
+    from ..config.providers import Selected
+    from ..config.view import Config
     from ..outbound.proxies import Proxies
     from .loop import ServedModel
     from .tools.results import ResultFiles

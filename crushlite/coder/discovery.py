@@ -21,7 +21,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..config import Provider
+from ..config.providers import Provider
 from ..outbound.proxies import NO_PROXIES, proxies_of
 from ..records import dataclass
 from .listeners import listener_owners
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..clock import Clock
-    from ..config import Config
+    from ..config.view import Config
     from ..protocol.config import Model
 
 log = logging.getLogger(__name__)

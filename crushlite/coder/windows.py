@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..clock import Clock
-    from ..config import Provider
+    from ..config.providers import Provider
     from ..outbound.proxies import Proxies
     from ..protocol.config import Model
     from .providers.base import ModelRequest

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import Agent, AgentFactory
     from ..clock import Clock
-    from ..config import Config
+    from ..config.view import Config
     from .discovery import Discovery, LocalServer
     from .tools.results import ResultFiles
 

@@ -8,14 +8,16 @@ from ..api.agent import own_small_model, required_provider
 from ..api.context import EMPTY, answer, body
 from ..api.features import chosen_is_own
 from ..protocol.config import CompactMode, ModelChoice, ProviderKey, RemoveValue, SetValue
-from .part import ConfigPart
 
 if TYPE_CHECKING:
     from ..api.context import Context
     from ..http.messages import Request, Response
+    from .part import ConfigPart
 
 
 def _part(context: Context, request: Request) -> ConfigPart:
+    from .part import ConfigPart
+
     return context.workspace(request).part(ConfigPart)
 
 

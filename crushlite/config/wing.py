@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,6 @@ from ..protocol.config import (
 from ..wing import Wing
 from . import routes
 from .files import Roots
-from .loading import ConfigFiles
-from .part import ConfigPart, completed
-from .profile import FileProfile
-from .script import ScriptRuns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +29,10 @@ if TYPE_CHECKING:
     from ..agent.base import AgentFactory
     from ..settings import Settings
     from ..wing import Opening, OpenWorkspace
+    from .loading import ConfigFiles
+    from .part import ConfigPart
+    from .profile import FileProfile
+    from .script import ScriptRuns
     from .view import Config
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ class ConfigWing(Wing):
         return ConfigSetup(roots, agents, allow_commands=settings.allow_config_commands)
 
     async def open(self, workspace: OpenWorkspace) -> ConfigPart | None:
+        from .part import ConfigPart
+        from .profile import FileProfile
+
         if not isinstance(workspace.profile, FileProfile):
             return None  # another wing has set this workspace up
         part = ConfigPart(workspace, workspace.profile, self._open)
@@ -82,10 +86,18 @@ class ConfigSetup:
         self._roots = roots
         self._agents = agents
         self._allow_commands = allow_commands
-        self._scripts = ScriptRuns()
+
+    @cached_property
+    def _scripts(self) -> ScriptRuns:
+        from .script import ScriptRuns
+
+        return ScriptRuns()
 
     async def profile(self, opening: Opening) -> FileProfile:
         """Raises ConfigError if a file cannot be used."""
+        from .part import completed
+        from .profile import FileProfile
+
         try:
             files, config = await asyncio.to_thread(self._load, opening)
         except ConfigError as error:
@@ -96,6 +108,8 @@ class ConfigSetup:
         return FileProfile(files, config, self._agents)
 
     def _load(self, opening: Opening) -> tuple[ConfigFiles, Config]:
+        from .loading import ConfigFiles
+
         files = ConfigFiles.find(
             opening.path,
             opening.env,

@@ -16,7 +16,7 @@ from ..records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..config import HookEntry
+    from ..config.hooks import HookEntry
 
 PRE_TOOL = "PreToolUse"
 POST_TOOL = "PostToolUse"

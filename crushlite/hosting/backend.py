@@ -25,7 +25,6 @@ from ..records import dataclass
 from ..wing import Opening
 from .endings import Endings
 from .lifetime import Lifetime, Lifetimes
-from .workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..store import Store, Stores
     from ..wing import Profile, Setup, Wing
+    from .workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +223,8 @@ class Backend:
         workspace_id = str(uuid.uuid4())
         # A data directory inside the project moves with it; in any other, rows say whose they are.
         scope = "" if profile.data_dir.parent == key else str(key)
+        from .workspace import Workspace  # with all that performs runs: not before it is needed
+
         workspace = Workspace(
             workspace_id,
             path=key,

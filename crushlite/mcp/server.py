@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import ToolAnswer
     from ..clock import Clock
-    from ..config import ToolServer
+    from ..config.toolservers import ToolServer
     from ..outbound.proxies import Proxies
     from .links import Link
     from .places import StartingPlaces

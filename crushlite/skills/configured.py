@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ..config import ConfigFiles, ConfigOptions
+    from ..config.loading import ConfigFiles
+    from ..config.options import ConfigOptions
     from .catalogue import Folders, FoundFile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crushlite.coder.attribution import attribution_lines, commit_instructions
-from crushlite.config import Attribution
+from crushlite.config.options import Attribution
 from tests.config.test_config import ConfigCase
 from tests.support.configured import ConfiguredTestCase
 

@@ -14,7 +14,7 @@ from crushlite.coder.providers.base import ProviderError
 from crushlite.coder.providers.listing import MOST, can_chat, listed_models
 from crushlite.coder.windows import loaded_window
 from crushlite.coder.wing import CoderWing
-from crushlite.config import Provider
+from crushlite.config.providers import Provider
 from crushlite.outbound.proxies import NO_PROXIES
 from crushlite.protocol.config import Model
 from crushlite.testing import LocalDaemon

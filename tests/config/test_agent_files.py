@@ -6,9 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from crushlite.config import Roots
 from crushlite.config.agentfiles import MOST_BYTES, about, agent_files, read_agent, usable
-from crushlite.config.files import digest
+from crushlite.config.files import Roots, digest
 from crushlite.config.trust import Trust, TrustStore
 from crushlite.errors import BadRequest
 from tests.support.basics import BoundedTestCase

@@ -13,7 +13,7 @@ from unittest import mock
 
 from crushlite.agent.base import Agent
 from crushlite.clock import SystemClock
-from crushlite.config import Config, Roots
+from crushlite.config.files import Roots
 from crushlite.config.wing import ConfigSetup
 from crushlite.hosting.backend import Backend
 from crushlite.protocol.workspaces import CreateWorkspace
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from crushlite.config.profile import FileProfile
+    from crushlite.config.view import Config
 
 
 async def silent(turn: Any) -> None:

@@ -15,21 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.config import (
-    CONTEXT_FILES,
-    Config,
-    ConfigFiles,
-    Reason,
-    Roots,
-    data_directory,
-    expand,
-    files,
-    merge,
-    redact,
-    remove_value,
-    set_value,
-)
+from crushlite.config import expand, files, merge
 from crushlite.config.catalogue import CATALOGUE
+from crushlite.config.files import Roots
+from crushlite.config.loading import ConfigFiles, data_directory
+from crushlite.config.options import CONTEXT_FILES
+from crushlite.config.secrets import redact
+from crushlite.config.warnings import Reason
+from crushlite.config.writing import remove_value, set_value
 from crushlite.errors import BadRequest, ConfigError
 from crushlite.protocol.codec import dumps
 from crushlite.protocol.config import AgentInfo, Model, SelectedModel
@@ -37,6 +30,8 @@ from tests.support.wings import without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from crushlite.config.view import Config
 
 JSONObject = dict[str, Any]
 

@@ -11,7 +11,8 @@ from crushlite.agent.base import FollowsConfig
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
-from crushlite.config import ConfigFiles, Roots
+from crushlite.config.files import Roots
+from crushlite.config.loading import ConfigFiles
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.support.basics import BoundedTestCase

@@ -6,15 +6,17 @@ import os
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.config import ConfigFiles, Reason, script
+from crushlite.config import script
+from crushlite.config.loading import ConfigFiles
 from crushlite.config.script import ScriptRuns
+from crushlite.config.warnings import Reason
 from tests.config.test_config import ConfigCase
 from tests.support.configured import marked, new_mark
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from crushlite.config import Config
+    from crushlite.config.view import Config
 
 ENV = {"PATH": os.environ["PATH"]}
 

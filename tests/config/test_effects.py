@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from crushlite.config import ConfigFiles, Reason
+from crushlite.config.loading import ConfigFiles
+from crushlite.config.warnings import Reason
 from crushlite.wings import has_wing
 from tests.config.test_config import LAB, MODEL, ConfigCase
 from tests.support.configured import ConfiguredTestCase, results, use

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from crushlite.config import ConfigFiles, Reason, ToolServer
+from crushlite.config.loading import ConfigFiles
+from crushlite.config.toolservers import ToolServer
+from crushlite.config.warnings import Reason
 from tests.config.test_config import ConfigCase
 
 

@@ -7,20 +7,25 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
-from crushlite.config import Config, ConfigFiles, Reason, Roots
+from crushlite.config.files import Roots
+from crushlite.config.loading import ConfigFiles
 from crushlite.config.trust import Trust, TrustStore
+from crushlite.config.warnings import Reason
 from crushlite.errors import ConfigError
 from crushlite.protocol.codec import dumps
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, FakeModel, Say
 from tests.config.test_config import LAB, MODEL, ConfigCase, JSONObject
 from tests.support.basics import BoundedTestCase, chain_of_links
+
+if TYPE_CHECKING:
+    from crushlite.config.view import Config
 
 PROJECT = ("project", "hidden", "data")
 EVIL: JSONObject = {

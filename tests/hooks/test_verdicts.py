@@ -6,7 +6,7 @@ import json
 import unittest
 from typing import Any
 
-from crushlite.config import HookEntry
+from crushlite.config.hooks import HookEntry
 from crushlite.hooks.definitions import MOST_HOOKS, MOST_SECONDS, TIMEOUT, Hook, hooks_of
 from crushlite.hooks.verdicts import HookOutput, HookResult, HooksOutcome, read_output
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crushlite.agent.base import Agent
-    from crushlite.config import Config
+    from crushlite.config.view import Config
     from crushlite.testing import Participant
 
 SECRET = "hunter2-of-anna-4711"

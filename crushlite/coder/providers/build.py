@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...clock import Clock
-    from ...config import Provider
+    from ...config.providers import Provider
     from ...outbound.proxies import Proxies
     from .client import ProviderClient
 
