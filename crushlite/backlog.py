@@ -21,7 +21,8 @@ def frame_of(action: str, payload: object) -> bytes:
 @dataclass(slots=True, eq=False)
 class Event:
     """One published event. Consumers in this process read `payload`, so the publisher must not
-    change it any more. `seq` is 0 for an open request that is shown again."""
+    change it any more; an event that is replayed has none. `seq` is 0 for an open request that is
+    shown again."""
 
     seq: int
     action: str
@@ -34,6 +35,19 @@ class Event:
     size: int
     delta: MessageDelta | None = None  # if this is growth: since the event before of that message
     delta_frame: bytes = b""  # the same encoded, once a linear stream was written to
+
+    def to_replay(self) -> Event:
+        """What the ring keeps of it. The frame says everything; the objects of the payload would
+        take memory beside it, and the garbage collector would look through them each time."""
+        return Event(
+            *(self.seq, self.action, self.kind, None, self.frame, self.id_line),
+            *(self.key, self.supersedes, self.size),
+        )
+
+    @property
+    def message(self) -> str | None:
+        """The id of the message that it is about, if it is about one."""
+        return self.key if self.key is not None else self.supersedes
 
     @property
     def id_frame(self) -> bytes:
@@ -68,7 +82,7 @@ class Backlog:
 
     def add(self, event: Event) -> bool:
         """Append an event; return whether it replaced older growth."""
-        growth = event.key if event.key is not None else event.supersedes
+        growth = event.message
         old = None if growth is None else self.entries.pop(growth, None)
         if old is not None:
             self.bytes -= self._weight(old)

@@ -480,7 +480,7 @@ class Hub:
             ring.clear()
             self.floor = event.seq
             return
-        ring.add(event)
+        ring.add(event.to_replay())
         while len(ring.entries) > bounds.ring_entries or ring.bytes > bounds.ring_bytes:
             self.floor = ring.pop().seq
 
@@ -545,8 +545,9 @@ class Hub:
             return subscriber
         start, opening = self._since(last_id)
         if group is self.linear:
-            replayed = {id(event.payload) for event in opening}
-            growing = [each for each in self._growing.values() if id(each) not in replayed]
+            # Of a message that is in the replay at all, the newest event is.
+            replayed = {event.message for event in opening}
+            growing = [each for each in self._growing.values() if each.id not in replayed]
             opening += [self._event("updated", message, None) for message in growing]
         for request in pending() if pending is not None else ():
             event = self._event("created", request, None)
