@@ -672,9 +672,11 @@ class Fuzz:
         draw = Draw(f"{self.seed}:{number}", self._scale)
         api = draw.random.choice(list(APIS))
         streams = [draw.stream(api) for _ in range(draw.random.choice((1, 1, 2, 4)))]
+        notes = "; ".join(note for stream in streams for note in stream.notes)
+        sizes, begin = [len(stream.data) for stream in streams], streams[0].data[:3000]
         self.watch.begin()  # drawing is no step of the daemon
         before = len(self.watch.found)
-        self._server.streams = list(streams)
+        self._server.streams = streams
         client = self._clients[api]
         outcome, began = "none", time.monotonic()
         try:
@@ -686,19 +688,16 @@ class Fuzz:
         except TimeoutError:
             pass
         self.watch.active = False
-        self._server.streams = []  # what was not asked for
+        streams.clear()  # what was not asked for is not the daemon's memory
         self.slowest = max(self.slowest, (time.monotonic() - began, number))
         self.outcomes[outcome] += 1
         problems = self.watch.found[before:]
         if outcome not in ("completed", "failed"):
             problems.append(f"the outcome is {outcome!r}")
-        if problems or tell:
-            notes = "; ".join(note for stream in streams for note in stream.notes)
-            sizes = [len(stream.data) for stream in streams]
-            self.failures += [f"stream {number} {sizes} ({notes}): {p}" for p in problems]
-            if tell:
-                print(f"{outcome}; {sizes} bytes; {notes}")
-                print(streams[0].data[:3000])
+        self.failures += [f"stream {number} {sizes} ({notes}): {p}" for p in problems]
+        if tell:
+            print(f"{outcome}; {sizes} bytes; {notes}")
+            print(begin)
 
     async def _outcome(self, client: Participant, run_id: str) -> str:
         while True:
