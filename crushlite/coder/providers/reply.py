@@ -22,7 +22,7 @@ WHOLE = "whole"
 # Bytes. A line of 4 MiB holds the longest file that a tool writes, as the arguments of one call.
 LINE_LIMIT = 4 << 20
 TOTAL_LIMIT = 64 << 20
-SLICE = 16 * 1024  # parsed in one step of the event loop: at most 16,384 empty lines, in 10 ms
+SLICE = 4 * 1024  # parsed in one step of the event loop: at most 4,096 empty lines, in 4 ms
 # An answer is given up after this time, whatever comes: comments that only keep it alive, too.
 ANSWER_SECONDS = 3600.0
 PAGE_LIMIT = 64 * 1024
@@ -82,15 +82,18 @@ class Reply:
         return self
 
     async def __anext__(self) -> SSEEvent:
+        parsed = False
         while not self._events:
             if self._ended:
                 raise StopAsyncIteration
+            if parsed or self._at < len(self._unparsed):
+                # What a chunk holds may keep the loop busy for long, and the next one may be there
+                # already: others run between slices.
+                await asyncio.sleep(0)
             if self._at >= len(self._unparsed):
                 await self._read()
-            else:
-                # What a chunk holds may keep the loop busy for long: others run between slices.
-                await asyncio.sleep(0)
             self._parse_slice()
+            parsed = True
         return self._events.popleft()
 
     async def _read(self) -> None:
