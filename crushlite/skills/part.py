@@ -69,6 +69,9 @@ class SkillsPart(WorkspacePart):
     async def refresh(self, seconds: float = READ_SECONDS, fresh: float = 0.0) -> Catalogue:
         """Read the files again, unless that was done within the last `fresh` seconds, and wait for
         it at most `seconds`."""
+        if self._reading is not None and not fresh:
+            # It began before this question, and may have missed what was written in between.
+            await wait_at_most(self._workspace.clock, self._reading, seconds)
         reading = self._reading
         if reading is None and self._workspace.clock.time() - self._read_at >= fresh:
             reading = self._begin()

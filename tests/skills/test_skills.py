@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
 from crushlite.protocol.features import GetPrompt
+from crushlite.skills.part import SkillsPart
 from crushlite.testing import LocalDaemon
 from crushlite.testing.model import End, Say
 from crushlite.wing import Wing, WorkspacePart
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
     from crushlite.api.context import Context
     from crushlite.http.messages import Request, Response
+    from crushlite.skills.catalogue import Catalogue
 
 
 class ToolServers(Wing):
@@ -44,6 +49,35 @@ class ToolServers(Wing):
     async def got(self, context: Context, request: Request) -> Response:
         wanted = body(GetPrompt, request)
         return answer({"prompt": f"{wanted.prompt_id} of {wanted.args['city']}"})
+
+
+class FreshTests(BoundedTestCase):
+    async def test_a_list_has_what_was_written_while_an_older_reading_was_under_way(self) -> None:
+        async with LocalDaemon() as daemon:
+            anna = await daemon.join()
+            part = daemon.backend.get(str(anna.workspace["id"])).part(SkillsPart)
+            await part.refresh()
+            begun, go_on = threading.Event(), threading.Event()
+            read_all = part._read_all
+
+            def slowly() -> Catalogue:
+                found = read_all()
+                begun.set()
+                go_on.wait(60)
+                return found
+
+            with mock.patch.object(part, "_read_all", slowly):
+                older = part._begin()
+                await asyncio.to_thread(begun.wait, 60)
+            file = daemon.root / "home/.claude/skills/new/SKILL.md"
+            file.parent.mkdir(parents=True)
+            file.write_text(skill_text("new"))
+            asked = [asyncio.create_task(part.refresh()) for _ in range(3)]
+            await asyncio.sleep(0)
+            go_on.set()
+            await older
+            for task in asked:
+                self.assertIn("new", [skill.name for skill in (await task).skills])
 
 
 class PromptTests(BoundedTestCase):
