@@ -11,6 +11,7 @@ from unittest import mock
 from urllib.parse import quote
 
 from crushlite.agent.base import Usage
+from crushlite.clock import FakeClock
 from crushlite.hosting.live_run import _info
 from crushlite.protocol.sessions import Todo
 from crushlite.settings import Settings
@@ -780,16 +781,21 @@ class LimitTests(BoundedTestCase):
                 self.assertEqual(info["cost"], info["prompt_tokens"] / 4)
 
     async def out_of_time(self, agent: Callable[[Turn], Any]) -> None:
-        """A run that would last for ever ends at its limit of time, and the next one runs."""
-        settings = Settings(cancel_grace=0.01)
-        async with LocalDaemon(agent, settings=settings) as daemon:
+        """A run that would last for ever ends at its limit of time, and the next one runs. The
+        agent sets `self.said` when it hangs."""
+        clock, settings = FakeClock(), Settings(cancel_grace=0.01)
+        self.said = asyncio.Event()
+        async with LocalDaemon(agent, settings=settings, clock=clock) as daemon:
             anna = await daemon.join()
             session = await anna.session()
-            await anna.prompt(session, "hang", run_id="first", max_seconds=0.05)
+            await anna.prompt(session, "hang", run_id="first", max_seconds=5)
             await anna.prompt(session, "next", run_id="second")
+            await self.said.wait()
+            await clock.advance(5.0)
+            await clock.advance(0.1)
             done = await anna.events.wait_for("run_complete", run_id="first")
             self.assertEqual((done["limit"], done["cancelled"]), ("time", None))
-            self.assertEqual(done["error"], "stopped at max_seconds = 0.05")
+            self.assertEqual(done["error"], "stopped at max_seconds = 5")
             info = (await anna.call("GET", "/runs/first")).json
             self.assertEqual((info["outcome"], info["limit"]), ("failed", "time"))
             await anna.events.wait_for("run_complete", run_id="second", error=None)
@@ -801,6 +807,7 @@ class LimitTests(BoundedTestCase):
         async def agent(turn: Turn) -> None:
             if turn.prompt == "hang":
                 await turn.say("so far")
+                self.said.set()
                 await asyncio.Event().wait()
 
         await self.out_of_time(agent)
@@ -809,6 +816,7 @@ class LimitTests(BoundedTestCase):
         async def agent(turn: Turn) -> None:
             if turn.prompt == "hang":
                 await turn.say("so far")
+                self.said.set()
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
                 await asyncio.Event().wait()
@@ -817,19 +825,23 @@ class LimitTests(BoundedTestCase):
             await self.out_of_time(agent)
 
     async def test_a_cancel_while_a_run_out_of_time_unwinds_is_a_cancel(self) -> None:
-        unwinding, leave = asyncio.Event(), asyncio.Event()
+        entered, unwinding, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def agent(turn: Turn) -> None:
             try:
+                entered.set()
                 await asyncio.Event().wait()
             finally:
                 unwinding.set()
                 await leave.wait()
 
-        async with LocalDaemon(agent) as daemon:
+        clock = FakeClock()
+        async with LocalDaemon(agent, clock=clock) as daemon:
             anna = await daemon.join()
             session = await anna.session()
-            await anna.prompt(session, "hang", run_id="r", max_seconds=0.01)
+            await anna.prompt(session, "hang", run_id="r", max_seconds=5)
+            await entered.wait()
+            await clock.advance(5.0)
             await unwinding.wait()
             await anna.cancel(session)
             leave.set()
