@@ -159,19 +159,19 @@ def _simple(raw: list[str], at: Surroundings) -> list[str] | None:
         return None
     if run.walks and not all(re.fullmatch(r"[\w.-]+", folder.name) for folder in closed):
         return None
-    paths = [_open_path(path, at, folders=run.folders) for path in run.paths]
-    found = [path for path in paths if path is not None]
-    if len(found) < len(paths):
+    opened = [_open_path(path, at, folders=run.folders) for path in run.paths]
+    found = [each for each in opened if each is not None]
+    if len(found) < len(opened):
         return None
-    if (
-        name == "ls"
-        and len(found) == 1
-        and found[0].is_dir()
-        and "d" not in "".join(run.words[:-2])
-    ):
-        # Entered and listed: no link can come between.
-        return _entering(found[0], [], program, [name, *run.words[: run.words.index("--")]])
-    return _entering(at.cwd, found, program, [name, *run.words])
+    if name == "ls" and len(found) == 1 and "d" not in "".join(run.words[:-2]):
+        [(path, is_folder)] = found
+        options = run.words[: run.words.index("--")]
+        if is_folder:
+            # Entered and listed: no link can come between.
+            return _entering(path, [], program, [name, *options])
+        # As itself: a link to a folder that takes its place is not listed.
+        return _entering(at.cwd, [path], program, [name, "-d", *run.words])
+    return _entering(at.cwd, [path for path, _ in found], program, [name, *run.words])
 
 
 def _which(words: list[str], search: str) -> list[str] | None:
@@ -195,9 +195,9 @@ def _entering(folder: Path, paths: list[Path], program: str, words: list[str]) -
     return [sys.executable, "-I", "-S", "-c", _ENTER, str(folder), *checked, program, *words]
 
 
-def _open_path(word: str, at: Surroundings, *, folders: bool) -> Path | None:
-    """The file, or folder, that an argument names. None if there is none that tools may read, or if
-    the path goes up, through a link or out of the workspace."""
+def _open_path(word: str, at: Surroundings, *, folders: bool) -> tuple[Path, bool] | None:
+    """The file, or folder, that an argument names, and whether it is a folder. None if there is
+    none that tools may read, or if the path goes up, through a link or out of the workspace."""
     if not word or ".." in word.split("/"):
         return None
     path = Path(os.path.normpath(at.cwd / word))
@@ -214,5 +214,6 @@ def _open_path(word: str, at: Surroundings, *, folders: bool) -> Path | None:
         BadRequest,
     ):  # it does not exist, has too many links, or is closed
         return None
-    fits = stat.S_ISREG(info.st_mode) or (folders and stat.S_ISDIR(info.st_mode))
-    return path if fits else None
+    is_folder = stat.S_ISDIR(info.st_mode)
+    fits = stat.S_ISREG(info.st_mode) or (folders and is_folder)
+    return (path, is_folder) if fits else None
