@@ -68,15 +68,17 @@ class SkillsPart(WorkspacePart):
 
     async def refresh(self, seconds: float = READ_SECONDS, fresh: float = 0.0) -> Catalogue:
         """Read the files again, unless that was done within the last `fresh` seconds, and wait for
-        it at most `seconds`."""
+        it. Returns what is known after at most `seconds`."""
+        clock = self._workspace.clock
+        deadline = clock.time() + seconds
         if self._reading is not None and not fresh:
             # It began before this question, and may have missed what was written in between.
-            await wait_at_most(self._workspace.clock, self._reading, seconds)
+            await wait_at_most(clock, self._reading, seconds)
         reading = self._reading
-        if reading is None and self._workspace.clock.time() - self._read_at >= fresh:
+        if reading is None and clock.time() - self._read_at >= fresh:
             reading = self._begin()
         if reading is not None:
-            await wait_at_most(self._workspace.clock, reading, seconds)
+            await wait_at_most(clock, reading, max(0.0, deadline - clock.time()))
         return self.catalogue
 
     def _begin(self) -> asyncio.Task[None]:

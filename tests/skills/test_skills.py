@@ -14,6 +14,7 @@ from unittest import mock
 
 from crushlite.api.context import answer, body
 from crushlite.api.entry import Entry, W
+from crushlite.clock import FakeClock
 from crushlite.protocol.features import GetPrompt
 from crushlite.skills.part import SkillsPart
 from crushlite.testing import LocalDaemon
@@ -78,6 +79,26 @@ class FreshTests(BoundedTestCase):
             await older
             for task in asked:
                 self.assertIn("new", [skill.name for skill in (await task).skills])
+
+    async def test_both_readings_together_are_waited_for_no_longer_than_asked(self) -> None:
+        clock, go_on = FakeClock(), threading.Event()
+        self.addCleanup(go_on.set)
+        async with LocalDaemon(clock=clock) as daemon:
+            anna = await daemon.join()
+            part = daemon.backend.get(str(anna.workspace["id"])).part(SkillsPart)
+            known = await part.refresh()
+
+            def hangs() -> Catalogue:
+                go_on.wait(60)
+                return known
+
+            with mock.patch.object(part, "_read_all", hangs):
+                part._begin()
+                begun, asked = clock.time(), asyncio.create_task(part.refresh(1.0))
+                while not asked.done():
+                    await clock.advance(0.25)
+            self.assertLessEqual(clock.time() - begun, 1.25)
+            go_on.set()
 
 
 class PromptTests(BoundedTestCase):
