@@ -131,6 +131,7 @@ class LspPart(WorkspacePart):
             self._specs = specs = {**others, **given}
             for name in [n for n, s in self.servers.items() if specs.get(n) != s.spec]:
                 await self.servers.pop(name).close()
+                self._late.pop(name, None)
             self._known = settings
             for name in given:
                 self._server(name)
