@@ -315,5 +315,6 @@ class Wing:
         """The daemon listens at these addresses. A UsageError ends it."""
 
     async def open(self, workspace: OpenWorkspace) -> WorkspacePart | None:
-        """A workspace has opened; no request has reached it yet."""
+        """A workspace has opened; no request has reached it yet. The place to import what a daemon
+        without workspaces does not need."""
         return None

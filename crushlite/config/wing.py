@@ -99,7 +99,7 @@ class ConfigSetup:
         from .profile import FileProfile
 
         try:
-            files, config = await asyncio.to_thread(self._load, opening)
+            files, config = await asyncio.to_thread(self._load, opening, self._scripts)
         except ConfigError as error:
             raise ConfigError(f"failed to initialize config: {error.message}") from None
         config = await completed(self._agents, opening.env, config)
@@ -107,7 +107,7 @@ class ConfigSetup:
             log.warning("%s", warning)
         return FileProfile(files, config, self._agents)
 
-    def _load(self, opening: Opening) -> tuple[ConfigFiles, Config]:
+    def _load(self, opening: Opening, scripts: ScriptRuns) -> tuple[ConfigFiles, Config]:
         from .loading import ConfigFiles
 
         files = ConfigFiles.find(
@@ -116,6 +116,6 @@ class ConfigSetup:
             self._roots,
             data_dir=opening.data_dir,
             allow_commands=self._allow_commands,
-            scripts=self._scripts,
+            scripts=scripts,
         )
         return files, files.load()

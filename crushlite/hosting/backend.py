@@ -220,11 +220,13 @@ class Backend:
     def _workspace(
         self, key: Path, profile: Profile, env: Mapping[str, str], store: Store
     ) -> Workspace:
+        # Imported with the first workspace, as what performs runs comes with it: a daemon that has
+        # none yet starts sooner.
+        from .workspace import Workspace
+
         workspace_id = str(uuid.uuid4())
         # A data directory inside the project moves with it; in any other, rows say whose they are.
         scope = "" if profile.data_dir.parent == key else str(key)
-        from .workspace import Workspace  # with all that performs runs: not before it is needed
-
         workspace = Workspace(
             workspace_id,
             path=key,

@@ -8,7 +8,8 @@ import re
 import subprocess
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.coder.tools.safe import FOLDERS, Surroundings, environment, harmless_words
 from crushlite.coder.tools.safe_git import COMMANDS as GIT_COMMANDS
@@ -241,6 +242,28 @@ class HarmlessTests(SafeTestCase):
                         re.sub(rb"\d\d:\d\d:\d\d", b"", each) for each in (out, expected)
                     )
                     self.assertEqual(out, expected)
+
+    def test_ls_of_a_folder_is_decided_by_one_look_at_it(self) -> None:
+        """A second look could find nothing, and leave the folder's name to `ls`, which follows a
+        link that takes its place."""
+        folder, real = self.root / "flip", os.path.realpath
+        folder.mkdir()
+
+        def vanishes(path: Any, *, strict: bool = False) -> str:
+            found = real(path, strict=strict)
+            if found == str(folder) and folder.exists():
+                folder.rmdir()
+            return str(found)
+
+        with mock.patch.object(os.path, "realpath", vanishes):
+            words = harmless_words("ls flip", self.at)
+        assert words is not None
+        self.assertIn(str(folder), words)
+        self.assertNotIn("flip", words)
+        folder.write_text("")
+        words = harmless_words("ls flip", self.at)
+        assert words is not None
+        self.assertEqual(words[-4:], ["ls", "-d", "--", "flip"], "as itself, also if a link comes")
 
     async def test_they_run_through_the_tool_without_a_question(self) -> None:
         self.commit()

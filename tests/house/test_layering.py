@@ -206,6 +206,23 @@ class LayeringTests(unittest.TestCase):
             with self.subTest(target):
                 self.assertEqual((answer.stdout.strip(), answer.stderr), ("[]", ""))
 
+    def test_a_daemon_without_workspaces_has_not_loaded_what_only_they_need(self) -> None:
+        script = (
+            "import sys; from crushlite.cli import serve; from crushlite.daemon import Daemon; "
+            "from crushlite.wings import standard_wings; "
+            "Daemon(agent=lambda turn: None, wings=standard_wings()); print(*sys.modules)"
+        )
+        command = [sys.executable, "-c", script]
+        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        self.assertEqual(answer.stderr, "")
+        loaded = answer.stdout.split()
+        late = (
+            *("hosting.workspace", "hosting.turn", "config.loading", "coder.loop", "undo.changes"),
+            *("importlib.resources", "skills.part", "mcp.part", "lsp.part", "acp_agents.part"),
+        )
+        found = [name for name in late if {name, f"crushlite.{name}"} & set(loaded)]
+        self.assertEqual(found, [])
+
 
 class SelfTests(unittest.TestCase):
     """The check is worth only what it finds: sources that break each rule, and some that do not."""
