@@ -46,7 +46,8 @@ class Event:
 
     @property
     def message(self) -> str | None:
-        """The id of the message that it is about, if it is about one."""
+        """The message, or the output of a tool, of which newer growth replaces this; None if it
+        is about neither."""
         return self.key if self.key is not None else self.supersedes
 
     @property

@@ -370,9 +370,10 @@ def unused_servers(servers: Any) -> str:
     if not isinstance(servers, list) or not servers:
         return ""
     names = [str(one.get("name"))[:40] for one in servers[:10] if isinstance(one, dict)]
+    more = ", ..." if len(servers) > len(names) else ""
     return (
-        f"{len(servers)} tool servers of the editor are not used ({', '.join(names)}): "
-        "name them under mcp in crush.json"
+        f"tool servers that the editor names are not used here ({', '.join(names)}{more}): "
+        "write them into crush.json, under mcp"
     )
 
 

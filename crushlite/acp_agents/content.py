@@ -104,7 +104,8 @@ def result_text(content: list[dict[str, Any]], raw: Any, most: int = RESULT_CHAR
 
 
 def shortened(content: list[dict[str, Any]], raw: Any) -> str:
-    """The same, cut so far that `result_text` does not cut it once more."""
+    """What a tool call has given, somewhat shorter than `result_text` makes it, which so does not
+    cut this text once more."""
     return result_text(content, raw, RESULT_CHARS - 100)
 
 

@@ -128,7 +128,7 @@ class TextOutput(AnswerOutput):
 
 
 class MarkdownOutput(TextOutput):
-    """The same for a terminal, drawn: a block of Markdown is written when it is complete, items of
+    """Writes the answer to a terminal, its Markdown drawn: each block when it is complete, items of
     a list one by one, code line by line."""
 
     def __init__(self, session_id: str, style: Style) -> None:

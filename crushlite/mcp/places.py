@@ -23,12 +23,13 @@ class StartingPlaces:
 
     @contextlib.asynccontextmanager
     async def place(self, clock: Clock) -> AsyncIterator[None]:
+        """Wait for a place, and hold it until the block ends, or PLACE_SECONDS have passed."""
         await self._free.acquire()
-        left = contextlib.ExitStack()
-        left.callback(self._free.release)
-        timer = clock.call_later(PLACE_SECONDS, left.close)
+        held = contextlib.ExitStack()  # it gives the place back once, whoever closes it first
+        held.callback(self._free.release)
+        timer = clock.call_later(PLACE_SECONDS, held.close)
         try:
             yield
         finally:
             timer.cancel()
-            left.close()
+            held.close()

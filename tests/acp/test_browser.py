@@ -9,7 +9,6 @@ from pathlib import Path
 from crushlite.client import Client
 from crushlite.jsonrpc.errors import RpcError
 from crushlite.listen import default_socket
-from tests.support.crush import Tui
 from tests.support.editors import ProcessCase, prompt
 from tests.support.webdriver import Browser
 
@@ -26,11 +25,7 @@ class BrowserTests(ProcessCase):
         script, _ = await self.editor()
         answer = await script.request("session/new", cwd=self.cwd, mcpServers=[])
         session = answer["sessionId"]
-        env = [f"{name}={value}" for name, value in self.environment().items()]
-        crush = Tui(self.address, Path(self.cwd), env)
-        self.addAsyncCleanup(crush.close)
-        await crush.start(session=session)
-        crush.follow()
+        crush = await self.crush_client(session)
         browser = Browser()
         self.addCleanup(browser.close)
         page = browser.first

@@ -6,12 +6,10 @@ import asyncio
 import os
 import random
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crushlite.client import Client
 from crushlite.jsonrpc.errors import PeerError, RpcError
-from tests.support.crush import Tui
 from tests.support.editors import ProcessCase, prompt
 
 if TYPE_CHECKING:
@@ -25,11 +23,7 @@ class SharingTests(ProcessCase):
         script, _ = await self.editor()
         answer = await script.request("session/new", cwd=self.cwd, mcpServers=[])
         session = answer["sessionId"]
-        env = [f"{name}={value}" for name, value in self.environment().items()]
-        crush = Tui(self.address, Path(self.cwd), env)
-        self.addAsyncCleanup(crush.close)
-        await crush.start(session=session)
-        crush.follow()
+        crush = await self.crush_client(session)
 
         # A prompt in the editor, whose permission is answered elsewhere.
         asked = script.begin("session/prompt", **prompt(session, "/tool x"))

@@ -20,6 +20,7 @@ from crushlite.jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from crushlite.launch import Wanted
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
+from tests.support.crush import Tui
 from tests.support.places import ROOT
 from tests.support.streams import stream_pair
 
@@ -191,6 +192,15 @@ class ProcessCase(BoundedTestCase):
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+    async def crush_client(self, session: str) -> Tui:
+        """A Crush client that shows a session, and comes back when the daemon does."""
+        env = [f"{name}={value}" for name, value in self.environment().items()]
+        client = Tui(self.address, Path(self.cwd), env)
+        self.addAsyncCleanup(client.close)
+        await client.start(session=session)
+        client.follow()
+        return client
 
     async def editor(self) -> tuple[ScriptedEditor, asyncio.subprocess.Process]:
         process = await self.start()
