@@ -8,7 +8,6 @@ in which requests became complete, so their first steps run in that order too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import socket
 from typing import TYPE_CHECKING
@@ -16,18 +15,14 @@ from typing import TYPE_CHECKING
 from ..clock import resolve_once, wait_at_most
 from ..records import dataclass
 from .accepting import Acceptor
-from .capacity import Rank
-from .connection import Connection, Owner
+from .connection import Owner
 from .limits import Limits
-from .messages import overloaded
-from .peercred import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..clock import Clock
     from .connection import Translate
-    from .messages import Kind
     from .router import Router
 
 _CANCEL_GRACE = 1.0
@@ -64,52 +59,13 @@ class HTTPServer(Owner):
         # Set while `drain` waits; resolved when something that it waits for has ended.
         self._waiter: asyncio.Future[None] | None = None
 
-    # Listening.
-
     async def listen(self, sock: socket.socket) -> None:
         """Serve on a bound stream socket, unix or TCP. The server closes the socket and never
         unlinks its path."""
-        kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
-        port, has_token = None, None
-        if kind == "tcp":
-            port = sock.getsockname()[1]
-            has_token = self._has_token and functools.partial(self._has_token, port)
-        acceptor = Acceptor(
-            sock,
-            self.protocol_factory(kind, port),
-            self,
-            self.clock,
-            is_flooded=self.capacity[kind].is_flooded,
-            has_token=has_token,
-        )
-        self._acceptors.append(acceptor)
-
-    def protocol_factory(self, kind: Kind, port: int | None = None) -> Callable[[], Connection]:
-        """A factory of connections for a listener of this kind, which a guard may depend on. Tests
-        connect it to a memory transport."""
-        return lambda: Connection(self, kind, port)
-
-    def close_one(self) -> bool:
-        """For acceptors: close a connection that waits for a request; False if there is none. Its
-        descriptor is free by the next tick of the loop."""
-        return any(
-            capacity.close_one(rank)
-            for rank in (Rank.WITHOUT_TOKEN, Rank.IDLE)
-            for capacity in self.capacity.values()
-        )
-
-    def refuse(self, sock: socket.socket) -> None:
-        """For acceptors: answer 503 on an accepted socket, without waiting."""
-        if sock.family == socket.AF_UNIX and peer_uid(sock) != self.expected_uid:
-            return
-        answer = self.refusal(overloaded("no file descriptors are left"))
-        sock.setblocking(False)
-        with contextlib.suppress(OSError):  # closing with unread bytes would send a reset
-            sock.recv(self.limits.head)
-        with contextlib.suppress(OSError):
-            sock.send(answer)
-
-    # Leaving.
+        has_token = None
+        if sock.family != socket.AF_UNIX and self._has_token is not None:
+            has_token = functools.partial(self._has_token, sock.getsockname()[1])
+        self._acceptors.append(Acceptor(sock, self, has_token))
 
     def stop_listening(self) -> None:
         for acceptor in self._acceptors:
