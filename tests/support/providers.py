@@ -23,8 +23,8 @@ from crushlite.coder.providers.base import (
     ToolSpec,
 )
 from crushlite.coder.providers.openai import OpenAIProvider
+from crushlite.fake_model import FakeModel
 from crushlite.testing.memory import MemoryTransport
-from crushlite.testing.model import FakeModel
 from tests.support.http import HTTPTestCase
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from crushlite.coder.providers.client import ProviderClient as AnyProvider
-    from crushlite.testing.model import ModelCall
+    from crushlite.fake_model import ModelCall
 
 KEY = "sk-secret-0123456789"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
