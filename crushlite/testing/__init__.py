@@ -6,7 +6,6 @@ EventReader     an event stream with `wait_for` and `never`
 ScriptedAgent   an agent whose every move the test decides
 FakeClock       time that moves when the test says so
 InlineExecutor  for `Stores(executor=...)`: a store that runs in the calling thread
-MemoryTransport, connect_pair   HTTP without sockets
 
 `crushlite.fake_model` is a model server for agents that speak to one.
 """
@@ -17,7 +16,6 @@ from ..agent.scripted import ScriptedAgent, ScriptedRun
 from ..clock import FakeClock
 from ..store import InlineExecutor, Stores
 from .harness import Answer, EventReader, LocalDaemon, Participant, Seen
-from .memory import MemoryTransport, connect_pair
 
 __all__ = [
     "Answer",
@@ -25,11 +23,9 @@ __all__ = [
     "FakeClock",
     "InlineExecutor",
     "LocalDaemon",
-    "MemoryTransport",
     "Participant",
     "ScriptedAgent",
     "ScriptedRun",
     "Seen",
     "Stores",
-    "connect_pair",
 ]

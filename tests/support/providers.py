@@ -24,8 +24,8 @@ from crushlite.coder.providers.base import (
 )
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.fake_model import FakeModel
-from crushlite.testing.memory import MemoryTransport
 from tests.support.http import HTTPTestCase
+from tests.support.memory import MemoryTransport
 
 if TYPE_CHECKING:
     import random
