@@ -37,7 +37,6 @@ from ..protocol.permissions import (
 from ..protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
 from ..protocol.runs import RUN_STATES, Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from ..protocol.sessions import (
-    AgentSession,
     CurrentSession,
     File,
     FileRead,
@@ -170,7 +169,7 @@ TABLE: tuple[Entry, ...] = (
         gives=SelectedModel,
         params=(agent.PROVIDER,),
     ),
-    Entry("GET", A, agent.agent_session, gives=AgentSession),
+    Entry("GET", A, agent.agent_session, gives=Session),
     Entry("POST", A + "/cancel", agent.cancel, gives=CancelReceipt, params=(WAIT,), urgent=True),
     Entry("POST", A + "/summarize", agent.summarize),
     Entry("POST", A + "/shell", agent.shell, takes=ShellCommand, gives=ShellAnswer),
