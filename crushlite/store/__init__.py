@@ -12,7 +12,6 @@ a `ScopedStore` calls them with the scope of one workspace.
     schema       the tables                       listing      long lists, as JSON from SQLite
     recovery     ending what a killed daemon left open
     salvage      saving what can be read of a damaged file
-    backup       a checked copy of a database     sizes        the room that a database takes
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.

@@ -13,22 +13,20 @@ gigabyte. Only a large file that was closed in order and not written to since is
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CorruptDatabase, CrushliteError, NewerSchema
+from ..errors import CorruptDatabase, NewerSchema
 from ..itself import pasted_command
-from .connection import connect as default_connect, says_damage
+from .connection import says_damage
 from .declarations import declared, foreign, missing
-from .directory import Note, last_note, this_boot
+from .directory import Note, this_boot
 from .migrations import VERSION, version_of
 from .walfile import lost_commits
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .connection import ConnectionFactory
 
@@ -49,8 +47,8 @@ def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
 
     For the owner of the directory: SQLite writes beside a database even to read it. `no_litter`
     around the opening clears that away."""
-    _require_file(path)
-    log, index = _side_files(path)
+    require_file(path)
+    log, index = side_files(path)
     has_log = bool(_size(log))
     if _check_journal(path):
         return
@@ -77,25 +75,6 @@ def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
         raise
 
 
-@contextlib.contextmanager
-def inspected_copy(path: Path, folder: Path | None = None) -> Iterator[Path]:
-    """A copy of a database, log included, that has passed `inspect`; it is made in a temporary
-    directory in `folder`. For a process that does not own the database: to look at the files
-    themselves would change them under an owner that starts meanwhile, and wipe out what shows that
-    commits were lost."""
-    _require_file(path)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".crushlite-") as name:
-        copy = Path(name).resolve() / path.name
-        for file in (path, *_side_files(path)):
-            if file.is_file():
-                shutil.copyfile(file, copy.with_name(file.name))
-        try:
-            inspect(copy, default_connect, last_note(path.parent))
-        except CrushliteError as error:
-            raise type(error)(error.message.replace(str(copy), str(path))) from error
-        yield copy
-
-
 def damaged(path: Path, reason: str) -> CorruptDatabase:
     """The refusal of a damaged file. It says what to do in commands that can be pasted."""
     return CorruptDatabase(
@@ -114,7 +93,7 @@ def check_pages(conn: sqlite3.Connection) -> str | None:
     return None if verdict == "ok" else " ".join(str(verdict).split())
 
 
-def _require_file(path: Path) -> None:
+def require_file(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise CorruptDatabase(f"{path} is not a file; move it away")
 
@@ -187,7 +166,7 @@ def no_litter(path: Path) -> Iterator[None]:
     """Around an opening: if it fails, delete the side files that it made. With a database that may
     only be read SQLite makes side files that may only be read, which would be in the way of the
     next opening."""
-    missing = [file for file in _side_files(path) if not file.exists()]
+    missing = [file for file in side_files(path) if not file.exists()]
     try:
         yield
     except BaseException:
@@ -198,7 +177,7 @@ def no_litter(path: Path) -> Iterator[None]:
         raise
 
 
-def _side_files(path: Path) -> tuple[Path, Path]:
+def side_files(path: Path) -> tuple[Path, Path]:
     return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
 
 

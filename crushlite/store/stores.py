@@ -45,7 +45,6 @@ from .inspection import damaged, inspect, no_litter
 from .migrations import VERSION, migrate
 from .reader import Reader
 from .recovery import recover
-from .sizes import bytes_of
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -143,9 +142,13 @@ class Store:
     async def compact(self) -> tuple[int, int]:
         """Give the room that deleted rows took back to the system; return the bytes on disk before
         and after. Writes wait for it, some seconds for a gigabyte."""
-        before = bytes_of(self.path)
+        before = self._size()
         await self._writer.compact()
-        return before, bytes_of(self.path)
+        return before, self._size()
+
+    def _size(self) -> int:
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
 
     async def close(self, closed: Callable[[asyncio.Future[None], float], Awaitable[bool]]) -> None:
         """Finish what waits, and close the file. Called by `Stores` after the last release.

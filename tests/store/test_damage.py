@@ -403,26 +403,6 @@ class LitterTests(DamageCase):
                 names = [path.name for path in folder.glob("crushlite.db-*")]
                 self.assertEqual(names, [f"crushlite.db{tail}"] if stays else [])
 
-    async def test_a_process_that_does_not_own_a_file_looks_at_a_copy_and_names_the_file(
-        self,
-    ) -> None:
-        for kind in ("log: cut off", "a page of garbage", "a directory", "index: garbage"):
-            with self.subTest(kind):
-                folder = self.spoilt(kind)
-                before, times = damage.digests(folder), self.times(folder)
-                try:
-                    with inspection.inspected_copy(folder / "crushlite.db"):
-                        pass
-                except CorruptDatabase as error:
-                    self.assertIn(str(folder / "crushlite.db"), error.message)
-                    self.assertNotIn("/.crushlite-", error.message)
-                else:
-                    self.assertEqual(kind, "index: garbage")
-                self.assertEqual((damage.digests(folder), self.times(folder)), (before, times))
-
-    def times(self, folder: Path) -> dict[str, int]:
-        return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-
 
 class SalvageTests(DamageCase):
     def save(self, folder: Path) -> Path:
