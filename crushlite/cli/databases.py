@@ -19,7 +19,7 @@ from ..errors import Conflict, CorruptDatabase, CrushliteError, NotFound
 from ..records import dataclass
 from ..store.connection import connect, translated
 from ..store.directory import is_owned, last_note, sync_directory
-from ..store.inspection import check_pages, inspect, require_file, side_files
+from ..store.inspection import check_pages, inspect, side_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,8 @@ def inspected_copy(path: Path, folder: Path | None = None) -> Iterator[Path]:
     """A copy of a database, log included, that has passed the store's `inspect`; it is made in a
     temporary directory in `folder`. To look at the files themselves would change them under an
     owner that starts meanwhile."""
-    require_file(path)
+    if path.exists() and not path.is_file():
+        raise CorruptDatabase(f"{path} is not a file; move it away")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".crushlite-") as name:
         copy = Path(name).resolve() / path.name
         for file in (path, *side_files(path)):

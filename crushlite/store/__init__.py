@@ -20,7 +20,7 @@ events or HTTP.
 from __future__ import annotations
 
 from .connection import Connection, ConnectionFactory, connect
-from .executor import Executor, InlineExecutor, ThreadExecutor
+from .executor import Executor, InlineExecutor
 from .runs import RunRow
 from .scoped import ScopedStore
 from .stores import Store, Stores
@@ -36,6 +36,5 @@ __all__ = [
     "ScopedStore",
     "Store",
     "Stores",
-    "ThreadExecutor",
     "connect",
 ]

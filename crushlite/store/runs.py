@@ -90,7 +90,7 @@ def insert_run(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | No
     inserted = conn.execute(_INSERT, (scope, *_values(row), scope, row.session_id))
     if inserted.rowcount:
         return None
-    known = _find(conn, scope, row.run_id)
+    known = find_run(conn, scope, row.run_id)
     if known is None:
         raise SessionNotFound(f"session {row.session_id} not found")
     if known.digest != row.digest:
@@ -137,8 +137,15 @@ def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
     )
 
 
+def find_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow | None:
+    row = conn.execute(
+        f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
+    ).fetchone()
+    return None if row is None else run_from_row(row)
+
+
 def get_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow:
-    row = _find(conn, scope, run_id)
+    row = find_run(conn, scope, run_id)
     if row is None:
         raise RunNotFound(f"run {run_id} not found")
     return row
@@ -160,7 +167,7 @@ def list_runs(
 
 def ended_among(conn: sqlite3.Connection, scope: str, run_ids: list[str]) -> list[RunRow]:
     """Those of the named runs that have ended."""
-    found = (_find(conn, scope, run_id) for run_id in run_ids)
+    found = (find_run(conn, scope, run_id) for run_id in run_ids)
     return [row for row in found if row is not None and row.outcome is not None]
 
 
@@ -186,10 +193,3 @@ def run_from_row(row: tuple[Any, ...]) -> RunRow:
     answer = RunRow(*row)
     answer.detach = bool(answer.detach)
     return answer
-
-
-def _find(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow | None:
-    row = conn.execute(
-        f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
-    ).fetchone()
-    return None if row is None else run_from_row(row)

@@ -30,7 +30,7 @@ from ..errors import (
     StoreFull,
     StoreOverloaded,
 )
-from .callqueue import CallQueue, StoreCall, deliver, run_in
+from .callqueue import CallQueue, StoreCall, deliver
 from .connection import breaks_connection, says_damage
 from .inspection import check_pages, damaged
 
@@ -64,14 +64,13 @@ class Writer(CallQueue):
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
     ) -> None:
-        super().__init__(executor, conn, path, connect)
+        super().__init__(executor, conn, path, connect, checkpoints)
 
         # Used in the event loop only:
         self.trouble: str | None = None  # why the last write failed, until one works again
         self.healed_callbacks: list[Callable[[], None]] = []  # called when trouble has ended
 
-        # Used in the executor's thread only:
-        self._checkpoints = checkpoints
+        # Used in `_drain` only:
         self._synchronous = ""  # as last set on the connection
         self._file = _identity(path)
         self._suspect = False  # SQLite has found damage, which may be in memory only
@@ -81,13 +80,11 @@ class Writer(CallQueue):
     def compact(self) -> asyncio.Future[None]:
         """Make the file as small as what it holds. It is written anew, and nothing else is written
         meanwhile: some seconds for a gigabyte."""
-        return run_in(self._executor, self._path, self._compact)
+        return self._run_apart(self._compact)
 
     def _compact(self) -> None:
         try:
             self._prepare()
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")
             self._conn.execute("VACUUM")
             self._checkpoints.empty(self._conn)
         except sqlite3.Error as error:
@@ -143,8 +140,6 @@ class Writer(CallQueue):
                 self._commit([call])
 
     def _begin(self, synchronous: str) -> None:
-        if self._conn.in_transaction:  # a rollback failed earlier
-            self._conn.execute("ROLLBACK")
         if synchronous != self._synchronous:  # has no effect inside a transaction
             self._conn.execute(f"PRAGMA synchronous = {synchronous}")
             self._synchronous = synchronous
@@ -170,13 +165,6 @@ class Writer(CallQueue):
             self._fail(call, error)
             conn.execute("ROLLBACK TO call")
             conn.execute("RELEASE call")
-
-    def _rollback(self) -> None:
-        try:
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")
-        except sqlite3.Error:
-            pass  # `_begin` tries again, and fails its calls if it still cannot
 
     # The file -----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ is opened if it is no file, and nothing is deleted."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -293,8 +294,8 @@ class CostTests(unittest.TestCase):
         """Steps of SQLite's machine, in tens, to recover so many open runs behind as many ended
         ones, with as many open tool calls in the last turn."""
         conn = sqlite3.connect(":memory:", isolation_level=None)
-        for migration in MIGRATIONS:
-            migration.apply(conn)
+        for statement in itertools.chain(*MIGRATIONS):
+            conn.execute(statement)
         insert_session(conn, "", Session(id="s"))
         for number in range(2 * size):
             run, user = f"r{number}", f"u{number}"
