@@ -63,7 +63,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; those that were taken are run. Never waits for them."""
+        """Take no more calls. Those that were taken are run: none is cancelled or waited for."""
         with self._lock:
             self._closed = True
             for _ in range(self._alive):

@@ -12,10 +12,11 @@ replaced before the next call: what was wrong may be over without the connection
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import StoreFailed, StoreOverloaded
 from ..records import dataclass
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .checkpoints import Checkpoints
-    from .executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,23 @@ T = TypeVar("T")
 MAX_WAITING = 10_000  # calls per queue: seconds of backlog at any speed, megabytes of memory
 
 
+class Executor(Protocol):
+    def start(self, call: Callable[[], None]) -> None:
+        """Run `call`, now or later, in this thread or in another. `call` never raises."""
+
+
+class InlineExecutor:
+    """Runs each call at once in the calling thread: a store without threads, for tests."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def start(self, call: Callable[[], None]) -> None:
+        call()
+
+
 @dataclass(slots=True, eq=False)
 class StoreCall:
-    """Work for a connection, and what came of it."""
-
     work: Callable[..., Any]
     durably: bool
     future: asyncio.Future[Any]
@@ -56,7 +69,7 @@ class StoreCall:
 
 
 def run_in(executor: Executor, path: Path, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `work` in an executor. Errors are translated."""
+    """Run `work` in an executor; its errors are translated."""
     loop = asyncio.get_running_loop()
     call = StoreCall(work, False, loop.create_future())
     executor.start(lambda: _perform(call, path, loop))
@@ -82,10 +95,8 @@ def deliver(
         for call in calls:
             call.resolve()
 
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for it any more
         loop.call_soon_threadsafe(resolve)
-    except RuntimeError:
-        pass  # the loop is closed: no task is left that waits for it
 
 
 class CallQueue:
@@ -130,8 +141,7 @@ class CallQueue:
         return call.future
 
     def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `work` after the calls that wait now, outside any transaction. Errors are
-        translated."""
+        """Run `work` after the calls that wait now, outside any transaction."""
         call = StoreCall(work, False, self._loop.create_future())
         self._enqueue(call, apart=True)
         return call.future
@@ -178,10 +188,8 @@ class CallQueue:
         """Replace the connection if it is broken. If that raises, the old one stays closed, and
         this is tried again before the next call."""
         if self._broken:
-            try:
+            with contextlib.suppress(sqlite3.Error):
                 self._conn.close()  # first: it may hold locks
-            except sqlite3.Error:
-                pass  # there is nothing else to do with it
             self._conn = self._connect()
             self._broken = False
 

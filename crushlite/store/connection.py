@@ -48,8 +48,7 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
 
 
 class Connections:
-    """A ConnectionFactory that opens with another one, and can interrupt what is running on the
-    connections that it has opened."""
+    """A ConnectionFactory that can interrupt what runs on the connections that it has opened."""
 
     def __init__(self, factory: ConnectionFactory) -> None:
         self._factory = factory
@@ -62,8 +61,7 @@ class Connections:
         return conn
 
     def interrupt(self, path: Path) -> None:
-        """End the statements that are running on a file, with an error. Those that begin later are
-        not touched."""
+        """End the statements that are running on a file now, with an error."""
         for conn in tuple(self._opened.get(path, ())):
             with contextlib.suppress(sqlite3.Error):  # it is closed
                 conn.interrupt()
@@ -73,8 +71,8 @@ class Connections:
 
 
 def distrust(conn: sqlite3.Connection) -> None:
-    """Switch off what SQLite lets a file decide: the file may have come with a clone. None of these
-    statements reads the file."""
+    """Switch off what SQLite lets a file decide, which may have come with a clone. Nothing here
+    reads the file."""
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     if sys.version_info >= (3, 12):  # before that Python has no access to these

@@ -117,8 +117,8 @@ def _check_content(path: Path, connect: ConnectionFactory, read_through: bool) -
 
 
 def _check_declarations(path: Path, version: int, conn: sqlite3.Connection) -> None:
-    """Compare what is declared with what this version declares: damage to a declaration passes
-    every check of the pages, and what others have added would be run."""
+    """Refuse declarations other than those of this version: damage to one passes every check of the
+    pages, and what others have added would be run."""
     try:
         found = declared(conn)
     except CorruptDatabase as error:
@@ -152,9 +152,8 @@ def _check_journal(path: Path) -> bool:
 
 @contextlib.contextmanager
 def no_litter(path: Path) -> Iterator[None]:
-    """Around an opening: if it fails, delete the side files that it made. With a database that may
-    only be read SQLite makes side files that may only be read, which would be in the way of the
-    next opening."""
+    """If the opening inside fails, delete the side files that it made. Beside a database that may
+    only be read SQLite makes such files, which would be in the way of the next opening."""
     missing = [file for file in side_files(path) if not file.exists()]
     try:
         yield

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunRow:
-    """A run as it is stored. `attachments` is a JSON array; `outcome` is None until the run has
-    ended; `carrier` is the run that this one was folded into, if any; `limit_reached` is the limit
-    that ended it, else empty."""
+    """`attachments` is a JSON array; `outcome` is None until the run has ended; `carrier` is the
+    run that this one was folded into, if any; `limit_reached` is the limit that ended it."""
 
     run_id: str
     session_id: str
@@ -123,7 +122,7 @@ def start_run(
 
 
 def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
-    """Set the outcome of a run that has none yet."""
+    """Set the outcome of a run, unless it has one."""
     conn.execute(
         """
         UPDATE runs SET outcome = :outcome, message_id = :message_id, error = :error,

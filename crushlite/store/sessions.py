@@ -77,29 +77,22 @@ def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> No
     if session.parent_session_id:
         require_session(conn, scope, session.parent_session_id)
     check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
+    values = {
+        "scope": scope,
+        "id": session.id,
+        "parent_session_id": session.parent_session_id or None,
+        "title": session.title,
+        "prompt_tokens": session.prompt_tokens,
+        "completion_tokens": session.completion_tokens,
+        "summary_message_id": session.summary_message_id,
+        "cost": session.cost,
+        "todos": _todos(session.todos),
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+    }
+    columns, marks = ", ".join(values), ", :".join(values)
     conn.execute(
-        f"""
-        INSERT INTO sessions (
-            scope, id, parent_session_id, title, prompt_tokens, completion_tokens,
-            summary_message_id, cost, todos, created_at, updated_at, touched
-        ) VALUES (
-            :scope, :id, :parent, :title, :prompt_tokens, :completion_tokens,
-            :summary, :cost, :todos, :created_at, :updated_at, {_NEXT_TOUCH}
-        )
-        """,
-        {
-            "scope": scope,
-            "id": session.id,
-            "parent": session.parent_session_id or None,
-            "title": session.title,
-            "prompt_tokens": session.prompt_tokens,
-            "completion_tokens": session.completion_tokens,
-            "summary": session.summary_message_id,
-            "cost": session.cost,
-            "todos": _todos(session.todos),
-            "created_at": session.created_at,
-            "updated_at": session.updated_at,
-        },
+        f"INSERT INTO sessions ({columns}, touched) VALUES (:{marks}, {_NEXT_TOUCH})", values
     )
 
 

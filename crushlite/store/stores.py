@@ -28,7 +28,7 @@ from ..errors import (
 from ..realpath import real_path
 from ..records import dataclass
 from ..threads import DaemonThreads
-from .callqueue import run_in
+from .callqueue import Executor, run_in
 from .checkpoints import Checkpoints
 from .connection import (
     Connections,
@@ -39,7 +39,6 @@ from .connection import (
     translated,
 )
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
-from .executor import MOST_THREADS, Executor
 from .inspection import damaged, inspect, no_litter
 from .migrations import VERSION, migrate
 from .reader import Reader
@@ -57,6 +56,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NAME = "crushlite.db"
+# Shared by all stores: those that are not in use need none, and a call that hangs keeps only one.
+_MOST_THREADS = 64
 READ_SECONDS = 1.0  # that a read may go on when its store is closed: no request is left for it
 WRITE_SECONDS = 20.0  # that writes may go on
 GIVE_UP_SECONDS = 60.0  # after which a thread that cannot be interrupted is left behind,
@@ -164,7 +165,7 @@ class Stores:
     ) -> None:
         self._clock = clock
         self._boot_id = boot_id
-        shared = DaemonThreads(MOST_THREADS, "crushlite-store")
+        shared = DaemonThreads(_MOST_THREADS, "crushlite-store")
         self._executor = executor or (lambda _: shared)
         self._connect = Connections(connect)
         self._entries: dict[Path, _Entry] = {}

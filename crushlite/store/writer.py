@@ -4,8 +4,7 @@ It takes all calls that wait and runs them in one transaction, each under a save
 several: a commit costs a flush of the disk, however many calls share it. A call that fails is
 rolled back alone. But SQLite may drop the whole transaction (a full disk, an I/O error), and what
 ran next would then run outside any; so `in_transaction` is checked after every exception, and a
-lost batch is repeated call by call, each in its own transaction. Hence work may run twice, and must
-touch nothing but its connection and return plain data.
+lost batch is repeated call by call, each in its own transaction. Hence work may run twice.
 
 Nothing is committed to a file that is no longer there, and nothing is written any more to one that
 turns out to be damaged: what it still holds must not get worse.
@@ -30,7 +29,7 @@ from ..errors import (
     StoreFull,
     StoreOverloaded,
 )
-from .callqueue import CallQueue, StoreCall, deliver
+from .callqueue import CallQueue, Executor, StoreCall, deliver
 from .connection import breaks_connection, says_damage
 from .inspection import check_pages, damaged
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .checkpoints import Checkpoints
-    from .executor import Executor
 
 _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
 _SAMPLE = 400  # rows per index that the statistics are made from

@@ -244,7 +244,7 @@ class SharingTests(OpenCase):
 
     async def open_elsewhere(self) -> None:
         """Proof that the lock is free."""
-        others = Stores(clock=FakeClock(), boot_id="other")
+        others = self.make_stores()
         await others.release(await others.open(self.directory))
 
 
@@ -422,7 +422,7 @@ class LockTests(OpenCase):
     async def test_two_owners_in_one_process_are_refused_too(self) -> None:
         async with asyncio.timeout(LIMIT):
             store = await self.stores.open(self.directory)
-            others = Stores(clock=FakeClock(), boot_id="other")
+            others = self.make_stores()
             with self.assertRaisesRegex(DataDirectoryInUse, rf"process {os.getpid()}\b"):
                 await others.open(self.directory)
             await self.stores.release(store)
