@@ -12,7 +12,7 @@ from ..protocol.codec import decode, dumps, encode, loads
 from ..records import dataclass
 
 if TYPE_CHECKING:
-    from ..hosting.backend import Backend, Hosted
+    from ..hosting.backend import Backend
     from ..hosting.workspace import Workspace
     from ..http.messages import Request
     from .entry import Entry
@@ -34,11 +34,8 @@ class Context:
     vitals: Vitals
     table: tuple[Entry, ...]  # every route, for a route that describes them
 
-    def hosted(self, request: Request) -> Hosted:
-        return self.backend.hosted(request.params["id"])
-
     def workspace(self, request: Request) -> Workspace:
-        return self.hosted(request).workspace
+        return self.backend.get(request.params["id"])
 
 
 def answer(value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:

@@ -9,28 +9,27 @@ from ..protocol.workspaces import Workspace as WireWorkspace
 from ..version import WIRE_VERSION
 
 if TYPE_CHECKING:
-    from ..hosting.backend import Hosted
     from ..hosting.workspace import Workspace
 
 
-def describe(hosted: Hosted, client: str | None = None) -> WireWorkspace:
+def describe(workspace: Workspace, client: str | None = None) -> WireWorkspace:
     """A workspace on the wire. A client sees the environment it sent itself, and no other."""
     return WireWorkspace(
-        id=hosted.workspace.id,
-        path=hosted.path,
-        yolo=hosted.yolo,
-        debug=hosted.debug,
-        data_dir=str(hosted.data_dir),
+        id=workspace.id,
+        path=workspace.asked.path,
+        yolo=workspace.asked.yolo,
+        debug=workspace.asked.debug,
+        data_dir=str(workspace.profile.data_dir),
         version=WIRE_VERSION,
-        config=wire_config(hosted),
-        env=hosted.envs.get(client, []) if client is not None else [],
-        channels=hosted.channels,
-        warning=hosted.workspace.profile.warning,
+        config=wire_config(workspace),
+        env=workspace.envs.get(client, []) if client is not None else [],
+        channels=workspace.asked.channels,
+        warning=workspace.profile.warning,
     )
 
 
-def wire_config(hosted: Hosted) -> dict[str, Any]:
-    return hosted.workspace.profile.wire(agent_info(hosted.workspace))
+def wire_config(workspace: Workspace) -> dict[str, Any]:
+    return workspace.profile.wire(agent_info(workspace))
 
 
 def agent_info(workspace: Workspace) -> AgentInfo:

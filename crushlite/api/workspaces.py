@@ -35,11 +35,11 @@ async def create(context: Context, request: Request) -> Response:
 
 
 async def list_workspaces(context: Context, request: Request) -> Response:
-    return answer([describe(hosted) for hosted in context.backend.everything()])
+    return answer([describe(each) for each in context.backend.everything()])
 
 
 async def get(context: Context, request: Request) -> Response:
-    return answer(describe(context.hosted(request)))
+    return answer(describe(context.workspace(request)))
 
 
 async def release(context: Context, request: Request) -> Response:
@@ -52,7 +52,7 @@ async def release(context: Context, request: Request) -> Response:
 async def compact(context: Context, request: Request) -> Response:
     """Return unused space of the workspace's store to the disk. Answered when that is done; refused
     while something runs in the store, whose writes would have to wait."""
-    return answer(Space(*await context.backend.compact(context.hosted(request))))
+    return answer(Space(*await context.backend.compact(context.workspace(request))))
 
 
 async def current_session(context: Context, request: Request) -> Response:

@@ -205,7 +205,7 @@ class OverflowTests(CoderBench):
         with self.assertRaisesRegex(ProviderError, "no such"):
             await self.run_turn([ProviderError("no such model", status=404)])
         provider = PlannedProvider([TOO_LONG])
-        self.services.transcript.forget(["session-1"])
+        self.workspace.transcript.forget(["session-1"])
         await self.execute("DELETE FROM messages")
         with self.assertRaisesRegex(ProviderError, "too long"):
             await self.converse(self.coder(provider), "a prompt that is too long by itself")
