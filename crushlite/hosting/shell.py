@@ -150,24 +150,16 @@ class Shells:
         task.add_done_callback(lambda _: self._shells.pop(shell))
         return await asyncio.shield(task)
 
-    def kill(self, session_id: str) -> None:
-        for shell in self._shells:
-            if shell.session_id == session_id:
-                shell.kill()
-
-    async def end(self, session_id: str) -> None:
-        """Kill those of a session, and return when they are dead and on record."""
-        self.kill(session_id)
-        await self._wait([t for s, t in self._shells.items() if s.session_id == session_id])
-
-    async def close(self) -> None:
-        """Kill all, and let their records be written."""
-        for shell in self._shells:
+    def kill(self, session_id: str | None) -> list[asyncio.Task[ShellAnswer]]:
+        """Kill those of a session, or all; returns their tasks."""
+        mine = [one for one in self._shells if session_id in (None, one.session_id)]
+        for shell in mine:
             shell.kill()
-        await self._wait(list(self._shells.values()))
-        await self.tasks.end(END_SECONDS)
+        return [self._shells[shell] for shell in mine]
 
-    async def _wait(self, tasks: list[asyncio.Task[ShellAnswer]]) -> None:
+    async def end(self, session_id: str | None = None) -> None:
+        """Kill those of a session, or all, and return when they are dead and on record."""
+        tasks = self.kill(session_id)
         if tasks:
             await asyncio.wait(tasks, timeout=END_SECONDS)
 

@@ -19,7 +19,6 @@ Knows nothing of: runs, turns, permissions, HTTP.
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import uuid
 from dataclasses import field
@@ -301,18 +300,14 @@ class Transcript:
     async def messages_json(self, session_id: str) -> list[bytes]:
         """The same as JSON, without making objects of all of them: pieces with one or more
         messages each, to be joined by commas."""
-        (pieces, newest), seen = await self._read_beside(
-            lambda: self._seen(session_id),
-            functools.partial(listing.message_texts, sid=session_id),
-        )
+        read = await self._read_beside(listing.message_texts, session_id)
+        (pieces, newest), seen = read
         return [*pieces, *map(_text, _overlaid(newest, seen))]
 
     async def user_messages_json(self, session_id: str | None) -> list[bytes]:
         """What was typed, newest first: in one session, or in all. Pieces, as above."""
-        (newest, pieces), seen = await self._read_beside(
-            lambda: self._seen(session_id, role="user"),
-            functools.partial(listing.user_message_texts, sid=session_id),
-        )
+        read = await self._read_beside(listing.user_message_texts, session_id, role="user")
+        (newest, pieces), seen = read
         return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
 
     def _seen(self, session_id: str | None, role: str | None = None) -> dict[str, LiveMessage]:
@@ -326,18 +321,16 @@ class Transcript:
         }
 
     async def _read_beside(
-        self,
-        look: Callable[[], dict[str, LiveMessage]],
-        read: Callable[..., T],  # of (conn, scope, *, live, recent), with the ids of the live ones
+        self, read: Callable[..., T], session_id: str | None, role: str | None = None
     ) -> tuple[T, dict[str, LiveMessage]]:
         """Read around the live messages. One that came up meanwhile may be among the texts, where
         it cannot be found again: then the read is repeated with the newest rows as themselves.
         Once, since while a turn goes on there may be a new one each time."""
-        seen = look()
+        seen = self._seen(session_id, role)
         for recent in (0, listing.RECENT):
             ids = list(seen)
-            found: T = await self._store.read(functools.partial(read, live=ids, recent=recent))
-            seen |= look()
+            found: T = await self._store.read(read, session_id, ids, recent)
+            seen |= self._seen(session_id, role)
             if len(seen) == len(ids):
                 break
         return found, seen

@@ -188,7 +188,8 @@ class Workspace(WorkspaceBase):
         await self.runs.close()
         if not await all_done(self.clock, list(self._errands), self.settings.drain):
             log.error("workspace %s: a request was not carried out in time", self.path)
-        await self.shells.close()
+        await self.shells.end()
+        await self.shells.tasks.end(END_SECONDS)
         await self.runs.titles.tasks.end(END_SECONDS)
         await self.background.close()
         for part in reversed(self.parts):
