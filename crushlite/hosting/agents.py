@@ -164,8 +164,9 @@ class _BlockingTurn:
             self._waiting.cancel()
 
 
-async def run_agent(agent: Agent, turn: LiveTurn) -> None:
-    """Let an agent answer. Raises what it raises."""
+async def run_agent(turn: LiveTurn) -> None:
+    """Let the agent of a turn answer. Raises what it raises."""
+    agent = turn.agent
     await (agent.run(turn) if agent.is_async else run_blocking(agent.run, turn))
 
 

@@ -296,10 +296,9 @@ class Runner:
 
     def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
         """Publish the user message of a prompt, and return what the agent task is to run."""
-        agent = live.agent = live.agent or self.agents.serving(live.run.session_id)
         if live.kind == SUMMARIZE:
-            return self._summarize(agent, live.request)
-        return self._call_agent(agent, self._begin_turn(live))
+            return self._summarize(self.agents.serving(live.run.session_id), live.request)
+        return self._call_agent(self._begin_turn(live))
 
     def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
@@ -307,31 +306,31 @@ class Runner:
             self._workspace,
             live.request,
             live.agent or self.agents.serving(live.run.session_id),
-            fold=lambda: self._fold(live),
+            fold=self._fold,
             summarize=summarize_turn,
             delegate=run_child,
         )
-        live.turn.messages.append(self._user_message(live))
+        live.turn.messages.append(self._user_message(live, live.turn))
         return live.turn
 
-    def _user_message(self, live: LiveRun) -> LiveMessage:
-        """Put a run's prompt into the transcript; its row is written together with the run's."""
+    def _user_message(self, live: LiveRun, turn: LiveTurn) -> LiveMessage:
+        """Put a run's prompt into the transcript, as part of a turn; its row is written together
+        with the run's."""
         scope, run_id, carrier = self._workspace.store.scope, live.run.run_id, live.folded_into
         message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
         live.user = self._workspace.transcript.create(
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        agent = live.agent or self.agents.serving(live.run.session_id)
-        self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt, live.turn)
+        self.titles.begin(turn, run_id, live.request.prompt)
         return live.user
 
-    async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
+    async def _call_agent(self, turn: LiveTurn) -> None:
         """An agent that tries to exit the process only fails its own turn."""
         try:
-            await self.agents.ready(agent)
+            await self.agents.ready(turn.agent)
             await turn.guards.prompt(turn.prompt)
-            await run_agent(agent, turn)
+            await run_agent(turn)
             await turn.agent_done()
         except (SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
@@ -389,16 +388,17 @@ class Runner:
         log.error("run %s: the turn broke", live.run.run_id, exc_info=error)
         live.failure = Failure("Internal error", f"{type(error).__name__}: {words(error)}")
 
-    async def _fold(self, live: LiveRun) -> list[Message]:
+    async def _fold(self, turn: LiveTurn) -> list[Message]:
         """Store the prompts that were typed to steer this turn; returns them for the agent. If they
         cannot be stored the turn fails, and its ending stores what is missing."""
+        live = self._known[turn.run_id]
         riders = [self._known[run.run_id] for run in self._runs.fold(live.run)]
         for rider in riders:
-            rider.turn = live.turn
+            rider.turn = turn
             rider.started_at = self._workspace.clock.now()
         if not riders:
             return []
-        messages = [self._user_message(rider) for rider in riders]
+        messages = [self._user_message(rider, turn) for rider in riders]
         save = self._workspace.transcript.saving(messages)
         try:
             await self._workspace.store.write_durably(lambda conn, scope: save(conn))
@@ -437,7 +437,7 @@ class Runner:
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
                 messages += turn.messages
-                messages += [rider.user or self._user_message(rider) for rider in riders]
+                messages += [rider.user or self._user_message(rider, turn) for rider in riders]
             except Exception as error:  # noqa: BLE001 - logged there; the run must end
                 self._broke(first, error)
         now = self._workspace.clock.now()

@@ -108,7 +108,7 @@ async def run_child(
     child.messages.append(workspace.transcript.create(asked))
     outcome, failure = Outcome.FAILED, None
     try:
-        await run_agent(agent, child)
+        await run_agent(child)
         outcome = Outcome.COMPLETED
     except asyncio.CancelledError:
         outcome = Outcome.CANCELED

@@ -82,7 +82,7 @@ class LiveTurn(TurnRequests):
         request: Prompt,
         agent: Agent,
         *,
-        fold: Callable[[], Awaitable[list[Message]]] | None = None,
+        fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
         summarize: Callable[[LiveTurn], Awaitable[None]] | None = None,
         delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
         is_summary: bool = False,
@@ -366,7 +366,7 @@ class LiveTurn(TurnRequests):
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
         before, self._new_step = self._new_step, True
-        folded = await self._fold()
+        folded = await self._fold(self)
         self._new_step = before or bool(folded)
         return folded
 

@@ -233,7 +233,7 @@ class NoteTests(CoderBench):
         self.provider.answers += [viewing(1, "none"), said("ok")]
         folded = iter([False, True, False])
 
-        async def fold() -> list[Message]:
+        async def fold(turn: object) -> list[Message]:
             if not next(folded):
                 return []
             (self.path / "AGENTS.md").write_text("Use spaces.")

@@ -173,7 +173,7 @@ class OverflowTests(CoderBench):
         (await self.converse(agent, "one")).close(Outcome.COMPLETED, None)
         folded = iter([False, True, False])
 
-        async def fold() -> list[Message]:
+        async def fold(turn: object) -> list[Message]:
             if not next(folded):
                 return []
             self.user("and this", BinaryPart("a.txt", "text/plain", "cmliYml0"))

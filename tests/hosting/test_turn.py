@@ -678,7 +678,7 @@ class ReadingTests(TurnBench):
     async def test_followups_are_whatever_the_workspace_folds(self) -> None:
         rider = Message("u", "user", SESSION, [TextPart("also this")])
 
-        async def fold() -> list[Message]:
+        async def fold(turn: LiveTurn) -> list[Message]:
             return [rider]
 
         self.assertEqual(await self.turn(fold=fold).followups(), [rider])
@@ -687,7 +687,7 @@ class ReadingTests(TurnBench):
     async def test_nothing_is_folded_between_a_call_and_its_result(self) -> None:
         asked = 0
 
-        async def fold() -> list[Message]:
+        async def fold(turn: LiveTurn) -> list[Message]:
             nonlocal asked
             asked += 1
             return []

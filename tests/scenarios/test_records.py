@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.base import Usage
 from crushlite.claims import Graces
@@ -171,9 +172,8 @@ class TitleTests(PromptTestCase):
             await anna.prompt(session, "later", run_id="two")
             await anna.events.wait_for("run_complete", run_id="two")
             (hosted,) = daemon.backend.everything()
-            titles, titling = hosted.runs.titles, hosted.agent
-            assert titling is not None
-            late = titles.tasks.spawn(titles._title(titling, "two", session, "later"))
+            titles, turn = hosted.runs.titles, mock.Mock(agent=hosted.agent, session_id=session)
+            late = titles.tasks.spawn(titles._title(turn, "two", "later"))
             await asyncio.sleep(0)
             late.cancel()
             await asyncio.wait([late])

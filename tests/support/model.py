@@ -358,7 +358,7 @@ class CoderBench(Bench):
         prompt: str = "hello",
         parts: Sequence[Part] = (),
         *,
-        fold: Callable[[], Awaitable[list[Message]]] | None = None,
+        fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
         **order: Any,
     ) -> LiveTurn:
         """Run the agent on a turn, into which `fold` brings more prompts. Writing the turn's ending

@@ -124,7 +124,7 @@ class Bench(BoundedTestCase):
         self,
         prompt: str = "hello",
         *,
-        fold: Callable[[], Awaitable[list[Message]]] | None = None,
+        fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
         **order: Any,
     ) -> LiveTurn:
         """A turn as the workspace would make it, except that only `fold` brings prompts into it."""
