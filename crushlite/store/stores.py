@@ -37,7 +37,6 @@ from .connection import (
     connect as default_connect,
     says_damage,
     transaction,
-    translated,
 )
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .inspection import damaged, inspect, no_litter
@@ -273,20 +272,19 @@ class Stores:
         return Store(path, self._boot_id, lock, writer, reader)
 
     def _prepare(self, path: Path) -> tuple[DirectoryLock, sqlite3.Connection]:
-        with translated(path):
-            make_directory(path.parent)
-            refuse_links(path)
-            lock = DirectoryLock(path.parent)
-            try:
-                with no_litter(path):
-                    inspect(path, self._connect, lock.note)
-                    create_database_file(path)
-                    conn = self._open_writer(path)
-                lock.opened()
-                return lock, conn
-            except BaseException:
-                lock.release()
-                raise
+        make_directory(path.parent)
+        refuse_links(path)
+        lock = DirectoryLock(path.parent)
+        try:
+            with no_litter(path):
+                inspect(path, self._connect, lock.note)
+                create_database_file(path)
+                conn = self._open_writer(path)
+            lock.opened()
+            return lock, conn
+        except BaseException:
+            lock.release()
+            raise
 
     def _open_writer(self, path: Path) -> sqlite3.Connection:
         conn = self._connected(path, read_only=False)
@@ -323,7 +321,6 @@ class Stores:
                 conn.execute("SELECT 1 FROM sqlite_master").fetchall()
             else:
                 configure(conn)
-                Checkpoints.configure(conn)
         except BaseException:
             conn.close()
             raise
