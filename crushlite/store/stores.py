@@ -31,13 +31,7 @@ from ..records import dataclass
 from ..threads import DaemonThreads
 from .callqueue import Executor, run_in
 from .checkpoints import Checkpoints
-from .connection import (
-    Connections,
-    configure,
-    connect as default_connect,
-    says_damage,
-    transaction,
-)
+from .connection import Connections, configure, connect as default_connect, says_damage, transaction
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .inspection import damaged, inspect, no_litter
 from .migrations import VERSION, migrate
