@@ -50,7 +50,7 @@ from crushlite.coder.tools.base import ToolContext  # noqa: E402
 from crushlite.coder.tools.registry import all_tools  # noqa: E402
 from crushlite.protocol.config import Model, SelectedModel  # noqa: E402
 from crushlite.testing import LocalDaemon  # noqa: E402
-from crushlite.testing.memory import MemoryTransport  # noqa: E402
+from tests.support.memory import MemoryTransport  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

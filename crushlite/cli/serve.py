@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import shlex
-import shutil
 import sys
 import threading
 import time
@@ -251,6 +250,8 @@ def _called_as() -> str:
     """How this command was started, to be typed again in any directory."""
     if script := os.environ.get("CRUSHLITE_CALLED_AS"):  # set by a script around this command
         return shlex.quote(script)
+    import shutil  # only for people: a daemon that a command starts says nothing of this
+
     if shutil.which("crushlite"):
         return "crushlite"
     if os.path.basename(sys.argv[0]) == "__main__.py":

@@ -22,11 +22,11 @@ from crushlite.coder.providers.base import (
 )
 from crushlite.coder.providers.failures import refusal
 from crushlite.coder.tools.base import ToolOutcome, view_lines
+from crushlite.fake_model import End, Fail, Say
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import BinaryPart
 from crushlite.protocol.runs import AgentEvent
 from crushlite.runs import Outcome
-from crushlite.testing.model import End, Fail, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, chat
 from tests.support.images import png

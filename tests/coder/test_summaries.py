@@ -12,10 +12,10 @@ from crushlite.clock import SystemClock
 from crushlite.coder.prompts import SUMMARY as WISH
 from crushlite.commands import process
 from crushlite.errors import TurnOver
+from crushlite.fake_model import End, Fail, Say
 from crushlite.hosting import summaries, workspace as hosting
 from crushlite.settings import Settings
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, Fail, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import (
     ConfiguredTestCase,
@@ -33,8 +33,8 @@ from tests.support.scenarios import scenario
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
     from crushlite.commands.process import Command
+    from crushlite.fake_model import ModelCall
     from crushlite.testing import Answer, Participant, Seen, Stores
-    from crushlite.testing.model import ModelCall
 
 SUMMARY = "We said hello."
 AS_USER = ("user", f"Summary of our conversation so far:\n{SUMMARY}")

@@ -17,10 +17,10 @@ from crushlite.agent.base import Scope
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
+from crushlite.fake_model import End, FakeModel, Say
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.protocol.questions import Choice, Question
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
 from tests.support.webdriver import Browser, Window
@@ -553,7 +553,7 @@ class Resilience(BrowserCase):
         for number in range(3):
             await run.say(f"piece {number} ")
             await anna.shows(f"piece {number}", ".msg.assistant")
-            for connection in tuple(self.daemon.daemon.server._connections):
+            for connection in tuple(self.daemon.daemon.server.connections):
                 if connection.streaming:
                     connection.abort()
             await run.do(lambda turn: turn.step())

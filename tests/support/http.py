@@ -14,8 +14,8 @@ from crushlite.http.limits import Limits
 from crushlite.http.messages import ByteSink, HTTPError, Pairs, Request, Response, Stream
 from crushlite.http.router import Guard, Route, Router
 from crushlite.http.server import HTTPServer
-from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import BoundedTestCase
+from tests.support.memory import MemoryTransport
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -51,7 +51,7 @@ class HTTPTestCase(BoundedTestCase):
         return HTTPServer(router, clock=self.clock, limits=limits or Limits(), **options)
 
     def connect(self, server: HTTPServer) -> MemoryTransport:
-        transport = MemoryTransport(server.protocol_factory("memory", 80)())
+        transport = MemoryTransport(Connection(server, "memory", 80))
         transport.connect()
         return transport
 

@@ -16,6 +16,7 @@ from crushlite.coder.loop import CoderAgent, CoderOptions, ServedModel
 from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
+from crushlite.fake_model import End, FakeModel, Say
 from crushlite.hosting import shell, turn_commands, workspace
 from crushlite.hosting.prompts import TurnRequest
 from crushlite.hosting.summaries import write_summary
@@ -23,7 +24,6 @@ from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say
 from tests.support.agents import AgentTestCase
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.turns import SESSION, Bench
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from crushlite.clock import Clock
     from crushlite.coder.providers.base import ModelClient, ModelRequest, Piece
     from crushlite.coder.tools.base import Tool
+    from crushlite.fake_model import ModelCall, Script, Step
     from crushlite.protocol.messages import Part
     from crushlite.settings import Settings
     from crushlite.testing import Participant, Seen, Stores
-    from crushlite.testing.model import ModelCall, Script, Step
 
 __all__ = [
     "QUICK",

@@ -22,8 +22,8 @@ NUMBERS = itertools.count()
 
 async def serve_model() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from crushlite.testing.model import FakeModel, ModelCall
-    from crushlite.testing.model.dialects import ChatDialect, Counts
+    from crushlite.fake_model import FakeModel, ModelCall
+    from crushlite.fake_model.dialects import ChatDialect, Counts
 
     chat = ChatDialect({"model": "fake-large"})
     word, end = chat.text("Lorem "), chat.finish("stop", Counts(10, 5))
