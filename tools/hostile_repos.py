@@ -33,14 +33,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from crushlite.clock import SystemClock  # noqa: E402
+from crushlite.fake_model import End, FakeModel, Say, Use  # noqa: E402
 from crushlite.http.client import ClientError, HTTPClient, UnixConnector  # noqa: E402
-from crushlite.testing.model import End, FakeModel, Say, Use  # noqa: E402
 from tools.hostile_corpus import REPOS, Maker  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crushlite.testing.model import Step
+    from crushlite.fake_model import Step
 
 LEAVE_SECONDS = 10.0
 SECRET = "sk-canary-5f0c1d2e3b4a59687766"

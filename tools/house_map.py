@@ -31,7 +31,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "doors": ("api", "client", "listen", "watchdog", "bounded_exit", "agent", "wings"),
     "the daemon": ("daemon", "launch", "testing"),
 }
-LIBRARIES = ("worktree", "jsonrpc", "outbound")  # used by several wings, and by nothing else
+# Used by several wings, or by their tests, and by nothing else.
+LIBRARIES = ("worktree", "jsonrpc", "outbound", "fake_model")
 WINGS = (
     "config",
     "coder",

@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from crushlite.clock import SystemClock  # noqa: E402
 from crushlite.coder.build import coder  # noqa: E402
+from crushlite.fake_model import End, FakeModel, Say  # noqa: E402
 from crushlite.testing import LocalDaemon  # noqa: E402
-from crushlite.testing.model import End, FakeModel, Say  # noqa: E402
 from tests.support.configured import configuration  # noqa: E402
 from tests.support.mcp import scripted  # noqa: E402
 

@@ -10,7 +10,7 @@ from ..errors import BadRequest, NotFound
 from ..protocol.config import AgentInit, SelectedModel
 from ..protocol.messages import Prompt
 from ..protocol.runs import RUN_STATES, Accepted
-from ..protocol.sessions import AgentSession, ShellCommand
+from ..protocol.sessions import Session, ShellCommand
 from .context import EMPTY, agent_info, answer, body, optional_body, optional_client, seconds
 from .entry import Param
 
@@ -81,7 +81,7 @@ def own_small_model(workspace: Workspace, provider: str) -> SelectedModel:
 
 async def agent_session(context: Context, request: Request) -> Response:
     session = await context.workspace(request).session(request.params["sid"])
-    return answer(AgentSession(id=session.id, title=session.title, is_busy=session.is_busy))
+    return answer(Session(id=session.id, title=session.title, is_busy=session.is_busy))
 
 
 async def cancel(context: Context, request: Request) -> Response:

@@ -37,7 +37,6 @@ from ..protocol.permissions import (
 from ..protocol.questions import QuestionAnswer, QuestionBatch, QuestionReply
 from ..protocol.runs import RUN_STATES, Accepted, CancelReceipt, QueuedPrompt, RunInfo
 from ..protocol.sessions import (
-    AgentSession,
     CurrentSession,
     File,
     FileRead,
@@ -146,7 +145,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", W + "/agent/init", agent.init, AgentInit | None, params=(BY,)),
     Entry("POST", W + "/agent/update", agent.update),
     Entry("GET", SMALL_MODEL, agent.default_small_model, None, SelectedModel, (agent.PROVIDER,)),
-    Entry("GET", A, agent.agent_session, None, AgentSession),
+    Entry("GET", A, agent.agent_session, None, Session),
     Entry("POST", A + "/cancel", agent.cancel, None, CancelReceipt, (WAIT,), urgent=True),
     Entry("POST", A + "/summarize", agent.summarize),
     Entry("POST", A + "/shell", agent.shell, ShellCommand, ShellAnswer),

@@ -32,19 +32,11 @@ from ..api.entry import Entry
 from ..errors import BadRequest, Conflict, UsageError
 from ..http.messages import HTTPError, Response
 from ..listen import default_socket, private_directory
-from ..protocol.web import (
-    WebAddress,
-    WebChallenge,
-    WebCode,
-    WebHello,
-    WebProof,
-    WebRequest,
-    WebTab,
-    WebToken,
-)
+from ..protocol.web import WebAddress, WebRequest
 from ..records import dataclass
 from ..wing import Wing
 from .tabs import Challenges, Tabs
+from .wire import WebChallenge, WebCode, WebHello, WebProof, WebTab, WebToken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..clock import time_limit
 from ..errors import BadRequest, CrushliteError, NotFound
 from ..listen import default_socket
-from ..protocol.lsp import LSPEvent
+from ..protocol.features import LSPEvent
 from ..records import dataclass
 from ..threads import DaemonThreads
 from ..wing import WorkspacePart

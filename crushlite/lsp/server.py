@@ -23,11 +23,12 @@ from ..errors import CrushliteError
 from ..jsonrpc.errors import METHOD_NOT_FOUND, PeerError, RpcError
 from ..jsonrpc.frames import HEADERS
 from ..jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
-from ..protocol.lsp import NEVER, LSPClientInfo
+from ..protocol.features import NEVER
 from ..records import dataclass
 from . import diagnostics
 from .positions import URI_CHARS, path_of, uri_of
 from .servers import environment, language_of, resolved_command
+from .wire import LSPClientInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

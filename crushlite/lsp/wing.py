@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer, body
 from ..api.entry import Entry, W
-from ..protocol.lsp import LSPClientInfo, StartLSP
 from ..wing import Wing
 from ..wings import has_wing
+from .wire import LSPClientInfo, StartLSP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..api.context import EMPTY, answer, body
 from ..api.sessions import NEVER
 from ..errors import BadRequest, NotFound
-from ..protocol.features import (
-    GetPrompt,
-    McpPrompt,
-    McpPromptArgument,
-    McpState,
-    NamedServer,
-)
+from ..protocol.features import GetPrompt, McpState, NamedServer
 from .errors import ServerError
+from .wire import McpPrompt, McpPromptArgument
 
 if TYPE_CHECKING:
     from ..api.context import Context

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..api.entry import Entry, W
-from ..protocol.features import GetPrompt, McpPrompt, McpState, NamedServer
+from ..protocol.features import GetPrompt, McpState, NamedServer
 from ..wing import Wing
 from ..wings import has_wing
 from . import routes
 from .places import StartingPlaces
+from .wire import McpPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,8 +7,7 @@ from typing import Any
 from ..errors import BadRequest
 from ..records import dataclass
 from .codec import JSON, decode, encode
-from .features import McpEvent, SkillsEvent
-from .lsp import LSPEvent
+from .features import LSPEvent, McpEvent, SkillsEvent
 from .messages import Message, MessageDelta, ToolOutput
 from .permissions import PermissionNotification, PermissionRequest
 from .questions import QuestionBatch, QuestionNotification

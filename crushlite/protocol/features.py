@@ -1,4 +1,4 @@
-"""Skills, commands, and requests about tool servers."""
+"""Skills, commands, tool servers and language servers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from ..records import dataclass
 from .codec import omitted
+
+NEVER = "0001-01-01T00:00:00Z"  # how the Crush client writes a time that has not been
 
 
 @dataclass(slots=True)
@@ -32,34 +34,6 @@ class GetPrompt:
 
 
 # Skills -----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class SkillInfo:
-    """A skill that can be used. `id` is the path of its SKILL.md, `label` its source and name."""
-
-    id: str
-    name: str
-    description: str
-    label: str
-    source: str  # user or project
-    user_invocable: bool = False
-
-
-@dataclass(slots=True)
-class SkillSummary:
-    name: str = ""
-    description: str = ""
-    source: str = ""
-    builtin: bool = False
-
-
-@dataclass(slots=True)
-class SkillContent:
-    """The file of a skill, as base64, and what it says about itself."""
-
-    content: str
-    result: SkillSummary = field(default_factory=SkillSummary)
 
 
 @dataclass(slots=True)
@@ -134,7 +108,7 @@ class McpState:
     tool_count: int = omitted(0)
     prompt_count: int = omitted(0)
     resource_count: int = omitted(0)
-    connected_at: str = "0001-01-01T00:00:00Z"
+    connected_at: str = NEVER
     tools: list[str] = omitted(list)
     left_out: list[str] = omitted(list)
     last_lines: str = omitted()
@@ -154,21 +128,15 @@ class McpEvent:
     resource_count: int = omitted(0)
 
 
-@dataclass(slots=True)
-class McpPromptArgument:
-    id: str
-    title: str
-    description: str = omitted()
-    required: bool = False
+# Language servers -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class McpPrompt:
-    """A prompt of a tool server, whose name is in `client_id`."""
+class LSPEvent:
+    """`type` is state_changed or diagnostics_changed."""
 
-    id: str
-    prompt_id: str
-    client_id: str
-    title: str = ""
-    description: str = ""
-    arguments: list[McpPromptArgument] = field(default_factory=list)
+    type: str
+    name: str
+    state: int
+    error: str = omitted()
+    diagnostic_count: int = omitted(0)

@@ -34,24 +34,6 @@ class Session:
 
 
 @dataclass(slots=True)
-class AgentSession:
-    """Answer of `GET W/agent/sessions/{sid}`: only id, title and is_busy are set."""
-
-    id: str = ""
-    parent_session_id: str = ""
-    title: str = ""
-    message_count: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    summary_message_id: str = ""
-    cost: float = 0.0
-    created_at: int = 0
-    updated_at: int = 0
-    attached_clients: int = 0
-    is_busy: bool = False
-
-
-@dataclass(slots=True)
 class CurrentSession:
     session_id: str = ""  # the one that a client shows; empty for none
 

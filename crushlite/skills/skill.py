@@ -10,9 +10,10 @@ import re
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
-from ..protocol.features import SkillInfo, SkillState, SkillSummary
+from ..protocol.features import SkillState
 from ..records import dataclass
 from ..worktree.frontmatter import split, text_of
+from .wire import SkillInfo, SkillSummary
 
 if TYPE_CHECKING:
     from pathlib import Path

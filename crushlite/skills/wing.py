@@ -12,15 +12,9 @@ from ..api.context import answer, body
 from ..api.entry import Entry, W
 from ..clock import time_limit
 from ..errors import CrushliteError, NotFound
-from ..protocol.features import (
-    CommandInfo,
-    ExpandCommand,
-    ExpandedCommand,
-    ReadSkill,
-    SkillContent,
-    SkillInfo,
-)
+from ..protocol.features import CommandInfo, ExpandCommand, ExpandedCommand, ReadSkill
 from ..wing import Wing
+from .wire import SkillContent, SkillInfo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -21,6 +21,8 @@ from unittest import mock
 from crushlite.agent.scripted import ScriptedAgent
 from crushlite.api import context, routes
 from crushlite.console.wing import PUBLIC_BODY
+from crushlite.console.wire import WebCode, WebHello, WebProof
+from crushlite.lsp.wire import StartLSP
 from crushlite.protocol.agents import SessionAgent
 from crushlite.protocol.changes import UndoRequest
 from crushlite.protocol.codec import LARGE
@@ -34,12 +36,11 @@ from crushlite.protocol.config import (
     SetValue,
 )
 from crushlite.protocol.features import ExpandCommand, GetPrompt, NamedServer, ReadSkill
-from crushlite.protocol.lsp import StartLSP
 from crushlite.protocol.messages import Attachment, Prompt
 from crushlite.protocol.permissions import Grant, PermissionAnswer, PermissionSkip
 from crushlite.protocol.questions import QuestionAnswer, QuestionReply, QuestionResponse
 from crushlite.protocol.sessions import CurrentSession, FileRead, Session, ShellCommand
-from crushlite.protocol.web import WebCode, WebHello, WebProof, WebRequest
+from crushlite.protocol.web import WebRequest
 from crushlite.protocol.workspaces import Control, CreateWorkspace
 from crushlite.testing import Answer, LocalDaemon
 from tests.support.http import replies

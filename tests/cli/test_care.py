@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.cli.logs import _grown
+from crushlite.fake_model import FakeModel, obedient
 from crushlite.launch import log_path
-from crushlite.testing.model import FakeModel, obedient
 from crushlite.version import __version__
 from tests.support.cli import PATIENCE, CommandCase
 

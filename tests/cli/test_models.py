@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
+from crushlite.fake_model import End, FakeModel, Say
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say
 from tests.support.cli import CommandCase
 
 if TYPE_CHECKING:

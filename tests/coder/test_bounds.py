@@ -38,8 +38,8 @@ from crushlite.http.sse import SSEEvent, SSEParser
 from crushlite.protocol.codec import dumps, encode
 from crushlite.protocol.config import Model
 from crushlite.protocol.messages import Message, TextPart
-from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import BoundedTestCase
+from tests.support.memory import MemoryTransport
 from tests.support.model import CoderBench, EchoTool, GateTool, PlannedProvider, said
 from tests.support.turns import Bench
 

@@ -31,6 +31,7 @@ from crushlite.coder.repeats import STOPPED, WARNING
 from crushlite.coder.tools.base import ToolOutcome as Result, denied
 from crushlite.coder.wing import CoderWing
 from crushlite.errors import Conflict, LimitReached, ProviderFailed, TurnOver
+from crushlite.fake_model import End, Fail, FakeModel, Say, Use, obedient
 from crushlite.hosting.prompts import Failure
 from crushlite.protocol.config import Model
 from crushlite.protocol.messages import (
@@ -47,7 +48,6 @@ from crushlite.protocol.sessions import Todo
 from crushlite.runs import Outcome
 from crushlite.store import sessions
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, Fail, FakeModel, Say, Use, obedient
 from tests.support.basics import BoundedTestCase
 from tests.support.model import (
     CoderBench,
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crushlite.coder.providers.base import ModelRequest, Piece
+    from crushlite.fake_model import Step
     from crushlite.protocol.messages import Part
     from crushlite.protocol.sessions import Session
-    from crushlite.testing.model import Step
 
     Answer = list[Piece | BaseException]
 

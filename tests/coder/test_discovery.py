@@ -16,8 +16,8 @@ from crushlite.clock import FakeClock, SystemClock
 from crushlite.coder import listeners
 from crushlite.coder.discovery import LOCAL_SERVERS, NONE_SECONDS, LocalServer
 from crushlite.coder.wing import CoderWing
+from crushlite.fake_model import End, FakeModel, Say
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.proxy import Silent, replying, serving
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from crushlite.coder.repeats import WARNING
-from crushlite.testing.model import End, Say, Use
+from crushlite.fake_model import End, Say, Use
 from tests.support.configured import ConfiguredTestCase, chat, results
 
 MISTAKES: list[dict[str, Any]] = json.loads(

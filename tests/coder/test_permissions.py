@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import FakeClock
+from crushlite.fake_model import End, Use
 from crushlite.settings import Settings
-from crushlite.testing.model import End, Use
 from tests.support.configured import ConfiguredTestCase, chat, notes, results, use
 from tests.support.scenarios import scenario
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from crushlite.fake_model import Step
     from crushlite.testing import Participant, Seen
-    from crushlite.testing.model import Step
 
 
 def command(text: str, ident: str = "") -> list[Step]:

@@ -19,9 +19,9 @@ from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.providers.responses import ResponsesProvider
 from crushlite.coder.tools.base import ToolContext
 from crushlite.coder.tools.registry import all_tools
+from crushlite.fake_model import Counts, End, Fail, FakeModel, Say, Think, Use
 from crushlite.protocol.config import Model, SelectedModel
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import Counts, End, Fail, FakeModel, Say, Think, Use
 from tests.support.basics import BoundedTestCase
 from tests.support.images import png
 

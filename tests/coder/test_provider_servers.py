@@ -11,7 +11,7 @@ from crushlite.coder.providers.base import CallPiece, ModelStop, Text, Thought, 
 from crushlite.coder.providers.gemini import GeminiProvider
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.providers.responses import ResponsesProvider
-from crushlite.testing.model import (
+from crushlite.fake_model import (
     Break,
     Counts,
     Drop,

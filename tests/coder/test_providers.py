@@ -35,8 +35,8 @@ from crushlite.coder.providers.base import (
 from crushlite.coder.providers.decoding import SurrogateJoiner
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.providers.transport import Timeouts
+from crushlite.fake_model import FakeModel
 from crushlite.http.client import TCPConnector
-from crushlite.testing.model import FakeModel
 from tests.support.providers import (
     HEAD,
     HI,

@@ -14,8 +14,8 @@ from crushlite.coder.providers.anthropic import AnthropicProvider
 from crushlite.coder.providers.base import ChatMessage, ModelRequest, ProviderError, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.errors import BadRequest
+from crushlite.fake_model import End, FakeModel, Say
 from crushlite.outbound.proxies import Proxies, is_loopback, proxies_of
-from crushlite.testing.model import End, FakeModel, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.proxy import CERTIFICATE, ProxyServer, serving, tls_before
 from tests.support.tools import ToolTestCase

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from crushlite.coder.tools.registry import all_tools
-from crushlite.testing.model import End, Say
+from crushlite.fake_model import End, Say
 from tests.support.configured import ConfiguredTestCase, chat, results, use
 
 

@@ -22,7 +22,7 @@ from crushlite.coder.providers.base import (
     ToolCall,
 )
 from crushlite.coder.providers.responses import ResponsesProvider
-from crushlite.testing.model import FakeModel
+from crushlite.fake_model import FakeModel
 from tests.support.providers import (
     HEAD,
     HI,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.coder.tools.base import ToolOutcome
 from crushlite.coder.tools.registry import all_tools
+from crushlite.fake_model import End, Fail, Say, Use
 from crushlite.http.client import ClientError
-from crushlite.testing.model import End, Fail, Say, Use
 from tests.scenarios.test_cancel import CancelScenarios
 from tests.scenarios.test_endings import EndingScenarios
 from tests.scenarios.test_prompts import PromptScenarios
@@ -25,8 +25,8 @@ from tests.support.prompts import until
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
+    from crushlite.fake_model import Step
     from crushlite.store import Connection
-    from crushlite.testing.model import Step
 
 
 def bash(command: str) -> str:

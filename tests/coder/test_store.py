@@ -8,16 +8,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import FakeClock
+from crushlite.fake_model import End, Say, Use
 from crushlite.store import files as file_rows, messages as message_rows, runs as run_rows
-from crushlite.testing.model import End, Say, Use
 from tests.support.configured import ConfiguredTestCase, chat, marked, new_mark, results, until, use
 from tests.support.scenarios import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from crushlite.fake_model import ModelCall, Step
     from crushlite.store import Connection
-    from crushlite.testing.model import ModelCall, Step
 
 COSTS = {"cost_per_1m_in": 1000.0, "cost_per_1m_out": 10000.0}
 PIXEL = base64.b64encode(b"\x89PNG and so on").decode()

@@ -9,14 +9,14 @@ from crushlite.coder.subagents import NEVER
 from crushlite.config.agentfiles import agent_files
 from crushlite.config.files import Roots, digest
 from crushlite.config.trust import TrustStore
-from crushlite.testing.model import End, Fail, Say, Use
+from crushlite.fake_model import End, Fail, Say, Use
 from tests.support.configured import ConfiguredTestCase, chat, results, use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from crushlite.testing.model import Step
+    from crushlite.fake_model import Step
 
 WRITER = """---
 name: writer

@@ -13,8 +13,8 @@ from crushlite.clock import SystemClock
 from crushlite.coder.tools.base import SEARCHES
 from crushlite.coder.wing import CoderWing
 from crushlite.commands import process
+from crushlite.fake_model import End, Use
 from crushlite.listen import default_socket
-from crushlite.testing.model import End, Use
 from tests.support.configured import ConfiguredTestCase, results, use
 from tests.support.tools import SECRET
 

@@ -13,7 +13,7 @@ from unittest import mock
 from crushlite.coder.images import image_problem, image_type
 from crushlite.coder.tools import base, view
 from crushlite.coder.tools.base import view_lines
-from crushlite.testing.model import End, Say
+from crushlite.fake_model import End, Say
 from crushlite.worktree import names, paths
 from tests.support.configured import ConfiguredTestCase, use
 from tests.support.images import png

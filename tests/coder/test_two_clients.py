@@ -20,8 +20,8 @@ from unittest import mock
 from crushlite.client import Client
 from crushlite.commands.process import Command
 from crushlite.errors import NotFound
+from crushlite.fake_model import End, FakeModel, Say, obedient
 from crushlite.protocol.messages import ToolCallPart
-from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.configured import (
     ConfiguredTestCase,

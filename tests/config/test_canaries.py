@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.client import Client
+from crushlite.fake_model import FakeModel, obedient
 from crushlite.protocol.codec import dumps, encode
-from crushlite.testing.model import FakeModel, obedient
 from tests.commands.test_environment import BY_NAME
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT

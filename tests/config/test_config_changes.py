@@ -13,15 +13,15 @@ from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
 from crushlite.config.files import Roots
 from crushlite.config.loading import ConfigFiles
+from crushlite.fake_model import End, FakeModel, Say, obedient
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say, obedient
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from crushlite.fake_model import ModelCall, Step
     from crushlite.testing import Answer, Participant
-    from crushlite.testing.model import ModelCall, Step
 
 MODELS = [{"id": name, "name": name.title(), "default_max_tokens": 100} for name in ("big", "wee")]
 

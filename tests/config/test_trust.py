@@ -18,9 +18,9 @@ from crushlite.config.loading import ConfigFiles
 from crushlite.config.trust import Trust, TrustStore
 from crushlite.config.warnings import Reason
 from crushlite.errors import ConfigError
+from crushlite.fake_model import End, FakeModel, Say
 from crushlite.protocol.codec import dumps
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say
 from tests.config.test_config import LAB, MODEL, ConfigCase, JSONObject
 from tests.support.basics import BoundedTestCase, chain_of_links
 

@@ -17,10 +17,10 @@ from crushlite.agent.base import Scope
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
+from crushlite.fake_model import End, FakeModel, Say
 from crushlite.http.client import HTTPClient, TCPConnector
 from crushlite.protocol.questions import Choice, Question
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, FakeModel, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.places import ROOT
 from tests.support.webdriver import Browser, Window

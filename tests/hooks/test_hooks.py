@@ -6,9 +6,9 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
+from crushlite.fake_model import End, Say
 from crushlite.hooks.part import HooksPart
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, Say
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, marked, new_mark, results, use
 from tests.support.prompts import until

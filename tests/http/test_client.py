@@ -25,8 +25,8 @@ from crushlite.http.client import (
 from crushlite.http.connection import Connection
 from crushlite.http.messages import ByteSink, Request, Response, Stream
 from crushlite.http.router import Route
-from crushlite.testing.memory import MemoryTransport, connect_pair
 from tests.support.http import HTTPTestCase, Recorder, RecordingStream, get, replies
+from tests.support.memory import MemoryTransport, connect_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -22,7 +22,6 @@ from crushlite.http.connection import Connection
 from crushlite.http.limits import Limits
 from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
 from crushlite.http.router import Route
-from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import LIMIT
 from tests.support.http import (
     HTTPTestCase,
@@ -34,6 +33,7 @@ from tests.support.http import (
     post,
     replies,
 )
+from tests.support.memory import MemoryTransport
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:

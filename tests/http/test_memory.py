@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from crushlite.testing.memory import MemoryTransport, connect_pair
 from tests.support.http import HTTPTestCase
+from tests.support.memory import MemoryTransport, connect_pair
 
 
 class RecordingProtocol(asyncio.Protocol):

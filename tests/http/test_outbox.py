@@ -6,8 +6,8 @@ import asyncio
 
 from crushlite.clock import FakeClock
 from crushlite.http.outbox import Outbox, slices
-from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import BoundedTestCase
+from tests.support.memory import MemoryTransport
 
 TIMEOUT = 10.0
 HIGH_WATER = 640

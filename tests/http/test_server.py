@@ -24,7 +24,7 @@ from tests.support.http import (
 )
 
 if TYPE_CHECKING:
-    from crushlite.testing.memory import MemoryTransport
+    from tests.support.memory import MemoryTransport
 
 
 class Requests(HTTPTestCase):

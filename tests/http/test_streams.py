@@ -12,7 +12,7 @@ from tests.support.http import HTTPTestCase, Recorder, RecordingStream, get, rep
 if TYPE_CHECKING:
     from crushlite.http.messages import ByteSink, Request, Stream
     from crushlite.http.server import HTTPServer
-    from crushlite.testing.memory import MemoryTransport
+    from tests.support.memory import MemoryTransport
 
 
 class Streams(HTTPTestCase):

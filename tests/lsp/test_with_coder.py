@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from crushlite.fake_model import End, Say
 from crushlite.lsp import part as part_module
-from crushlite.testing.model import End, Say
 from tests.support import language_server
 from tests.support.configured import ConfiguredTestCase, results, use
 

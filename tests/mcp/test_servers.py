@@ -14,16 +14,16 @@ from unittest import mock
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.coder.tools.results import RESULT_CHARS
 from crushlite.errors import CrushliteError
+from crushlite.fake_model import End, Say
 from crushlite.mcp import links, server as server_module, session as session_module
 from crushlite.mcp.items import ToolInfo, read_tools
 from crushlite.mcp.session import McpSession
 from crushlite.mcp.wing import STARTING
-from crushlite.testing.model import End, Say
 from tests.support.configured import marked, new_mark, results, use
 from tests.support.mcp import McpTestCase, scripted
 
 if TYPE_CHECKING:
-    from crushlite.testing.model import Step
+    from crushlite.fake_model import Step
 
 DONE: list[Step] = [Say("done"), End()]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from crushlite.acp_agents.wing import AgentsWing
 from crushlite.clock import SystemClock
 from crushlite.commands.orphans import pids_below
+from crushlite.fake_model import FakeModel, obedient
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import FakeModel, obedient
 from tests.support.hosted import HostedTestCase, is_alive
 from tests.support.peers import npm_program, peer_environment
 from tests.support.prompts import until

@@ -29,6 +29,7 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import Stores, connect
 from crushlite.store.migrations import VERSION, migrate
 from crushlite.store.sessions import insert_session
+from crushlite.threads import DaemonThreads
 from tests.support.places import ROOT
 from tests.support.store import list_sessions
 
@@ -80,11 +81,15 @@ def descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
 
+def threads_of_stores() -> list[threading.Thread]:
+    """Those of `make_stores`."""
+    return [thread for thread in threading.enumerate() if thread.name == "stores-under-test"]
+
+
 def store_threads_ended() -> None:
     """Wait for the threads of stores that are closed."""
-    for thread in threading.enumerate():
-        if thread.name == "crushlite-store":
-            thread.join(LIMIT)
+    for thread in threads_of_stores():
+        thread.join(LIMIT)
 
 
 class OpenCase(unittest.IsolatedAsyncioTestCase):
@@ -92,7 +97,14 @@ class OpenCase(unittest.IsolatedAsyncioTestCase):
         self.root = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
         self.directory = self.root / "project" / "data"
         self.database = self.directory / "crushlite.db"
-        self.stores = Stores(clock=FakeClock(), boot_id="boot")
+        self.stores = self.make_stores()
+
+    def make_stores(self, connect: ConnectionFactory = connect) -> Stores:
+        """Stores whose threads end soon when they have nothing to do."""
+        threads = DaemonThreads(64, "stores-under-test", idle_seconds=0.01)
+        return Stores(
+            clock=FakeClock(), boot_id="boot", executor=lambda _: threads, connect=connect
+        )
 
     def make(self) -> sqlite3.Connection:
         """A database of this version, with a little in it."""
@@ -192,16 +204,17 @@ class SharingTests(OpenCase):
 
     async def test_the_last_release_closes_threads_files_and_lock(self) -> None:
         store_threads_ended()  # of earlier stores
-        threads, files = threading.active_count(), descriptors()
+        threads, files = len(threads_of_stores()), descriptors()
         async with asyncio.timeout(LIMIT):
             first = await self.stores.open(self.directory)
             second = await self.stores.open(self.directory)
-            self.assertGreater(threading.active_count(), threads)
+            used = await first.submit(lambda _: threading.current_thread())
+            self.assertEqual(used.name, "stores-under-test")
             await self.stores.release(first)
             self.assertEqual(await second.submit(lambda _: 1), 1)
             await self.stores.release(second)
             store_threads_ended()
-            self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+            self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
             await self.open_elsewhere()
 
     async def test_an_open_during_the_close_waits_for_it_and_gets_a_new_store(self) -> None:
@@ -236,7 +249,7 @@ class SharingTests(OpenCase):
 
     async def open_elsewhere(self) -> None:
         """Proof that the lock is free."""
-        others = Stores(clock=FakeClock(), boot_id="other")
+        others = self.make_stores()
         await others.release(await others.open(self.directory))
 
 
@@ -244,14 +257,14 @@ class RefusalTests(OpenCase):
     async def refused(self, error: type[StoreUnusable], exit_code: int) -> str:
         """Opening fails with this error, changes no byte, and leaks nothing."""
         store_threads_ended()  # of earlier stores
-        before, threads, files = digests(self.directory), threading.active_count(), descriptors()
+        before, threads, files = digests(self.directory), len(threads_of_stores()), descriptors()
         async with asyncio.timeout(LIMIT):
             for _ in range(2):
                 with self.assertRaises(error) as caught:
                     await self.stores.open(self.directory)
         self.assertEqual(digests(self.directory), before)
         store_threads_ended()
-        self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+        self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
         self.assertEqual(caught.exception.exit_code, exit_code)
         return caught.exception.message
 
@@ -305,14 +318,14 @@ class RefusalTests(OpenCase):
         self.make().close()
         for failing in (1, 2, 3):
             with self.subTest(connection=failing):
-                stores = Stores(clock=FakeClock(), boot_id="boot", connect=failing_at(failing))
+                stores = self.make_stores(failing_at(failing))
                 store_threads_ended()  # of earlier stores
-                threads, files = threading.active_count(), descriptors()
+                threads, files = len(threads_of_stores()), descriptors()
                 async with asyncio.timeout(LIMIT):
                     with self.assertRaises(StoreUnusable):
                         await stores.open(self.directory)
                     store_threads_ended()
-                    self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+                    self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
                     store = await self.stores.open(self.directory)
                     await self.stores.release(store)
 
@@ -323,15 +336,15 @@ class RefusalTests(OpenCase):
         async with asyncio.timeout(LIMIT):
             while True:
                 breaking = Breaking(failures + 1)
-                stores = Stores(clock=FakeClock(), boot_id="boot", connect=breaking.connect)
+                stores = self.make_stores(breaking.connect)
                 store_threads_ended()  # of earlier stores
-                threads, files = threading.active_count(), descriptors()
+                threads, files = len(threads_of_stores()), descriptors()
                 try:
                     await stores.release(await stores.open(self.directory))
                 except StoreUnusable:
                     failures += 1
                     store_threads_ended()
-                    self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+                    self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
                 else:
                     break
             # Pragmas, the schema statement by statement, recovery.
@@ -414,7 +427,7 @@ class LockTests(OpenCase):
     async def test_two_owners_in_one_process_are_refused_too(self) -> None:
         async with asyncio.timeout(LIMIT):
             store = await self.stores.open(self.directory)
-            others = Stores(clock=FakeClock(), boot_id="other")
+            others = self.make_stores()
             with self.assertRaisesRegex(DataDirectoryInUse, rf"process {os.getpid()}\b"):
                 await others.open(self.directory)
             await self.stores.release(store)

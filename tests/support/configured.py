@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import SystemClock
 from crushlite.coder.build import coder
+from crushlite.fake_model import End, FakeModel, Use, obedient
 from crushlite.settings import Settings
-from crushlite.testing.model import End, FakeModel, Use, obedient
 from tests.support.model import CoderDaemonTestCase, chat, results, titles
 from tests.support.prompts import notes, shape, until
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import Agent
     from crushlite.clock import Clock
+    from crushlite.fake_model import Step
     from crushlite.hosting.workspace import Workspace
     from crushlite.store import Connection
     from crushlite.testing import Participant, Seen, Stores
-    from crushlite.testing.model import Step
 
 __all__ = [
     "ConfiguredTestCase",

@@ -21,8 +21,8 @@ from unittest import mock
 from crushlite.agent.find import find_agent
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.daemon import Daemon
+from crushlite.fake_model import FakeModel, obedient
 from crushlite.settings import Settings
-from crushlite.testing.model import FakeModel, obedient
 from crushlite.wings import standard_wings
 from tests.support.basics import BoundedTestCase
 from tests.support.go import PATIENCE, Event, EventStream, GoClient, GoError, Refused, together
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from crushlite.agent.base import AgentFactory
     from crushlite.clock import Clock
-    from crushlite.testing.model import Step
+    from crushlite.fake_model import Step
 
 __all__ = ["Crush", "Exit", "Run", "Tui", "WireCase", "configuration", "parts_of", "text_of"]
 

@@ -14,8 +14,8 @@ from crushlite.http.limits import Limits
 from crushlite.http.messages import ByteSink, HTTPError, Pairs, Request, Response, Stream
 from crushlite.http.router import Guard, Route, Router
 from crushlite.http.server import HTTPServer
-from crushlite.testing.memory import MemoryTransport
 from tests.support.basics import BoundedTestCase
+from tests.support.memory import MemoryTransport
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from crushlite.testing.model import FakeModel, obedient
+from crushlite.fake_model import FakeModel, obedient
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.crush import Tui, configuration
 from tests.support.places import ROOT

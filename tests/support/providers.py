@@ -23,16 +23,16 @@ from crushlite.coder.providers.base import (
     ToolSpec,
 )
 from crushlite.coder.providers.openai import OpenAIProvider
-from crushlite.testing.memory import MemoryTransport
-from crushlite.testing.model import FakeModel
+from crushlite.fake_model import FakeModel
 from tests.support.http import HTTPTestCase
+from tests.support.memory import MemoryTransport
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable
 
     from crushlite.coder.providers.client import ProviderClient as AnyProvider
-    from crushlite.testing.model import ModelCall
+    from crushlite.fake_model import ModelCall
 
 KEY = "sk-secret-0123456789"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

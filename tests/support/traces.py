@@ -24,15 +24,15 @@ from urllib.parse import quote
 from crushlite.agent.find import find_agent
 from crushlite.clock import SystemClock
 from crushlite.coder.wing import CoderWing
+from crushlite.fake_model import End, Fail, FakeModel, Say, Use, Wait
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, Fail, FakeModel, Say, Use, Wait
 from tests.support.places import TESTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from crushlite.fake_model import Step
     from crushlite.http.client import HTTPClient
-    from crushlite.testing.model import Step
 
 __all__ = [
     "EventStream",

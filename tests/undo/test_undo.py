@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.coder.tools.registry import all_tools
+from crushlite.fake_model import End, Say, Use
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, Say, Use
 from crushlite.undo import states, undoing as undo
 from crushlite.undo.snapshot import Snapshots
 from tests.support.basics import LIMIT, BoundedTestCase
@@ -26,8 +26,8 @@ from tests.support.prompts import until
 if TYPE_CHECKING:
     from crushlite.agent.base import Turn
     from crushlite.agent.scripted import ScriptedRun
+    from crushlite.fake_model import Step
     from crushlite.testing import Participant
-    from crushlite.testing.model import Step
 
 
 async def reported(path: str, turn: Turn) -> None:

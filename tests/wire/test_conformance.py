@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from crushlite.testing.model import End, Say, Think, Wait
+from crushlite.fake_model import End, Say, Think, Wait
 from tests.support.crush import Exit, Tui, WireCase, parts_of, text_of
 from tests.support.go import Refused
 from tests.support.gojson import AGENT_INFO, INT, MESSAGE, SESSION, List

@@ -9,39 +9,19 @@ with the same files.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 import unittest
 from typing import TYPE_CHECKING, Any
 
-import crushlite.protocol
 from crushlite.errors import BadRequest
 from crushlite.protocol import events
 from crushlite.protocol.codec import decode, encode
 from tests.support.golden import FIELDS, KEYS, TYPES, Goldens, exact, load
+from tests.support.wire import wire_class, wire_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GOLDENS = Goldens()
-
-
-def wire_class(name: str) -> type:
-    module, _, attribute = name.partition(".")
-    found: type = getattr(importlib.import_module(f"crushlite.protocol.{module}"), attribute)
-    return found
-
-
-def wire_classes() -> set[type]:
-    """Every dataclass of the protocol, except Envelope."""
-    modules = pkgutil.iter_modules(crushlite.protocol.__path__)
-    found = {
-        value
-        for info in modules
-        for value in vars(importlib.import_module(f"crushlite.protocol.{info.name}")).values()
-        if isinstance(value, type) and dataclasses.is_dataclass(value)
-    }
-    return found - {events.Envelope}
 
 
 def with_classes() -> Iterator[tuple[str, dict[str, Any], type]]:
@@ -93,7 +73,7 @@ class FileTests(unittest.TestCase):
                     self.assertGreater(len(reason), 10)
 
     def test_every_wire_class_and_every_kind_of_event_has_a_file(self) -> None:
-        self.assertEqual({cls for _, _, cls in with_classes()}, wire_classes())
+        self.assertEqual({cls for _, _, cls in with_classes()}, wire_classes() - {events.Envelope})
         kinds = {name for name in GOLDENS.shapes if name.startswith("event_")}
         self.assertEqual(kinds, {f"event_{kind}" for kind in (*events.KINDS, "resync")})
 

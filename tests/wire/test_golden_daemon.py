@@ -19,11 +19,11 @@ from unittest import mock
 
 from crushlite.agent.base import Scope
 from crushlite.agent.offline import OfflineAgent
+from crushlite.fake_model import End, Say, Think, Wait
 from crushlite.protocol.codec import encode
 from crushlite.protocol.permissions import PermissionOption
 from crushlite.protocol.questions import Question
 from crushlite.testing import LocalDaemon
-from crushlite.testing.model import End, Say, Think, Wait
 from tests.support.basics import BoundedTestCase
 from tests.support.configured import ConfiguredTestCase, use
 from tests.support.golden import Goldens, exact

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from crushlite.http.client import ConnectFailed
 from crushlite.http.connection import Connection
-from crushlite.testing.memory import MemoryTransport
+from tests.support.memory import MemoryTransport
 
 if TYPE_CHECKING:
     import random

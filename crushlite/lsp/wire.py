@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from ..protocol.codec import omitted
+from ..protocol.features import NEVER
 from ..records import dataclass
-from .codec import omitted
-
-NEVER = "0001-01-01T00:00:00Z"  # how the Crush client writes a time that has not been
 
 
 @dataclass(slots=True)
@@ -16,17 +15,6 @@ class LSPClientInfo:
     name: str
     state: int
     connected_at: str = NEVER
-    error: str = omitted()
-    diagnostic_count: int = omitted(0)
-
-
-@dataclass(slots=True)
-class LSPEvent:
-    """`type` is state_changed or diagnostics_changed."""
-
-    type: str
-    name: str
-    state: int
     error: str = omitted()
     diagnostic_count: int = omitted(0)
 

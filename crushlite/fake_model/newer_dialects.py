@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...records import dataclass
+from ..records import dataclass
 from .dialects import OPENAI_FAILURES, Counts, cut, event
 
 

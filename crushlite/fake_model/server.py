@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from ...clock import SystemClock, resolve_once
+from ..clock import SystemClock, resolve_once
 from .dialects import ChatDialect, Counts, MessagesDialect
 from .newer_dialects import GeminiDialect, ResponsesDialect
 from .scripts import Break, Drop, End, Fail, Refuse, Say, Think, Use, Wait, first_text
@@ -17,7 +17,7 @@ from .scripts import Break, Drop, End, Fail, Refuse, Say, Think, Use, Wait, firs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...clock import Clock
+    from ..clock import Clock
     from .dialects import Dialect
     from .scripts import Script, Step
 

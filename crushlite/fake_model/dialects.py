@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
-from ...records import dataclass
+from ..records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...records import dataclass
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from .dialects import Counts
