@@ -407,12 +407,15 @@ class Hub:
 
     # Publishing.
 
-    def publish(self, action: str, payload: object, *, growth: bool = False) -> int:
+    def publish(
+        self, action: str, payload: object, *, growth: bool = False, more: bool = False
+    ) -> int:
         """Send an event to every subscriber; return its number, or 0 if the hub is closed.
 
         `growth` marks an update of a message in which text or reasoning got longer and nothing
-        else. Output of a running tool is always growth, and goes to streams with ids only. Raises
-        only for a payload that is no event, never because of a subscriber.
+        else. Output of a running tool is always growth, and goes to streams with ids only.
+        `more` says that the caller publishes more at once: one write for all of it. Raises only for
+        a payload that is no event, never because of a subscriber.
         """
         if self.closed:
             return 0
@@ -429,8 +432,9 @@ class Hub:
             if not self._batching:
                 self._batching = True
                 asyncio.get_running_loop().call_soon(self._end_tick)
-                self.flush()
-            elif self._batch_bytes >= self.chunk:
+                if not more:
+                    self.flush()
+            if self._batch_bytes >= self.chunk:
                 self.flush()
         return event.seq
 

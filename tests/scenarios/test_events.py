@@ -654,11 +654,11 @@ class OrderTests(Scenario):
         workspace = self.daemon.backend.get(self.anna.workspace["id"])
         publish = workspace.hub.publish
 
-        def spy(action: str, payload: object, *, growth: bool = False) -> int:
+        def spy(action: str, payload: object, **options: bool) -> int:
             name = type(payload).__name__
             if name in ("AgentEvent", "RunComplete"):
                 busy.append((name, workspace.runs.busy()))
-            return publish(action, payload, growth=growth)
+            return publish(action, payload, **options)
 
         _, run = await self.begin()
         with mock.patch.object(workspace.hub, "publish", spy):
