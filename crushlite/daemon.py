@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from .agent.base import agent_factory
 from .api.auth import Guard, WrongKeys
-from .api.context import Context, translate
+from .api.context import Context, Vitals, translate
 from .api.routes import build_router, whole_table
-from .api.vitals import Vitals
 from .bounded_exit import BoundedExit
 from .clock import SystemClock, wait_at_most
 from .errors import IllegalCall, ShuttingDown, UsageError
@@ -127,10 +126,7 @@ class Daemon:
         for wing in self.wings:
             wing.use_ports(self, self.clock)
         table = whole_table(self.wings)
-        self._guard = Guard(
-            allowed_hosts=frozenset(allow_hosts),
-            wrong=WrongKeys(self.clock),
-        )
+        self._guard = Guard(frozenset(allow_hosts), WrongKeys(self.clock))
         self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
         self.server = HTTPServer(
             build_router(Context(self.backend, self._vitals, table), self._guard),

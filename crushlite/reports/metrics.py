@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..api.vitals import Process
+from ..api.system import Process
 from ..protocol.runs import LIVE_STATES
 from ..records import dataclass
 from ..runs import Outcome
@@ -19,7 +19,7 @@ from ..version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..api.vitals import Vitals
+    from ..api.context import Vitals
     from ..hosting.backend import Backend
 
 CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one
