@@ -33,25 +33,11 @@ _HARMLESS = (
 )
 # Without these hardly a command works, so no value takes them away.
 _NEEDED = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "PWD",
-        "OLDPWD",
-        "TMPDIR",
-        "TZ",
-        "LANG",
-        "LANGUAGE",
-        "TERM",
-        "COLORTERM",
-        "LS_COLORS",
-        "DISPLAY",
-        "WAYLAND_DISPLAY",
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TMPDIR", "TZ", "LANG"),
+        *("LANGUAGE", "TERM", "COLORTERM", "LS_COLORS", "DISPLAY", "WAYLAND_DISPLAY"),
         "XDG_RUNTIME_DIR",
-    ]
+    )
 )
 # How the keys of well-known services begin, and how much follows at least.
 _KEY = (
@@ -101,8 +87,7 @@ def hide_secrets(text: str, mark: str) -> str:
 
 
 def looks_like_token(text: str) -> bool:
-    """Whether a text holds a long run of letters and digits, as generated keys do. So do checksums:
-    this alone makes no secret."""
+    """Whether a text holds a long run of letters and digits, as generated keys and checksums do."""
     return any(
         any(c.isdigit() for c in run) and any(c.isalpha() for c in run)
         for run in re.findall(_RUN, text)

@@ -53,10 +53,10 @@ def kill_orphans(leader: int, pipe: int, born: int) -> None:
     not found: a command that kills its keeper could kill the daemon as well. A process older than
     the keeper is never killed, so that a wrong match does no harm.
     """
-    if leader <= 1 or not born:  # the program never ran, or there is no /proc
-        if leader > 1:
-            kill_process(-leader)
-        return
+    if leader <= 1:
+        return  # the program never ran
+    if not born:  # there is no /proc
+        return kill_process(-leader)
     name = f"pipe:[{os.fstat(pipe).st_ino}]"
     for _ in range(5):  # they may fork between listing and killing
         found = [

@@ -110,8 +110,7 @@ def _of_runs(backend: Backend) -> Iterator[Family]:
 
 def _of_events(backend: Backend) -> Iterator[Family]:
     totals = backend.totals()
-    hubs = [hosted.workspace.hub.statistics() for hosted in backend.everything()]
-    queued = sum(hub.queued_bytes for hub in hubs)
+    queued = sum(hosted.workspace.hub.queued_bytes for hosted in backend.everything())
     closed = {"slow": totals["closed_slow"], "failed": totals["closed_failed"]}
     yield Family("crushlite_events_published_total", "Events published.", totals["published"])
     yield Family(
