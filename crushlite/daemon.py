@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .agent.base import agent_factory
 from .api.auth import Guard, WrongKeys
 from .api.context import Context, translate
-from .api.routes import build_router, one_of, whole_table
+from .api.routes import build_router, whole_table
 from .api.vitals import Vitals
 from .bounded_exit import BoundedExit
 from .clock import SystemClock, wait_at_most
@@ -130,8 +130,6 @@ class Daemon:
         table = whole_table(self.wings)
         self._guard = Guard(
             allowed_hosts=frozenset(allow_hosts),
-            is_public=one_of(entry for entry in table if entry.public),
-            is_from_file=one_of(entry for entry in table if entry.from_file),
             wrong=WrongKeys(self.clock),
         )
         self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)

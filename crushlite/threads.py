@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import queue
 import threading
-from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -28,39 +28,46 @@ LOST = 16  # threads that hang and are replaced by others
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A pool of at most `most` threads, which start when there is work. A subclass of
-    ThreadPoolExecutor only because an event loop accepts nothing else as its default executor:
-    nothing of that class is used."""
+    """A pool of at most `most` threads, which start when there is work and end after `idle_seconds`
+    without any. A subclass of ThreadPoolExecutor only because an event loop accepts nothing else as
+    its default executor: nothing of that class is used."""
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, idle_seconds: float = IDLE_SECONDS) -> None:
         super().__init__(1)
         self._most = most
         self._name = name
-        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._changed = threading.Condition()
+        self._idle_seconds = idle_seconds
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the rest
         self._alive = 0  # threads
-        self._free = 0  # threads that wait for work
+        self._free = 0  # threads that wait for a call, less the calls that wait for them
         self._lost = 0  # threads that hang in a call that was given up
         self._closed = False
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queue a call. Raises RuntimeError after `shutdown`."""
-        future: Future[T] = Future()
-        with self._changed:
+    def start(self, call: Callable[[], None]) -> None:
+        """Queue a call that never raises: `submit` without the cost of a future. Raises
+        RuntimeError after `shutdown`, or if there is no thread and the system does not give one."""
+        with self._lock:
             if self._closed:
                 raise RuntimeError(f"the threads {self._name!r} take no more work")
-            self._jobs.append((future, functools.partial(fn, *args, **kwargs)))
-            self._provide()
+            self._free -= 1
+            self._calls.put(call)
+            is_needed = self._is_needed()
+        if is_needed:
+            self._add_thread()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Queue a call. Raises RuntimeError as `start` does."""
+        future: Future[T] = Future()
+        self.start(functools.partial(_perform, future, functools.partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls. Never waits for those that run."""
-        with self._changed:
+        """Take no more calls. Those that were taken are run: none is cancelled or waited for."""
+        with self._lock:
             self._closed = True
-            if cancel_futures:
-                for future, _ in self._jobs:
-                    future.cancel()
-            self._changed.notify_all()
+            for _ in range(self._alive):
+                self._calls.put(None)
 
     async def run(self, seconds: float, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a thread. Raises BadRequest if it has not returned after `seconds`:
@@ -77,52 +84,67 @@ class DaemonThreads(ThreadPoolExecutor):
                 ) from None
             raise  # of the function itself
 
-    def _provide(self) -> None:
-        """Wake or start a thread for the newest job, unless all are busy."""
-        if self._free >= len(self._jobs):
-            self._changed.notify()
-        elif self._alive < self._most + self._lost:
+    def _is_needed(self) -> bool:
+        """Whether a call waits that another thread may be started for; if so, count that one."""
+        is_needed = self._free < 0 and self._alive < self._most + self._lost
+        if is_needed:
             self._alive += 1
+            self._free += 1
+        return is_needed
+
+    def _add_thread(self) -> None:
+        try:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError:  # the system has no more threads
+            with self._lock:
+                self._alive -= 1
+                self._free -= 1
+                if self._alive:
+                    return  # one of them gets to it
+            raise
 
     def _give_up(self, future: Future[Any]) -> None:
         """Replace the thread of a call that runs and is not waited for any more."""
-        with self._changed:
+        with self._lock:
             if future.cancel() or future.done() or self._lost >= LOST:
                 return
             self._lost += 1
-            if self._jobs:
-                self._provide()
+            is_needed = self._is_needed()
         future.add_done_callback(self._found)
+        if is_needed:
+            self._add_thread()
 
     def _found(self, future: Future[Any]) -> None:
-        with self._changed:
+        with self._lock:
             self._lost -= 1
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
-            future, call = job
-            if not future.set_running_or_notify_cancel():
-                continue
+        is_over = False
+        while not is_over:
             try:
-                result = call()
-            except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            del future, call, job
-
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """Wait for a job; None if this thread is to end."""
-        with self._changed:
-            while not self._jobs:
-                self._free += 1
-                woken = self._changed.wait(IDLE_SECONDS)
-                self._free -= 1
-                if not self._jobs and (self._closed or not woken):
+                call = self._calls.get(timeout=self._idle_seconds)
+            except queue.Empty:
+                call = None
+            if call is not None:
+                call()
+            with self._lock:
+                if call is None:
+                    is_over = self._free > 0  # else a call has come meanwhile
+                else:
+                    self._free += 1
+                    is_over = self._alive > self._most + self._lost  # it was given up and replaced
+                if is_over:
                     self._alive -= 1
-                    return None
-            if self._alive > self._most + self._lost:  # a lost thread came back
-                self._alive -= 1
-                return None
-            return self._jobs.popleft()
+                    self._free -= 1
+            call = None  # what it holds may be large
+
+
+def _perform(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -50,7 +50,7 @@ from crushlite.store.files import (  # noqa: E402
     list_files,
     list_read,
     mark_read,
-    record_change,
+    record_changes,
 )
 from crushlite.store.messages import insert_message, list_messages  # noqa: E402
 from crushlite.store.runs import RunEnding, end_run, insert_run, list_runs  # noqa: E402
@@ -81,7 +81,7 @@ def fill(conn: Connection, part: int) -> None:
             insert_message(conn, "", message)
         end_run(conn, "", RunEnding(run.run_id, "completed", f"message-{number}-11", ended_at=5.0))
         change = Change(f"/src/{number}.py", MISSING, FileState("code " * 300))
-        record_change(conn, "", sid, change, 1.0)
+        record_changes(conn, "", sid, [change], 1.0)
         mark_read(conn, "", sid, f"/src/{number}.py", 2.0)
 
 

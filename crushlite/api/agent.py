@@ -11,9 +11,8 @@ from ..protocol.config import AgentInit, SelectedModel
 from ..protocol.messages import Prompt
 from ..protocol.runs import RUN_STATES, Accepted
 from ..protocol.sessions import Session, ShellCommand
-from .context import EMPTY, answer, body, optional_body, optional_client, seconds
+from .context import EMPTY, agent_info, answer, body, optional_body, optional_client, seconds
 from .entry import Param
-from .views import agent_info
 
 if TYPE_CHECKING:
     import asyncio

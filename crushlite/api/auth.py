@@ -20,10 +20,9 @@ from ..clock import SystemClock
 from ..http.messages import HTTPError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..clock import Clock
     from ..http.messages import Peer, RequestHead
+    from ..http.router import Route
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 OWN_SITES = frozenset({"same-origin", "none"})  # the daemon's own page; an address that was typed
@@ -59,24 +58,21 @@ class WrongKeys:
 @dataclass
 class Guard:
     """Called with each request. `tokens` holds the digest of the token of each listening port, None
-    where no token is required. `is_public` says which requests need none: those that a page makes
-    before it has one. `is_from_file` says which ones the form of a local file may make."""
+    where no token is required. Public routes need none: a page asks for them before it has one."""
 
     tokens: dict[int, bytes | None] = field(default_factory=dict)
     allowed_hosts: frozenset[str] = frozenset()  # NAME:PORT, for a proxy in front
-    is_public: Callable[[RequestHead], bool] = lambda head: False
-    is_from_file: Callable[[RequestHead], bool] = lambda head: False
     wrong: WrongKeys = field(default_factory=lambda: WrongKeys(SystemClock()))
 
     def add_port(self, port: int, token: str | None) -> None:
         self.tokens[port] = None if token is None else _digest(token)
 
-    def __call__(self, head: RequestHead) -> None:
+    def __call__(self, head: RequestHead, route: Route | None) -> None:
         """Raise HTTPError unless the request may pass."""
         if head.peer.kind == "tcp":
             self._check_host(head)
-        self._check_origin(head)
-        if head.peer.kind == "tcp" and not self.is_public(head):
+        self._check_origin(head, from_file=route is not None and route.from_file)
+        if head.peer.kind == "tcp" and (route is None or not route.public):
             self._check_token(head)
 
     def has_token(self, port: int, first: bytes) -> bool:
@@ -102,9 +98,9 @@ class Guard:
                 "if a tunnel or a proxy leads here, with 'crushlite web --allow-host NAME:PORT'",
             )
 
-    def _check_origin(self, head: RequestHead) -> None:
+    def _check_origin(self, head: RequestHead, *, from_file: bool) -> None:
         origins = head.headers.get_all("Origin")
-        if origins == ["null"] and _posts_form(head) and self.is_from_file(head):
+        if from_file and origins == ["null"] and _posts_form(head):
             return
         own = f"http://{head.headers.get('Host')}"
         if origins and (head.peer.kind != "tcp" or origins != [own]):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import uuid
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BadRequest, CrushliteError
 from ..http.messages import HTTPError, Response
 from ..protocol.codec import decode, dumps, encode, loads
+from ..protocol.config import AgentInfo
 from ..records import dataclass
 
 if TYPE_CHECKING:
@@ -39,6 +40,18 @@ class Context:
 
     def workspace(self, request: Request) -> Workspace:
         return self.hosted(request).workspace
+
+
+def wire_config(hosted: Hosted) -> dict[str, Any]:
+    """The configuration of a workspace as clients see it."""
+    return hosted.workspace.profile.wire(agent_info(hosted.workspace))
+
+
+def agent_info(workspace: Workspace) -> AgentInfo:
+    if workspace.agent is None:
+        return AgentInfo()
+    info, busy = workspace.agent.info(), workspace.runs.busy()
+    return AgentInfo(busy, True, info.model, info.selected, info.no_model)
 
 
 def answer(value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:

@@ -13,8 +13,7 @@ from ..errors import BadRequest, NotFound
 from ..protocol.config import ModelChoice, OAuthRefresh
 from ..protocol.events import ConfigChanged
 from ..protocol.features import GetPrompt, NamedServer, ReadSkill
-from .context import EMPTY, answer, body
-from .views import agent_info, wire_config
+from .context import EMPTY, agent_info, answer, body, wire_config
 
 if TYPE_CHECKING:
     from ..hosting.workspace import Workspace

@@ -4,11 +4,11 @@ that the core does not have. A test checks docs/protocol.md against the whole ta
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..http.messages import HTTPError
 from ..http.router import Route, Router
 from ..protocol.codec import LARGE, without_none
 from ..protocol.config import (
@@ -52,15 +52,15 @@ from ..protocol.workspaces import (
     WireConfig,
     Workspace,
 )
-from . import agent, dialogs, features, files, sessions, system, workspaces
-from .context import MAX_WAIT
+from ..threads import DaemonThreads
+from . import agent, dialogs, features, sessions, system, workspaces
+from .context import MAX_WAIT, read
 from .entry import MIB, Entry, Param, W
-from .reading import LargeBodies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
-    from ..http.messages import Request, RequestHead, Response, Stream
+    from ..http.messages import Request, Response, Stream
     from ..http.router import Handler
     from ..wing import Wing
     from .auth import Guard
@@ -68,8 +68,13 @@ if TYPE_CHECKING:
 
 S = W + "/sessions/{sid}"
 A = W + "/agent/sessions/{sid}"
+R = W + "/runs/{run_id}"
+P = W + "/permissions"
+Q = W + "/questions"
+SMALL_MODEL = W + "/agent/default-small-model"
 
 EVENT_STREAM = "text/event-stream"
+BODIES_AT_ONCE = 2  # large ones, read in threads: more would only take the interpreter in turns
 
 # Parameters.
 CLIENT = Param("client_id", "The UUID of the client.", required=True)
@@ -82,185 +87,115 @@ DELTAS = Param(
 LAST_ID = Param(
     "Last-Event-ID", "The last id that was received: what followed comes first.", place="header"
 )
+EVENTS = (CLIENT, RESUME, DELTAS, LAST_ID)
 WAIT = Param("wait", f"Seconds to wait for the end, at most {MAX_WAIT:.0f}.", float)
 IN_SESSION = Param("session_id", "Only those of this session.")
 IN_STATE = Param("state", "Only those in this state.", choices=RUN_STATES)
-OF_SESSION = Param("session_id", "The session that read it.", required=True)
-OF_PATH = Param("path", "What it read.", required=True)
+READER = Param("session_id", "The session that read it.", required=True)
+READ_PATH = Param("path", "What it read.", required=True)
 SERVER = Param("name", "The tool server.", required=True)
+ANSWER: dict[str, Any] = {"params": (BY,), "urgent": True}  # of what a person was asked
 
+# Method, pattern, function, what it takes, what it gives, parameters.
 TABLE: tuple[Entry, ...] = (
     # The daemon itself.
-    Entry("GET", "/v1/health", system.health, gives=Health | None, params=(VERBOSE,), urgent=True),
-    Entry("GET", "/v1/version", system.version, gives=VersionInfo),
-    Entry("POST", "/v1/control", system.control, takes=Control),
+    Entry("GET", "/v1/health", system.health, None, Health | None, (VERBOSE,), urgent=True),
+    Entry("GET", "/v1/version", system.version, None, VersionInfo),
+    Entry("POST", "/v1/control", system.control, Control),
     Entry("DELETE", "/v1/clients/{client_id}", system.retire_client),
     # Workspaces. A create carries a whole environment.
     Entry(
-        "POST",
-        "/v1/workspaces",
-        workspaces.create,
-        takes=CreateWorkspace,
-        gives=Workspace,
-        body_limit=4 * MIB,
+        "POST", "/v1/workspaces", workspaces.create, CreateWorkspace, Workspace, body_limit=4 * MIB
     ),
-    Entry("GET", "/v1/workspaces", workspaces.list_workspaces, gives=list[Workspace]),
-    Entry("GET", W, workspaces.get, gives=Workspace),
+    Entry("GET", "/v1/workspaces", workspaces.list_workspaces, None, list[Workspace]),
+    Entry("GET", W, workspaces.get, None, Workspace),
     Entry("DELETE", W, workspaces.release, params=(CLIENT,)),
+    Entry("GET", W + "/events", workspaces.events, None, Envelope, EVENTS, media=EVENT_STREAM),
     Entry(
-        "GET",
-        W + "/events",
-        workspaces.events,
-        gives=Envelope,
-        params=(CLIENT, RESUME, DELTAS, LAST_ID),
-        media=EVENT_STREAM,
+        "POST", W + "/current-session", workspaces.current_session, CurrentSession, None, (CLIENT,)
     ),
-    Entry(
-        "POST",
-        W + "/current-session",
-        workspaces.current_session,
-        takes=CurrentSession,
-        params=(CLIENT,),
-    ),
-    Entry("POST", W + "/compact", workspaces.compact, gives=Space),
+    Entry("POST", W + "/compact", workspaces.compact, None, Space),
     # Configuration.
-    Entry("GET", "/v1/config", features.daemon_config, gives=dict[str, Any]),
-    Entry("GET", W + "/config", features.get_config, gives=WireConfig),
-    Entry("GET", W + "/providers", features.providers, gives=list[dict[str, Any]]),
-    Entry("POST", W + "/config/set", features.change_config, takes=SetValue),
-    Entry("POST", W + "/config/remove", features.change_config, takes=RemoveValue),
-    Entry("POST", W + "/config/model", features.choose_model, takes=ModelChoice),
-    Entry("POST", W + "/config/compact", features.change_config, takes=CompactMode),
-    Entry("POST", W + "/config/provider-key", features.change_config, takes=ProviderKey),
-    Entry("POST", W + "/config/import-copilot", features.import_copilot, gives=dict[str, Any]),
-    Entry("POST", W + "/config/refresh-oauth", features.refresh_oauth, takes=OAuthRefresh),
-    # Sessions and messages.
-    Entry("GET", W + "/sessions", sessions.list_sessions, gives=list[Session]),
-    Entry("POST", W + "/sessions", sessions.create, takes=Session, gives=Session),
-    Entry("GET", S, sessions.get, gives=Session),
-    Entry("PUT", S, sessions.rename, takes=Session, gives=Session),
+    Entry("GET", "/v1/config", features.daemon_config, None, dict[str, Any]),
+    Entry("GET", W + "/config", features.get_config, None, WireConfig),
+    Entry("GET", W + "/providers", features.providers, None, list[dict[str, Any]]),
+    Entry("POST", W + "/config/set", features.change_config, SetValue),
+    Entry("POST", W + "/config/remove", features.change_config, RemoveValue),
+    Entry("POST", W + "/config/model", features.choose_model, ModelChoice),
+    Entry("POST", W + "/config/compact", features.change_config, CompactMode),
+    Entry("POST", W + "/config/provider-key", features.change_config, ProviderKey),
+    Entry("POST", W + "/config/import-copilot", features.import_copilot, None, dict[str, Any]),
+    Entry("POST", W + "/config/refresh-oauth", features.refresh_oauth, OAuthRefresh),
+    # Sessions, messages and files.
+    Entry("GET", W + "/sessions", sessions.list_sessions, None, list[Session]),
+    Entry("POST", W + "/sessions", sessions.create, Session, Session),
+    Entry("GET", S, sessions.get, None, Session),
+    Entry("PUT", S, sessions.rename, Session, Session),
     Entry("DELETE", S, sessions.delete),
-    Entry("GET", S + "/messages", sessions.messages, gives=list[Message]),
-    Entry("GET", S + "/messages/user", sessions.user_messages, gives=list[Message]),
-    Entry("GET", W + "/messages/user", sessions.all_user_messages, gives=list[Message]),
-    Entry("GET", S + "/history", files.history, gives=list[File]),
-    Entry("GET", S + "/filetracker/files", files.read_files, gives=list[str]),
-    Entry("POST", W + "/filetracker/read", files.mark_read, takes=FileRead),
-    Entry(
-        "GET", W + "/filetracker/lastread", files.last_read, gives=str, params=(OF_SESSION, OF_PATH)
-    ),
+    Entry("GET", S + "/messages", sessions.messages, None, list[Message]),
+    Entry("GET", S + "/messages/user", sessions.user_messages, None, list[Message]),
+    Entry("GET", W + "/messages/user", sessions.all_user_messages, None, list[Message]),
+    Entry("GET", S + "/history", sessions.history, None, list[File]),
+    Entry("GET", S + "/filetracker/files", sessions.read_files, None, list[str]),
+    Entry("POST", W + "/filetracker/read", sessions.mark_read, FileRead),
+    Entry("GET", W + "/filetracker/lastread", sessions.last_read, None, str, (READER, READ_PATH)),
     # The agent. A prompt carries its attachments in base64.
-    Entry("GET", W + "/agent", agent.info, gives=AgentInfo),
-    Entry(
-        "POST",
-        W + "/agent",
-        agent.prompt,
-        takes=Prompt,
-        gives=Accepted,
-        status=202,
-        body_limit=32 * MIB,
-    ),
-    Entry("POST", W + "/agent/init", agent.init, takes=AgentInit | None, params=(BY,)),
+    Entry("GET", W + "/agent", agent.info, None, AgentInfo),
+    Entry("POST", W + "/agent", agent.prompt, Prompt, Accepted, status=202, body_limit=32 * MIB),
+    Entry("POST", W + "/agent/init", agent.init, AgentInit | None, params=(BY,)),
     Entry("POST", W + "/agent/update", agent.update),
-    Entry(
-        "GET",
-        W + "/agent/default-small-model",
-        agent.default_small_model,
-        gives=SelectedModel,
-        params=(agent.PROVIDER,),
-    ),
-    Entry("GET", A, agent.agent_session, gives=Session),
-    Entry("POST", A + "/cancel", agent.cancel, gives=CancelReceipt, params=(WAIT,), urgent=True),
+    Entry("GET", SMALL_MODEL, agent.default_small_model, None, SelectedModel, (agent.PROVIDER,)),
+    Entry("GET", A, agent.agent_session, None, Session),
+    Entry("POST", A + "/cancel", agent.cancel, None, CancelReceipt, (WAIT,), urgent=True),
     Entry("POST", A + "/summarize", agent.summarize),
-    Entry("POST", A + "/shell", agent.shell, takes=ShellCommand, gives=ShellAnswer),
-    Entry("GET", A + "/prompts", agent.queue, gives=list[QueuedPrompt]),
+    Entry("POST", A + "/shell", agent.shell, ShellCommand, ShellAnswer),
+    Entry("GET", A + "/prompts", agent.queue, None, list[QueuedPrompt]),
     Entry("DELETE", A + "/prompts/{run_id}", agent.remove_queued),
-    Entry("GET", A + "/prompts/queued", agent.queued, gives=int),
-    Entry("GET", A + "/prompts/list", agent.list_queue, gives=list[str]),
+    Entry("GET", A + "/prompts/queued", agent.queued, None, int),
+    Entry("GET", A + "/prompts/list", agent.list_queue, None, list[str]),
     Entry("POST", A + "/prompts/clear", agent.clear_queue),
-    Entry("GET", W + "/runs", agent.list_runs, gives=list[RunInfo], params=(IN_SESSION, IN_STATE)),
-    Entry("GET", W + "/runs/{run_id}", agent.run, gives=RunInfo, params=(WAIT,)),
-    Entry(
-        "POST",
-        W + "/runs/{run_id}/cancel",
-        agent.cancel_run,
-        gives=CancelReceipt,
-        params=(WAIT,),
-        urgent=True,
-    ),
+    Entry("GET", W + "/runs", agent.list_runs, None, list[RunInfo], (IN_SESSION, IN_STATE)),
+    Entry("GET", R, agent.run, None, RunInfo, (WAIT,)),
+    Entry("POST", R + "/cancel", agent.cancel_run, None, CancelReceipt, (WAIT,), urgent=True),
     # Requests for a person.
-    Entry("GET", W + "/permissions", dialogs.list_permissions, gives=list[PermissionRequest]),
-    Entry("GET", W + "/permissions/skip", dialogs.get_skip, gives=PermissionSkip),
-    Entry("POST", W + "/permissions/skip", dialogs.set_skip, takes=PermissionSkip),
-    Entry("GET", W + "/permissions/rules", dialogs.list_rules, gives=list[PermissionRule]),
-    Entry("DELETE", W + "/permissions/rules/{rule_id}", dialogs.remove_rule),
+    Entry("GET", P, dialogs.list_permissions, None, list[PermissionRequest]),
+    Entry("GET", P + "/skip", dialogs.get_skip, None, PermissionSkip),
+    Entry("POST", P + "/skip", dialogs.set_skip, PermissionSkip),
+    Entry("GET", P + "/rules", dialogs.list_rules, None, list[PermissionRule]),
+    Entry("DELETE", P + "/rules/{rule_id}", dialogs.remove_rule),
+    Entry("POST", P + "/grant", dialogs.grant, Grant, Resolution, **ANSWER),
     Entry(
         "POST",
-        W + "/permissions/grant",
-        dialogs.grant,
-        takes=Grant,
-        gives=Resolution,
-        params=(BY,),
-        urgent=True,
-    ),
-    Entry(
-        "POST",
-        W + "/permissions/{request_id}",
+        P + "/{request_id}",
         dialogs.answer_permission,
-        takes=PermissionAnswer,
-        gives=Resolution,
-        params=(BY,),
-        urgent=True,
+        PermissionAnswer,
+        Resolution,
+        **ANSWER,
     ),
-    Entry("GET", W + "/questions", dialogs.list_questions, gives=list[QuestionBatch]),
-    Entry(
-        "POST",
-        W + "/questions/answer",
-        dialogs.answer_questions,
-        takes=QuestionAnswer,
-        gives=Resolution,
-        params=(BY,),
-        urgent=True,
-    ),
-    Entry(
-        "POST",
-        W + "/questions/cancel",
-        dialogs.cancel_questions,
-        gives=Resolution,
-        params=(BY,),
-        urgent=True,
-    ),
-    Entry(
-        "POST",
-        W + "/questions/{batch_id}",
-        dialogs.answer_batch,
-        takes=QuestionReply,
-        gives=Resolution,
-        params=(BY,),
-        urgent=True,
-    ),
+    Entry("GET", Q, dialogs.list_questions, None, list[QuestionBatch]),
+    Entry("POST", Q + "/answer", dialogs.answer_questions, QuestionAnswer, Resolution, **ANSWER),
+    Entry("POST", Q + "/cancel", dialogs.cancel_questions, None, Resolution, **ANSWER),
+    Entry("POST", Q + "/{batch_id}", dialogs.answer_batch, QuestionReply, Resolution, **ANSWER),
     # Features that the Crush UI asks for and the core does not have.
-    Entry("GET", W + "/project/needs-init", features.needs_init, gives=dict[str, bool]),
+    Entry("GET", W + "/project/needs-init", features.needs_init, None, dict[str, bool]),
     Entry("POST", W + "/project/init", features.init_project),
-    Entry("GET", W + "/project/init-prompt", features.init_prompt, gives=dict[str, str]),
-    Entry("GET", W + "/skills", features.no_list, gives=list[Any]),
-    Entry("POST", W + "/skills/read", features.read_skill, takes=ReadSkill),
-    Entry("GET", W + "/lsps", features.no_map, gives=dict[str, Any]),
+    Entry("GET", W + "/project/init-prompt", features.init_prompt, None, dict[str, str]),
+    Entry("GET", W + "/skills", features.no_list, None, list[Any]),
+    Entry("POST", W + "/skills/read", features.read_skill, ReadSkill),
+    Entry("GET", W + "/lsps", features.no_map, None, dict[str, Any]),
     Entry("GET", W + "/lsps/{name}/diagnostics", features.diagnostics),
     Entry("POST", W + "/lsps/start", features.nothing_to_do),
     Entry("POST", W + "/lsps/stop", features.nothing_to_do),
-    Entry("GET", W + "/mcp/states", features.no_map, gives=dict[str, Any]),
-    Entry("GET", W + "/mcp/pending-auth", features.no_list, gives=list[Any]),
-    Entry("GET", W + "/mcp/prompts", features.no_list, gives=list[Any]),
-    Entry("GET", W + "/mcp/auth-url", features.mcp_address, gives=dict[str, Any], params=(SERVER,)),
-    Entry("POST", W + "/mcp/auth", features.mcp_absent, takes=NamedServer),
-    Entry("POST", W + "/mcp/get-prompt", features.mcp_prompt, takes=GetPrompt),
-    Entry(
-        "POST", W + "/mcp/read-resource", features.mcp_resources, takes=NamedServer, gives=list[Any]
-    ),
-    Entry("POST", W + "/mcp/refresh-tools", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/refresh-prompts", features.mcp_refresh, takes=NamedServer),
-    Entry("POST", W + "/mcp/refresh-resources", features.mcp_refresh, takes=NamedServer),
+    Entry("GET", W + "/mcp/states", features.no_map, None, dict[str, Any]),
+    Entry("GET", W + "/mcp/pending-auth", features.no_list, None, list[Any]),
+    Entry("GET", W + "/mcp/prompts", features.no_list, None, list[Any]),
+    Entry("GET", W + "/mcp/auth-url", features.mcp_address, None, dict[str, Any], (SERVER,)),
+    Entry("POST", W + "/mcp/auth", features.mcp_absent, NamedServer),
+    Entry("POST", W + "/mcp/get-prompt", features.mcp_prompt, GetPrompt),
+    Entry("POST", W + "/mcp/read-resource", features.mcp_resources, NamedServer, list[Any]),
+    Entry("POST", W + "/mcp/refresh-tools", features.mcp_refresh, NamedServer),
+    Entry("POST", W + "/mcp/refresh-prompts", features.mcp_refresh, NamedServer),
+    Entry("POST", W + "/mcp/refresh-resources", features.mcp_refresh, NamedServer),
     Entry("POST", W + "/mcp/docker/enable", features.mcp_docker),
     Entry("POST", W + "/mcp/docker/disable", features.mcp_docker),
 )
@@ -274,7 +209,7 @@ def whole_table(wings: Sequence[Wing]) -> tuple[Entry, ...]:
     return tuple(rows.values())
 
 
-def _handler(context: Context, entry: Entry, large: LargeBodies) -> Handler:
+def _handler(context: Context, entry: Entry, threads: DaemonThreads) -> Handler:
     """The handler of a row: a large body is read in a thread first. A small one is not, so that
     requests are carried out in the order in which they arrive."""
     function = functools.partial(entry.function, context)
@@ -283,45 +218,17 @@ def _handler(context: Context, entry: Entry, large: LargeBodies) -> Handler:
     cls = without_none(entry.takes)
 
     async def read_first(request: Request) -> Response | Stream:
-        parsed = await large.read(cls, request.body)
+        parsed = await asyncio.wrap_future(threads.submit(read, cls, request.body))
         return await function(replace(request, parsed=parsed))
 
     return lambda request: (read_first if len(request.body) > LARGE else function)(request)
 
 
 def build_router(context: Context, guard: Guard) -> Router:
-    large = LargeBodies()
-    return Router(
-        (
-            Route(
-                entry.method,
-                entry.pattern,
-                _handler(context, entry, large),
-                entry.body_limit,
-                entry.urgent,
-                entry.public,
-            )
-            for entry in context.table
-        ),
-        guard=guard,
-    )
-
-
-async def _unreachable(request: Request) -> Response:
-    """For a router that is only asked whether it has a route."""
-    raise NotImplementedError
-
-
-def one_of(entries: Iterable[Entry]) -> Callable[[RequestHead], bool]:
-    """A function that says whether a request is for one of these routes, by the router's own
-    matching."""
-    router = Router(Route(entry.method, entry.pattern, _unreachable) for entry in entries)
-
-    def is_one(head: RequestHead) -> bool:
-        try:
-            router.admit(head)
-        except HTTPError:
-            return False
-        return True
-
-    return is_one
+    threads = DaemonThreads(BODIES_AT_ONCE, "body")
+    routes = []
+    for row in context.table:
+        handler = _handler(context, row, threads)
+        flags = (row.urgent, row.public, row.from_file)
+        routes.append(Route(row.method, row.pattern, handler, row.body_limit, *flags))
+    return Router(routes, guard=guard)

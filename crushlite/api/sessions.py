@@ -1,16 +1,20 @@
-"""Sessions and their messages."""
+"""Sessions, their messages and their files: the versions that turns stored, and what was read."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from ..errors import BadRequest
 from ..protocol.codec import dumps, encode
-from ..protocol.sessions import Session
+from ..protocol.sessions import FileRead, Session
 from .context import EMPTY, answer, answer_list, body
 
 if TYPE_CHECKING:
     from ..http.messages import Request, Response
     from .context import Context
+
+NEVER = "0001-01-01T00:00:00Z"  # what a Go client takes for "no time"
 
 
 def _with_viewers(context: Context, request: Request, session: Session) -> Session:
@@ -69,3 +73,34 @@ async def user_messages(context: Context, request: Request) -> Response:
 
 async def all_user_messages(context: Context, request: Request) -> Response:
     return answer_list(await context.workspace(request).transcript.user_messages_json(None))
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+async def history(context: Context, request: Request) -> Response:
+    return answer(await context.workspace(request).history(request.params["sid"]))
+
+
+async def read_files(context: Context, request: Request) -> Response:
+    return answer(await context.workspace(request).read_files(request.params["sid"]))
+
+
+async def mark_read(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    wanted = body(FileRead, request)
+    if not wanted.path or "\0" in wanted.path:
+        raise BadRequest("path must not be empty or contain NUL")
+    await workspace.mark_read(wanted.session_id, wanted.path)
+    return EMPTY
+
+
+async def last_read(context: Context, request: Request) -> Response:
+    workspace = context.workspace(request)
+    session, path = request.query_one("session_id"), request.query_one("path")
+    if not session or not path:
+        raise BadRequest("session_id and path are required")
+    at = await workspace.last_read(session, path)
+    if at is None:
+        return answer(NEVER)
+    return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))

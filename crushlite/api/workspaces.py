@@ -8,15 +8,31 @@ from ..errors import BadRequest
 from ..http.messages import Stream
 from ..protocol.ids import check_id
 from ..protocol.sessions import CurrentSession
-from ..protocol.workspaces import CreateWorkspace, Space
+from ..protocol.workspaces import CreateWorkspace, Space, Workspace
 from ..version import WIRE_VERSION, __version__
-from .context import EMPTY, answer, body, canonical_client, client_of
-from .views import describe
+from .context import EMPTY, answer, body, canonical_client, client_of, wire_config
 
 if TYPE_CHECKING:
     from ..events import Subscriber
+    from ..hosting.backend import Hosted
     from ..http.messages import ByteSink, Pairs, Request, Response
     from .context import Context
+
+
+def describe(hosted: Hosted, client: str | None = None) -> Workspace:
+    """A workspace on the wire. A client sees the environment it sent itself, and no other."""
+    return Workspace(
+        id=hosted.workspace.id,
+        path=hosted.path,
+        yolo=hosted.yolo,
+        debug=hosted.debug,
+        data_dir=str(hosted.data_dir),
+        version=WIRE_VERSION,
+        config=wire_config(hosted),
+        env=hosted.envs.get(client, []) if client is not None else [],
+        channels=hosted.channels,
+        warning=hosted.workspace.profile.warning,
+    )
 
 
 async def create(context: Context, request: Request) -> Response:

@@ -18,7 +18,7 @@ from ..errors import CrushliteError, UsageError
 from ..records import dataclass
 from ..version import __version__
 from ..wings import has_wing
-from .helptext import columns, fill, row
+from .helptext import Formatter, columns, fill, row
 from .text import discard_stdout
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ def _main(given: list[str]) -> int:
         print(f"crushlite {__version__}", flush=True)
         return 0
     command = _find(given)
-    parser = argparse.ArgumentParser(prog="crushlite", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="crushlite", allow_abbrev=False, formatter_class=Formatter
+    )
     commands = parser.add_subparsers(prog="crushlite", metavar="COMMAND", required=True)
     importlib.import_module(f".{command.name}", __name__).add_parser(commands)
     options, unknown = parser.parse_known_args(given)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import ConnectionFailed
 from ..errors import UsageError
-from ..store.backup import backup
 from .common import add_connection, add_json, command, show, show_json
+from .databases import backup
 from .locations import DATABASE, data_directory
 from .lookup import open_here
 from .text import count, size

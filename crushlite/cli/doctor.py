@@ -24,10 +24,10 @@ from ..http.client import why_unreachable
 from ..listen import default_socket, parse_address
 from ..protocol.codec import omitted
 from ..records import dataclass
-from ..store.inspection import inspected_copy
 from ..version import WIRE_VERSION, __version__
 from ..wings import has_wing
 from .common import add_connection, add_json, address_of, command, reached, show, show_json
+from .databases import inspected_copy
 from .locations import DATABASE, config_files, data_directory
 from .text import Style, clean, count, shows_unicode
 

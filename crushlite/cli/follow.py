@@ -24,7 +24,6 @@ from ..protocol.permissions import PermissionRequest
 from ..protocol.runs import AgentEvent, RunComplete
 from . import BROKEN_PIPE, CANCELED
 from .common import say
-from .markdown_lines import MarkdownLines, markdown_rows
 from .render import Requests, ShownMessages, request_words, result_line
 from .result import FORMS, changed_files, denied_words, result_of
 from .text import Style, clean, cut, cut_front, discard_stdout, one_line, window_columns
@@ -132,6 +131,8 @@ class MarkdownOutput(TextOutput):
     a list one by one, code line by line."""
 
     def __init__(self, session_id: str, style: Style) -> None:
+        from .markdown_lines import MarkdownLines  # only now: it takes 4 ms to load
+
         super().__init__(session_id, terminal=True)
         self._lines = MarkdownLines(style)
 
@@ -198,6 +199,8 @@ class FinalOutput(AnswerOutput):
     def result(self, result: RunResult) -> None:
         text = result.text.strip("\n")
         if self._terminal:
+            from .markdown_lines import markdown_rows  # only now: it takes 4 ms to load
+
             text = "\n".join(markdown_rows(clean(text), Style(sys.stdout)))
         if text.strip():
             self._pending.append(text + "\n")

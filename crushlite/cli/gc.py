@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFound, SessionBusy
-from ..store.sizes import session_sizes
 from .common import add_connection, add_json, command, opened, say, show, show_json
+from .databases import session_sizes
 from .locations import DATABASE
 from .lookup import SHORT
 from .person import agreed, is_there

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from .text import output_columns
@@ -45,6 +44,8 @@ def row(name: str, text: str, room: int) -> str:
 
 
 def _wrap(text: str, room: int, first: str = "", later: str = "") -> list[str]:
+    import textwrap  # only to show help: every command would wait for it
+
     return textwrap.wrap(
         text,
         room,
@@ -75,6 +76,8 @@ class Formatter(argparse.HelpFormatter):
             self._max_help_position = 8
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        import textwrap
+
         return textwrap.indent(fill(text, width), indent)
 
     def _format_action(self, action: argparse.Action) -> str:

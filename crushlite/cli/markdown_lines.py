@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .markdown_tree import MarkdownParser, Tree
-from .text import width
+from .text import diff_row, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,15 +170,6 @@ def _list_rows(block: list[Any], room: int, style: Style, depth: int) -> list[st
 
 def _code_row(line: str, language: str, style: Style) -> str:
     return diff_row(line, style) if language in ("diff", "patch") else line
-
-
-def diff_row(line: str, style: Style) -> str:
-    """A line of a diff in its colour."""
-    if line.startswith(("+++", "---")):
-        return style.bold(line)
-    if line.startswith("@@"):
-        return style.cyan(line)
-    return {"+": style.green, "-": style.red}.get(line[:1], str)(line)
 
 
 # Inlines ----------------------------------------------------------------------------------------

@@ -30,8 +30,7 @@ from ..protocol.messages import (
 from ..protocol.permissions import PermissionNotification, PermissionRequest
 from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..records import dataclass
-from .markdown_lines import diff_row, markdown_rows
-from .text import clean, count, cut, one_line, visible
+from .text import clean, count, cut, diff_row, one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -344,7 +343,11 @@ def reading_lines(new: NewPart, style: Style) -> list[str]:
         if new.message.role == "user":
             return ["", *map(style.cyan, prompt_lines(part.text))]
         text = clean(part.text).strip("\n")
-        return ["", *(markdown_rows(text, style) if style.terminal else [text])]
+        if not style.terminal:
+            return ["", text]
+        from .markdown_lines import markdown_rows  # only now: it takes 4 ms to load
+
+        return ["", *markdown_rows(text, style)]
     if isinstance(part, ShellCommandPart):
         code = [style.red(f"exit code {part.exit_code}")] if part.exit_code else []
         return ["", style.cyan(f"$ {clean(part.command)}"), *shell_lines(part), *code]

@@ -9,7 +9,6 @@ follow.py.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import select
 import stat
@@ -249,6 +248,8 @@ async def _expanded(workspace: RemoteWorkspace, options: argparse.Namespace, tex
     try:
         return await workspace.expand_command(options.command, options.arguments, text)
     except NotFound:
+        import difflib  # only here: every run would wait for it
+
         known = await workspace.commands()
         near = difflib.get_close_matches(options.command, [each.name for each in known], 3)
         listed = ", ".join(near or [each.name for each in known[:20]]) or "none"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shlex
-import shutil
 import sys
 import threading
 import time
@@ -18,7 +18,7 @@ from ..claims import Graces
 from ..clock import SystemClock
 from ..itself import PACKAGE, pasted_command
 from ..settings import Settings
-from ..store.directory import require_free
+from ..store.directory import in_use, is_owned
 from ..version import __version__
 from .helptext import DefaultsFormatter, seconds
 from .text import discard_stdout
@@ -163,7 +163,9 @@ def run(options: argparse.Namespace) -> int:
         data_dir=os.path.abspath(options.data_dir) if options.data_dir else "",
     )
     if settings.data_dir:
-        require_free(Path(settings.data_dir))
+        with contextlib.suppress(OSError):  # only the opening decides, and says what else is wrong
+            if is_owned(Path(settings.data_dir)):
+                raise in_use(Path(settings.data_dir))
     # Imported only now: if the data directory is in use, this is reported without loading all this.
     from ..agent.find import find_agent
     from ..daemon import Daemon
@@ -248,6 +250,8 @@ def _called_as() -> str:
     """How this command was started, to be typed again in any directory."""
     if script := os.environ.get("CRUSHLITE_CALLED_AS"):  # set by a script around this command
         return shlex.quote(script)
+    import shutil  # only for people: a daemon that a command starts says nothing of this
+
     if shutil.which("crushlite"):
         return "crushlite"
     if os.path.basename(sys.argv[0]) == "__main__.py":

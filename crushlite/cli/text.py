@@ -147,6 +147,15 @@ class Style:
         return f"\x1b[{codes}m{text}\x1b[0m" if self.colours and text else text
 
 
+def diff_row(line: str, style: Style) -> str:
+    """A line of a diff in its colour."""
+    if line.startswith(("+++", "---")):
+        return style.bold(line)
+    if line.startswith("@@"):
+        return style.cyan(line)
+    return {"+": style.green, "-": style.red}.get(line[:1], str)(line)
+
+
 def shows_unicode(stream: TextIO) -> bool:
     """Whether characters beyond ASCII can be written to a stream."""
     return (getattr(stream, "encoding", None) or "").lower().startswith("utf")

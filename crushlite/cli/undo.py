@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Conflict, CrushliteError, RunNotFound, UsageError
 from .common import add_connection, add_json, command, opened, say, show, show_json
 from .lookup import SHORT, choose
-from .markdown_lines import diff_row
 from .person import agreed
-from .text import Style, count, visible
+from .text import Style, count, diff_row, visible
 
 if TYPE_CHECKING:
     import argparse

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from ..agent.base import OfferedTool, Turn
     from ..clock import Clock
+    from ..config.agentfiles import AgentFile
     from ..protocol.config import Model, SelectedModel
     from ..protocol.messages import Message
     from ..protocol.sessions import Session
@@ -107,7 +108,9 @@ class CoderOptions:
 class SubAgents(Protocol):
     """The tool that runs sub-agents, as the loop sees it."""
 
-    async def refresh(self) -> None: ...
+    def read(self) -> dict[str, AgentFile]: ...
+
+    def use(self, found: dict[str, AgentFile]) -> None: ...
 
     async def aclose(self) -> None: ...
 
@@ -158,8 +161,6 @@ class CoderAgent:
         if turn.context and prompt_id:
             briefing.add(prompt_id, turn.context)
             await turn.remember(briefing.dump())
-        if self._sub_agents is not None:
-            await self._sub_agents.refresh()
         state = TurnState(briefing, await self._toolbox.of_step(turn))
         while True:
             await turn.step()
@@ -223,7 +224,7 @@ class CoderAgent:
             date=time.strftime("%Y-%m-%d", time.localtime(self._clock.now())),
             watchers=turn.watchers,
             interactive=turn.interactive,
-            files=await self._context.blocking(self._context_files, turn.instructions()),
+            files=await self._read_files(turn.instructions()),
         )
         if briefing is None:
             briefing = Briefing(now, session.summary_message_id)
@@ -239,6 +240,19 @@ class CoderAgent:
         if briefing.dump() != before:
             await turn.remember(briefing.dump())
         return briefing
+
+    async def _read_files(self, instructions: list[ContextFile]) -> list[ContextFile]:
+        """Read the context files and those of named sub-agents, both in one visit to a thread: each
+        visit costs a turn more than most of these files."""
+
+        def read() -> tuple[list[ContextFile], dict[str, AgentFile] | None]:
+            agents = self._sub_agents.read() if self._sub_agents is not None else None
+            return self._context_files(instructions), agents
+
+        files, agents = await self._context.blocking(read)
+        if self._sub_agents is not None and agents is not None:
+            self._sub_agents.use(agents)
+        return files
 
     def _context_files(self, instructions: list[ContextFile]) -> list[ContextFile]:
         """The context files of the user and of the project as they are now, and after the user's

@@ -74,9 +74,12 @@ class AgentTool:
         self._running = asyncio.Semaphore(AT_ONCE)
         self._describe()
 
-    async def refresh(self) -> None:
-        """Read the files of named sub-agents again, for the turn that begins."""
-        found = await self._made_of.context.blocking(self._made_of.files)
+    def read(self) -> dict[str, AgentFile]:
+        """The named sub-agents, by name, as their files are now. Blocks."""
+        return self._made_of.files()
+
+    def use(self, found: dict[str, AgentFile]) -> None:
+        """Offer these named sub-agents, in the calls that begin from now on."""
         if found != self._named:
             self._named = found
             self._describe()

@@ -18,17 +18,25 @@ hold the token.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import math
 import os
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from .capacity import Rank
+from .connection import Connection
+from .messages import overloaded
+from .peercred import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..clock import Clock, Timer
+    from ..clock import Timer
+    from .connection import Owner
+    from .messages import Kind
 
 _BACKLOG = 4096  # a burst waits in the kernel, which may allow fewer
 _BATCH = 16  # connected per tick of the loop: a closed one frees its descriptor between the ticks
@@ -45,43 +53,25 @@ _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 log = logging.getLogger(__name__)
 
 
-class _Server(Protocol):
-    """What an acceptor needs of the server."""
-
-    def close_one(self) -> bool:
-        """Close a connection for which nothing is carried out; False if there is none. Its
-        descriptor is free by the next tick of the loop."""
-
-    def refuse(self, sock: socket.socket) -> None:
-        """Answer 503 on an accepted socket, without waiting."""
-
-
 class Acceptor:
-    """Accepts on one bound socket until `close`, which closes the socket. With `has_token`, while
-    `is_flooded` says so or the queue does not get empty, newcomers must show by their first bytes,
-    which it is called with, who they are."""
+    """Accepts on one bound socket, unix or TCP, until `close`, which closes the socket. With
+    `has_token`, in a flood, newcomers must show by their first bytes, which it is called with, who
+    they are."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        factory: Callable[[], asyncio.Protocol],
-        server: _Server,
-        clock: Clock,
-        *,
-        is_flooded: Callable[[], bool],
-        has_token: Callable[[bytes], bool] | None,
+        self, sock: socket.socket, owner: Owner, has_token: Callable[[bytes], bool] | None
     ) -> None:
         self._sock = sock
-        self._is_flooded = is_flooded
+        self._owner = owner
+        self._clock = owner.clock
+        self._kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
+        self._port = None if self._kind == "unix" else sock.getsockname()[1]
         self._has_token = has_token
         self._held: dict[socket.socket, float] = {}  # with the time when each came, oldest first
         self._held_timer: Timer | None = None
         self._connected = 0
         self._streak = 0  # accepted since the queue was empty
         self._flood_ends = -math.inf
-        self._factory = factory
-        self._server = server
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[object]] = set()  # accepted, not yet connected
         self._spare: int | None = None
@@ -92,10 +82,8 @@ class Acceptor:
         self._start()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._held_timer is not None:
-            self._held_timer.cancel()
+        for timer in filter(None, (self._timer, self._held_timer)):
+            timer.cancel()
         for sock in tuple(self._held):
             self._drop(sock)
         self._loop.remove_reader(self._sock)
@@ -112,7 +100,8 @@ class Acceptor:
         self._timer = self._clock.call_later(_PAUSE, self._start)
 
     def _ready(self) -> None:
-        flooded = self._is_flooded() or self._clock.time() < self._flood_ends
+        capacity = self._owner.capacity[self._kind]
+        flooded = capacity.is_flooded() or self._clock.time() < self._flood_ends
         has_token = self._has_token if flooded else None
         before = self._connected
         for _ in range(_FLOOD_BATCH):
@@ -126,7 +115,7 @@ class Acceptor:
             except OSError as error:
                 self._log(error)
                 out_of_files = error.errno in _OUT_OF_FILES
-                if not out_of_files or not (self._server.close_one() or self._use_spare()):
+                if not out_of_files or not (self._close_one() or self._use_spare()):
                     self._pause()
                 return
             self._streak += 1
@@ -187,10 +176,21 @@ class Acceptor:
 
     def _connect(self, sock: socket.socket) -> None:
         self._connected += 1
-        connecting = self._loop.connect_accepted_socket(self._factory, sock)
+        connecting = self._loop.connect_accepted_socket(
+            lambda: Connection(self._owner, self._kind, self._port), sock
+        )
         task = self._loop.create_task(connecting)
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
+
+    def _close_one(self) -> bool:
+        """Close a connection for which nothing is carried out; False if there is none. Its
+        descriptor is free by the next tick of the loop."""
+        return any(
+            capacity.close_one(rank)
+            for rank in (Rank.WITHOUT_TOKEN, Rank.IDLE)
+            for capacity in self._owner.capacity.values()
+        )
 
     def _use_spare(self) -> bool:
         """Accept one connection with the spare descriptor and refuse it. False if there was no
@@ -204,8 +204,20 @@ class Acceptor:
             pass  # the peer has left, or another thread took the descriptor
         else:
             with sock:
-                self._server.refuse(sock)
+                self._refuse(sock)
         return self._open_spare()
+
+    def _refuse(self, sock: socket.socket) -> None:
+        """Answer 503 on an accepted socket, without waiting."""
+        owner = self._owner
+        if self._kind == "unix" and peer_uid(sock) != owner.expected_uid:
+            return
+        answer = owner.refusal(overloaded("no file descriptors are left"))
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # closing with unread bytes would send a reset
+            sock.recv(owner.limits.head)
+        with contextlib.suppress(OSError):
+            sock.send(answer)
 
     def _open_spare(self) -> bool:
         if self._spare is None:

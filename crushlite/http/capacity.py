@@ -1,4 +1,5 @@
-"""How many connections there may be, and which are closed when there are too many.
+"""How many connections there may be, and which are closed when there are too many; and how many
+bytes the bodies of their requests may take.
 
 Each kind of listener is counted by itself: whatever other users of the machine do on TCP, the
 owner's unix socket keeps all that it may have. When one kind has too many, a connection for which
@@ -11,6 +12,8 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
+
+from .messages import overloaded
 
 if TYPE_CHECKING:
     from .limits import Limits
@@ -101,3 +104,35 @@ class Capacity:
                     self._ranks.pop(member, None)
                     return True
         return False
+
+
+class BodyBudget:
+    """The bound of all bodies of one sort."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+
+
+class BodyShare:
+    """What one body takes of a budget, from its head until its request was carried out."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Count `size` bytes, declared or received so far, instead of what was counted. Raises 503
+        if the bodies of all requests are too large together; a single one never is."""
+        others = self._budget.used - self._size
+        if others and others + size > self._budget.most:
+            raise overloaded("too much is being sent at once")
+        self._budget.used = others + size
+        self._size = size
+
+    def release(self) -> None:
+        """Give the bytes back. A second call does nothing."""
+        self._budget.used -= self._size
+        self._size = 0

@@ -1,4 +1,5 @@
-"""One server connection: bytes in, requests out, answers back in order.
+"""One server connection: bytes in, requests out, answers back in order; and what all connections of
+a server share (`Owner`).
 
 The life of a connection, in `State`:
 
@@ -11,11 +12,11 @@ Invariants:
 
 - One request at a time: while one is BUSY reading is paused after at most one further read, which
   waits in the buffer. So later requests neither overtake it nor pile up.
-- A complete request is handed to the owner in the same call that received its last byte, and is
-  carried out even if the connection is lost, which loses only the answer.
+- A complete request is launched in the same call that received its last byte, and is carried out
+  even if the connection is lost, which loses only the answer.
 - After a head or body was refused nothing that follows is parsed.
-- The bytes that a body counts for are given back: by `_release_body`, or by the owner when the
-  request's task, which holds the body, has ended.
+- The bytes that a body counts for are given back: by `_release_body`, or when the request's task,
+  which holds the body, has ended.
 - A connection for which nothing is carried out has a rank in `capacity`, and may be closed for
   another one at any time; while one is BUSY or a STREAM it has none.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
@@ -29,29 +30,30 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import TYPE_CHECKING, Protocol
+import logging
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
 
-from .budget import BodyShare
-from .capacity import Rank
+from .capacity import BodyBudget, BodyShare, Capacity, Rank
 from .deadline import Deadline
-from .framing import CONTINUE, frame_response, frame_stream
 from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
-from .outbox import Outbox, slices
-from .parsing import find_head, too_large
+from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
+from .parsing import HeadParser, find_head, too_large
 from .peercred import peer_uid
-from .sink import StreamSink
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ..clock import Clock
-    from .budget import BodyBudget
-    from .capacity import Capacity
     from .limits import Limits
     from .messages import Kind, RequestHead
-    from .parsing import HeadParser, ParsedHead
-    from .router import Admission, Router
+    from .parsing import ParsedHead
+    from .router import Admission, Handler, Router
+
+    Translate = Callable[[Exception], HTTPError | None]
+
+log = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
@@ -63,72 +65,109 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Owner(Protocol):
-    """What a connection needs of the server that it belongs to."""
+class Owner:
+    """What the connections of a server share: routes, limits and counts, and the tasks that carry
+    their requests out. `HTTPServer` adds listening and leaving."""
 
-    router: Router
-    limits: Limits
-    parser: HeadParser
-    clock: Clock
-    expected_uid: int
-    draining: bool
-    answers: Counter[int]  # how many were begun, by status
-    capacity: Mapping[Kind, Capacity]
-    bodies: BodyBudget  # being received or carried out, without the small ones
-    urgent_bodies: BodyBudget  # the same for urgent routes
+    def __init__(
+        self, router: Router, clock: Clock, limits: Limits, translate: Translate | None
+    ) -> None:
+        self.router = router
+        self.clock = clock
+        self.limits = limits
+        self.parser = HeadParser(limits)
+        self.expected_uid = os.geteuid()
+        self.draining = False
+        self.answers: Counter[int] = Counter()  # how many were begun, by status
+        kinds: tuple[Kind, ...] = ("tcp", "memory", "unix")
+        self.capacity = {kind: Capacity(limits) for kind in kinds}
+        self.bodies = BodyBudget(limits.bodies)  # received or carried out, without the small ones
+        self.urgent_bodies = BodyBudget(limits.urgent_bodies)  # the same for urgent routes
+        self.connections: set[Connection] = set()  # all that are not lost yet
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.requests = 0
+        self._translate = translate
+        self._date = b""
+        self._date_second = -1
 
-    def joined(self, connection: Connection) -> None:
-        """The connection is made, by a peer who may connect."""
-
-    def left(self, connection: Connection) -> None:
-        """The connection is lost."""
+    def changed(self) -> None:
+        """A connection is lost, or a task has ended."""
 
     def launch(
-        self, connection: Connection, request: Request, admission: Admission, body: BodyShare | None
+        self, connection: Connection, request: Request, handler: Handler, body: BodyShare | None
     ) -> None:
-        """Carry the request out in a task of the owner's, which ends with `answer`. From now on
-        the owner must release `body`."""
+        """Carry a request out in a task, which holds `body` and ends with `answer`."""
+        self.requests += 1
+        coroutine = self._carry_out(connection, request, handler)
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self._task_done)
+        if body is not None:
+            task.add_done_callback(lambda _: body.release())
+
+    async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
+        answer: Response | Stream
+        try:
+            answer = await handler(request)
+        except asyncio.CancelledError as error:
+            # Either `drain` ran out of time, or the handler awaited something that was cancelled.
+            # The peer gets an answer in both cases; only the first is a 503, on which clients look
+            # for another server.
+            refusal = HTTPError(503, "cancelled", "the request was cancelled")
+            if not self.draining:
+                cause = RuntimeError("the handler awaited something that was cancelled")
+                refusal = self.failed(cause.with_traceback(error.__traceback__), request.head)
+            connection.answer(refusal.response())
+            raise
+        except Exception as error:  # noqa: BLE001 - every exception becomes an answer
+            answer = self.failed(error, request.head).response()
+        try:
+            connection.answer(answer)
+        except Exception as error:  # noqa: BLE001 - a bad header, say: nothing was written
+            connection.answer(self.failed(error, request.head).response())
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        self.changed()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request's task failed", exc_info=error)
 
     def failed(self, error: Exception, head: RequestHead | None) -> HTTPError:
         """The answer for an exception; logs an unexpected one."""
+        if isinstance(error, HTTPError):
+            return error
+        try:
+            known = self._translate(error) if self._translate is not None else None
+        except Exception:  # the peer gets its answer even then
+            log.exception("could not translate %s", type(error).__name__)
+        else:
+            if known is not None:
+                return known
+        id_ = os.urandom(6).hex()
+        what = f"{head.method} {'/'.join(head.segments[:2])}" if head else "stream"
+        log.error("internal error %s in %s", id_, what, exc_info=error)
+        return HTTPError(500, "internal", f"internal server error (id {id_})")
+
+    def refusal(self, error: HTTPError, *, bodiless: bool = False) -> bytes:
+        """The bytes of an answer after which the connection ends; counts it as begun."""
+        self.answers[error.status] += 1
+        return frame_response(error.response(), self.date(), keep=False, bodiless=bodiless)
 
     def date(self) -> bytes:
         """The current `Date` line."""
+        now = self.clock.now()
+        second = int(now)
+        if second != self._date_second:
+            self._date_second = second
+            self._date = date_line(now)
+        return self._date
 
 
 class Connection(asyncio.Protocol):
-    """See the module's docstring. Made by `HTTPServer.protocol_factory`."""
-
-    __slots__ = (
-        "_admission",
-        "_body",
-        "_body_began",
-        "_buffer",
-        "_capacity",
-        "_deadline",
-        "_discarded",
-        "_eof",
-        "_kind",
-        "_leaving",
-        "_outbox",
-        "_owner",
-        "_parsed",
-        "_peer",
-        "_port",
-        "_reading_paused",
-        "_scanned",
-        "_sink",
-        "_stream",
-        "_surplus",
-        "_transport",
-        "_trusted",
-        "state",
-    )
+    """See the module's docstring. To a stream it is the `ByteSink`."""
 
     def __init__(self, owner: Owner, kind: Kind, port: int | None = None) -> None:
         self._owner = owner
-        self._kind = kind
-        self._port = port
         self._peer = Peer(kind, None, port)
         self._capacity = owner.capacity[kind]
         self._trusted = kind != "tcp"  # there, when a request has shown a token
@@ -151,13 +190,14 @@ class Connection(asyncio.Protocol):
         self._body_began = 0.0
         self._surplus = False  # accepted when only the reserved ones were left
 
-        # The stream being answered with; both or none.
+        # The stream being answered with.
         self._stream: Stream | None = None
-        self._sink: StreamSink | None = None
         self._leaving = False  # the stream is to be closed when it has written what waits
+        self.writable = False  # whether the stream may write: see `ByteSink`
+        self._most = -1  # bytes it may write to the transport at once; -1 while there is a rest
 
     def __repr__(self) -> str:
-        return f"<Connection {self._kind} {self.state.value} buffered={len(self._buffer)}>"
+        return f"<Connection {self._peer.kind} {self.state.value} buffered={len(self._buffer)}>"
 
     @property
     def streaming(self) -> bool:
@@ -168,12 +208,16 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        limits = self._owner.limits
-        self._outbox = Outbox(transport, self._owner.clock, limits.write_timeout)
-        if not self._identify(transport):  # not even counted: nothing is closed for another user
-            self.abort()
-            return
-        self._owner.joined(self)
+        owner, limits = self._owner, self._owner.limits
+        self._outbox = Outbox(transport, owner.clock, limits.write_timeout)
+        if self._peer.kind == "unix":
+            sock = transport.get_extra_info("socket")
+            uid = peer_uid(sock) if sock is not None else None
+            if uid != owner.expected_uid:  # another user: no answer, and nothing is closed for it
+                self.abort()
+                return
+            self._peer = Peer("unix", uid)
+        owner.connections.add(self)
         count = self._capacity.join(self)
         if count > limits.connections + limits.surplus:
             self.abort()
@@ -184,17 +228,6 @@ class Connection(asyncio.Protocol):
             self._refuse(overloaded("too many connections"))
         else:
             self._wait_as(Rank.IDLE)
-
-    def _identify(self, transport: asyncio.Transport) -> bool:
-        """Set the peer; False for another user, who gets no answer."""
-        uid = None
-        if self._kind == "unix":
-            sock = transport.get_extra_info("socket")
-            uid = peer_uid(sock) if sock is not None else None
-            if uid != self._owner.expected_uid:
-                return False
-        self._peer = Peer(self._kind, uid, self._port)
-        return True
 
     def data_received(self, data: bytes) -> None:
         state = self.state
@@ -216,7 +249,7 @@ class Connection(asyncio.Protocol):
                 self._end_of_input()
         elif self.state is not State.BUSY:
             self._end_stream()
-            self.close_gracefully()
+            self.close()
         return True  # the transport must not close by itself: it would drop a pending answer
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -229,12 +262,12 @@ class Connection(asyncio.Protocol):
         self._deadline.cancel()
         self._end_stream()
         self._capacity.leave(self)
-        self._owner.left(self)
+        self._owner.connections.discard(self)
+        self._owner.changed()
 
     def pause_writing(self) -> None:
-        self._outbox.pause()
-        if self._sink is not None:
-            self._sink.writable = False
+        self._outbox.paused = True
+        self.writable = False
 
     def resume_writing(self) -> None:
         if self._outbox.resume():
@@ -375,14 +408,14 @@ class Connection(asyncio.Protocol):
             self._pause_reading()
         share, self._body = self._body, None
         request = Request(parsed.head, body, admission.params)
-        self._owner.launch(self, request, admission, share)
+        self._owner.launch(self, request, admission.route.handler, share)
 
     def _end_of_input(self) -> None:
         """The peer half-closed before or within a request."""
         if self.state is State.BODY or self._buffer:
             self._refuse(HTTPError(400, "bad_request", "the request is incomplete"))
         else:
-            self.close_gracefully()
+            self.close()
 
     def _discard(self, count: int) -> None:
         self._discarded += count
@@ -390,7 +423,7 @@ class Connection(asyncio.Protocol):
         if self.state is State.STREAM and self._discarded > limits.stream_input:
             self.abort()
         elif self.state is State.LINGER and self._discarded > limits.linger_bytes:
-            self.close_gracefully()
+            self.close()
 
     def _pause_reading(self) -> None:
         transport = self._transport
@@ -437,14 +470,13 @@ class Connection(asyncio.Protocol):
 
     def _answered(self, keep: bool) -> None:
         if keep:
-            owner = self._owner
             self.state = State.HEAD
             self._wait_as(Rank.IDLE)
-            self._deadline.set(owner.limits.idle_timeout)
+            self._deadline.set(self._owner.limits.idle_timeout)
         elif self._buffer or self._reading_paused:
             self._linger()
         else:
-            self.close_gracefully()
+            self.close()
 
     def _refuse(self, error: HTTPError) -> None:
         """Answer a request that will not be read to its end; nothing more is parsed."""
@@ -453,10 +485,7 @@ class Connection(asyncio.Protocol):
         bodiless = self._parsed is not None and self._parsed.head.method == "HEAD"
         self._parsed = self._admission = None
         self._release_body()
-        response = error.response()
-        self._owner.answers[response.status] += 1
-        data = frame_response(response, self._owner.date(), keep=False, bodiless=bodiless)
-        self._outbox.write(data)
+        self._outbox.write(self._owner.refusal(error, bodiless=bodiless))
         self._linger()
 
     def _begin_stream(self, stream: Stream) -> None:
@@ -477,26 +506,26 @@ class Connection(asyncio.Protocol):
         self._outbox.write(head)
         if parsed.head.method == "HEAD" or self._eof:
             self._end_stream()
-            self.close_gracefully()
+            self.close()
             return
-        sink = self._sink = StreamSink(self, transport, self._outbox)
-        sink.writable = not self._outbox.paused
-        sink.most = 2 * self._owner.limits.stream_slice
+        self._write, self._is_closing = transport.write, transport.is_closing
+        self.writable = not self._outbox.paused
+        self._most = 2 * self._owner.limits.stream_slice
         rest = len(self._buffer)
         self._buffer.clear()
         self._resume_reading()
-        self._guarded(lambda: stream.opened(sink))
+        self._guarded(lambda: stream.opened(self))
         self._discard(rest)
 
     def _resume_stream(self) -> None:
-        stream, sink, transport = self._stream, self._sink, self._transport
-        if stream is None or sink is None or transport is None or transport.is_closing():
+        stream, transport = self._stream, self._transport
+        if stream is None or transport is None or transport.is_closing():
             return
-        sink.writable = True
-        sink.most = 2 * self._owner.limits.stream_slice
+        self.writable = True
+        self._most = 2 * self._owner.limits.stream_slice
         self._guarded(stream.resumed)
-        if self._leaving and sink.writable:
-            self.close_gracefully()
+        if self._leaving and self.writable:
+            self.close()
 
     def _guarded(self, callback: Callable[[], None]) -> None:
         """Run a stream's callback; if it raises, only that stream ends."""
@@ -504,25 +533,31 @@ class Connection(asyncio.Protocol):
             callback()
         except Exception as error:  # noqa: BLE001 - the owner logs it
             self._owner.failed(error, None)
-            self.close_gracefully()
+            self.close()
 
     def _end_stream(self) -> None:
-        stream, sink = self._stream, self._sink
-        self._stream = self._sink = None
-        if sink is not None:
-            sink.writable = False
+        stream, self._stream = self._stream, None
+        self.writable = False
         if stream is not None:
             self._guarded(stream.closed)
 
-    def write_long(self, data: bytes) -> None:
-        """For the sink: write what is too long for one write, or follows such a write whose rest
-        still waits."""
-        if self.state is not State.STREAM or self._sink is None:
-            return
-        self._sink.writable = False
-        self._sink.most = -1
-        pieces = slices(data, self._owner.limits.stream_slice)
-        self._outbox.write_pieces(pieces, self._resume_stream)
+    # For the stream: `ByteSink`.
+
+    def write(self, data: bytes) -> None:
+        # Called for every event and every client. `is_closing` is asked each time, because a failed
+        # send closes the transport before the connection is called.
+        if not self._is_closing():
+            if len(data) <= self._most:
+                self._write(data)
+            elif self.state is State.STREAM and self._stream is not None:
+                self.writable = False
+                self._most = -1
+                pieces = slices(data, self._owner.limits.stream_slice)
+                self._outbox.write_pieces(pieces, self._resume_stream)
+
+    @property
+    def buffered(self) -> int:
+        return self._outbox.unsent
 
     # Ending.
 
@@ -536,16 +571,17 @@ class Connection(asyncio.Protocol):
         self._capacity.rank(self, Rank.WITHOUT_TOKEN)
         self._buffer.clear()
         if self._eof:
-            self.close_gracefully()
+            self.close()
             return
         if transport.can_write_eof():
             transport.write_eof()
         self._resume_reading()
         self._deadline.set(self._owner.limits.linger_timeout)
 
-    def close_gracefully(self) -> None:
+    def close(self) -> None:
         """Send what waits, then FIN; a peer that takes nothing is cut off by the write limit."""
         self.state = State.CLOSED
+        self.writable = False
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -562,28 +598,26 @@ class Connection(asyncio.Protocol):
         one of somebody without a token: in a flood, those answers would cost more than the rest."""
         begun = self.state is State.BODY or (self.state is State.HEAD and self._scanned)
         if begun and self._trusted:
-            response = overloaded("too many connections").response()
-            self._owner.answers[response.status] += 1
-            date = self._owner.date()
-            self._outbox.write(frame_response(response, date, keep=False, bodiless=False))
-        self.close_gracefully()
+            self._outbox.write(self._owner.refusal(overloaded("too many connections")))
+        self.close()
         return not self._outbox.unsent
 
     def abort(self) -> None:
         self.state = State.CLOSED
+        self.writable = False
         if self._transport is not None:
             self._transport.abort()
 
     def wind_down(self, *, streams: bool) -> None:
         """The server stops: close if no request is being carried out or, with `streams`, a stream.
-        A stream whose sink is paused closes later: its last events still wait."""
-        if streams and self._sink is not None and not self._sink.writable:
+        A stream that is paused closes later: its last events still wait."""
+        if streams and self._stream is not None and not self.writable:
             self._leaving = True
         elif self.state is State.HEAD or (streams and self.state is State.STREAM):
-            self.close_gracefully()
+            self.close()
 
     def _time_is_up(self) -> None:
         if self.state is State.BODY or (self.state is State.HEAD and self._scanned):
             self._refuse(HTTPError(408, "request_timeout", "the request took too long to arrive"))
         else:
-            self.close_gracefully()
+            self.close()

@@ -40,20 +40,11 @@ class Headers:
             return []
         return [value for field, value in self._pairs if field.lower() == wanted]
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._first
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._first
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self._pairs)
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Headers) and self._pairs == other._pairs
-
-    def __hash__(self) -> int:
-        return hash(self._pairs)
 
     def __repr__(self) -> str:
         # Names only: values may hold a token, and a repr may be logged.

@@ -1,7 +1,7 @@
 """Routes as data, found by walking path segments.
 
-The guard runs before routing on every request, so that a client without rights does not learn which
-routes exist. Decoded segments are compared: a literal wins over a parameter, and a parameter
+The guard is called with every request, found or not, so that a client without rights does not learn
+which routes exist. Decoded segments are compared: a literal wins over a parameter, and a parameter
 matches one non-empty segment.
 """
 
@@ -13,9 +13,8 @@ from ..records import dataclass
 from .messages import HTTPError, Request, RequestHead, Response, Stream
 
 Handler = Callable[[Request], Awaitable["Response | Stream"]]
-Guard = Callable[[RequestHead], None]
-
-_DEFAULT_BODY = 1 << 20
+# Raises HTTPError unless the request may pass, to its route if it has one.
+Guard = Callable[[RequestHead, "Route | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +22,10 @@ class Route:
     method: str
     pattern: str  # "/v1/workspaces/{id}/agent"
     handler: Handler
-    body_limit: int = _DEFAULT_BODY
+    body_limit: int = 1 << 20
     urgent: bool = False  # may use the reserved connections: see `Limits.reserved`
     public: bool = False  # the guard lets every request pass: it proves nothing about its sender
+    from_file: bool = False  # for the guard: the form of a local file may post to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,25 @@ class Router:
     def admit(self, head: RequestHead) -> Admission:
         """The route of a request whose body was not read yet. Raises HTTPError: what the guard
         raises, 404 or 405."""
-        if self._guard is not None:
-            self._guard(head)
-        allowed: set[str] = set()
+        route, params, allowed = None, dict[str, str](), set[str]()
         for node, values in _matches(self._root, head.segments):
             found = node.routes.get(head.method)
             if found is None and head.method == "HEAD":
                 found = node.routes.get("GET")
             if found is not None:
                 route, names = found
-                return Admission(route, dict(zip(names, values, strict=True)))
+                params = dict(zip(names, values, strict=True))
+                break
             allowed |= set(node.routes)
+        if self._guard is not None:
+            self._guard(head, route)
+        if route is not None:
+            return Admission(route, params)
         if not allowed:
             raise HTTPError(404, "route_not_found", "no such route")
-        allow = (("Allow", _allow(allowed)),)
+        if "GET" in allowed:
+            allowed.add("HEAD")
+        allow = (("Allow", ", ".join(sorted(allowed))),)
         raise HTTPError(405, "method_not_allowed", "method not allowed here", allow)
 
 
@@ -106,9 +111,3 @@ def _matches(root: _Node, segments: tuple[str, ...]) -> list[tuple[_Node, tuple[
                 deeper.append((node.parameter, (*values, segment)))
         places = deeper
     return places
-
-
-def _allow(methods: set[str]) -> str:
-    if "GET" in methods:
-        methods.add("HEAD")
-    return ", ".join(sorted(methods))

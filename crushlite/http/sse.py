@@ -49,8 +49,6 @@ class SSEParser:
         events: list[SSEEvent] = []
         buffer = self._buffer
         buffer += data
-        if not self._skip_bom():
-            return events
         start = 0
         if self._after_cr and buffer:
             start = 1 if buffer[0] == 0x0A else 0
@@ -72,17 +70,10 @@ class SSEParser:
             raise SSETooLong(f"a line of the stream is over {self._line_limit} bytes")
         return events
 
-    def _skip_bom(self) -> bool:
-        """Drop a byte order mark at the very start; False while more bytes are needed to tell."""
-        if self._at_start:
-            if len(self._buffer) < len(_BOM) and _BOM.startswith(self._buffer):
-                return False
-            self._at_start = False
-            if self._buffer.startswith(_BOM):
-                del self._buffer[: len(_BOM)]
-        return True
-
     def _line(self, line: bytes) -> SSEEvent | None:
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(_BOM)
         if not line:
             return self._dispatch()
         name, _, value = line.decode("utf-8", "replace").partition(":")

@@ -6,7 +6,7 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..api.context import EMPTY, answer, body
-from ..api.files import NEVER
+from ..api.sessions import NEVER
 from ..errors import BadRequest, NotFound
 from ..protocol.features import GetPrompt, McpState, NamedServer
 from .errors import ServerError

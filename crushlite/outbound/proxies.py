@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from ..errors import BadRequest
-from ..http.addresses import ip_address, is_loopback
 from .tunnel import Proxy
 
 if TYPE_CHECKING:
@@ -100,3 +99,21 @@ def _proxy(variable: str, text: str) -> Proxy:
 
 
 NO_PROXIES = Proxies({})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine."""
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    address = ip_address(name)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address is not None and (mapped or address).is_loopback
+
+
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is, with or without brackets; None for a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None

@@ -7,12 +7,10 @@ a `ScopedStore` calls them with the scope of one workspace.
     stores       opening, sharing, closing        writer       transactions and group commit
     directory    who owns a data directory        reader       lists and histories
     inspection   which files are refused          callqueue    what both have in common
-    walfile      commits lost from a log          executor     the threads that they run in
-    migrations   bringing a file up to date       checkpoints  keeping the log short
-    schema       the tables                       listing      long lists, as JSON from SQLite
-    recovery     ending what a killed daemon left open
-    salvage      saving what can be read of a damaged file
-    backup       a checked copy of a database     sizes        the room that a database takes
+    declarations what a file may declare          checkpoints  keeping the log short
+    walfile      commits lost from a log          listing      long lists, as JSON from SQLite
+    migrations   bringing a file up to date       recovery     ending what a killed daemon left open
+    schema       the tables                       salvage      saving what a damaged file holds
 
 Only this package imports sqlite3, and no error of sqlite3 leaves it. It knows nothing of tasks,
 events or HTTP.
@@ -20,8 +18,8 @@ events or HTTP.
 
 from __future__ import annotations
 
+from .callqueue import Executor, InlineExecutor
 from .connection import Connection, ConnectionFactory, connect
-from .executor import Executor, InlineExecutor, ThreadExecutor
 from .runs import RunRow
 from .scoped import ScopedStore
 from .stores import Store, Stores
@@ -37,6 +35,5 @@ __all__ = [
     "ScopedStore",
     "Store",
     "Stores",
-    "ThreadExecutor",
     "connect",
 ]

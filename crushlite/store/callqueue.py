@@ -1,8 +1,9 @@
-"""A queue of calls into the database, the executor that runs them, and the one connection that only
-this executor uses. There are two: the writer and the reader.
+"""A queue of calls into the database, and the connection that they use. There are two: the writer
+and the reader.
 
-Calls are queued in the event loop, in the order they are made, and their futures are resolved in
-the event loop again. Cancelling a future does not undo its call. The queue is bounded.
+Calls are queued in the event loop, run one at a time in the order they are made, in whatever thread
+the executor has, and their futures are resolved in the event loop again. So a connection needs no
+lock. Cancelling a future does not undo its call. The queue is bounded.
 
 A connection that has failed in a way that it may not recover from (an I/O error, damage) is
 replaced before the next call: what was wrong may be over without the connection noticing.
@@ -11,10 +12,11 @@ replaced before the next call: what was wrong may be over without the connection
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import StoreFailed, StoreOverloaded
 from ..records import dataclass
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .executor import Executor
+    from .checkpoints import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +35,23 @@ T = TypeVar("T")
 MAX_WAITING = 10_000  # calls per queue: seconds of backlog at any speed, megabytes of memory
 
 
+class Executor(Protocol):
+    def start(self, call: Callable[[], None]) -> None:
+        """Run `call`, now or later, in this thread or in another. `call` never raises."""
+
+
+class InlineExecutor:
+    """Runs each call at once in the calling thread: a store without threads, for tests."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def start(self, call: Callable[[], None]) -> None:
+        call()
+
+
 @dataclass(slots=True, eq=False)
 class StoreCall:
-    """Work for a connection, and what came of it."""
-
     work: Callable[..., Any]
     durably: bool
     future: asyncio.Future[Any]
@@ -54,19 +69,19 @@ class StoreCall:
 
 
 def run_in(executor: Executor, path: Path, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `work` in an executor, behind what was submitted to it. Errors are translated."""
+    """Run `work` in an executor; its errors are translated."""
     loop = asyncio.get_running_loop()
     call = StoreCall(work, False, loop.create_future())
-
-    def perform() -> None:
-        try:
-            call.value = call.work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the future gets it
-            call.error = translate(error, path)
-        deliver(loop, [call])
-
-    executor.submit(perform)
+    executor.start(lambda: _perform(call, path, loop))
     return call.future
+
+
+def _perform(call: StoreCall, path: Path, loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        call.value = call.work()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the future gets it
+        call.error = translate(error, path)
+    deliver(loop, [call])
 
 
 def deliver(
@@ -80,14 +95,12 @@ def deliver(
         for call in calls:
             call.resolve()
 
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for it any more
         loop.call_soon_threadsafe(resolve)
-    except RuntimeError:
-        pass  # the loop is closed: no task is left that waits for it
 
 
 class CallQueue:
-    """A subclass runs the calls: `_run` gets all that wait, in the executor's thread."""
+    """A subclass runs the calls: `_run` gets all that wait."""
 
     def __init__(
         self,
@@ -95,57 +108,73 @@ class CallQueue:
         conn: sqlite3.Connection,
         path: Path,
         connect: Callable[[], sqlite3.Connection],
+        checkpoints: Checkpoints,
     ) -> None:
         self._executor = executor
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
-        # Used in the executor's thread only:
+        # Used in `_drain` only:
         self._conn = conn
         self._connect = connect
+        self._checkpoints = checkpoints
         self._broken = False  # the connection is to be replaced before it is used again
 
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._waiting: list[StoreCall] = []
+        self._apart: list[StoreCall] = []  # to be run outside any transaction
         self._draining = False  # `_drain` is submitted or running, and will see what is added
 
     def submit(self, work: Callable[[sqlite3.Connection], T], durably: bool) -> asyncio.Future[T]:
         call = StoreCall(work, durably, self._loop.create_future())
         if self._closed:
             call.error = StoreFailed("the store is closed")
-        elif not self._enqueue(call):
+        elif len(self._waiting) >= MAX_WAITING:
             call.error = StoreOverloaded(
                 f"{MAX_WAITING} calls wait for the database already; try again"
             )
         if call.error is not None:
             call.resolve()
+        else:
+            self._enqueue(call, apart=False)
         return call.future
 
-    def _enqueue(self, call: StoreCall) -> bool:
+    def _run_apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `work` after the calls that wait now, outside any transaction."""
+        call = StoreCall(work, False, self._loop.create_future())
+        self._enqueue(call, apart=True)
+        return call.future
+
+    def _enqueue(self, call: StoreCall, *, apart: bool) -> None:
         with self._lock:
-            if len(self._waiting) >= MAX_WAITING:
-                return False
-            self._waiting.append(call)
+            (self._apart if apart else self._waiting).append(call)
             idle, self._draining = not self._draining, True
         if idle:
-            self._executor.submit(self._drain)
-        return True
+            self._executor.start(self._drain)
 
     def _drain(self) -> None:
         while True:
             with self._lock:
                 batch, self._waiting = self._waiting, []
-                if not batch:
+                apart, self._apart = self._apart, []
+                if not batch and not apart:
                     self._draining = False
                     return
-            try:
-                self._run(batch)
-            except BaseException as error:  # a bug: no task may wait for ever
-                log.exception("%s: a batch of calls failed", self._path)
-                for call in batch:
-                    self._fail(call, error)
-                deliver(self._loop, batch)
+            if batch:
+                self._run_safely(batch)
+            for call in apart:
+                _perform(call, self._path, self._loop)
+
+    def _run_safely(self, batch: list[StoreCall]) -> None:
+        try:
+            self._run(batch)
+        except BaseException as error:  # a bug: no task may wait for ever
+            log.exception("%s: a batch of calls failed", self._path)
+            self._rollback()
+            for call in batch:
+                self._fail(call, error)
+            deliver(self._loop, batch)
 
     def _run(self, batch: list[StoreCall]) -> None:
         """Perform and deliver the calls."""
@@ -159,12 +188,18 @@ class CallQueue:
         """Replace the connection if it is broken. If that raises, the old one stays closed, and
         this is tried again before the next call."""
         if self._broken:
-            try:
+            with contextlib.suppress(sqlite3.Error):
                 self._conn.close()  # first: it may hold locks
-            except sqlite3.Error:
-                pass  # there is nothing else to do with it
             self._conn = self._connect()
             self._broken = False
+
+    def _rollback(self) -> None:
+        """After a failure: end the transaction, if SQLite has not done so already."""
+        try:
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._broken = True
 
     def _disconnect(self) -> None:
         self._conn.close()
@@ -173,6 +208,4 @@ class CallQueue:
         """Accept no more calls; the future is done when those that wait are, and the connection is
         closed."""
         self._closed = True
-        closing = run_in(self._executor, self._path, self._disconnect)
-        self._executor.close()
-        return closing
+        return self._run_apart(self._disconnect)

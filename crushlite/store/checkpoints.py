@@ -2,21 +2,17 @@
 
 A commit appends to the log (`crushlite.db-wal`). A checkpoint copies the log into the database, and
 the next commit then writes the log from its start again. SQLite would make checkpoints inside a
-commit, while a client waits for it. Here the writer makes them between two batches, after the
-answers have gone out.
+commit, while a client waits for it. Here the writer makes them after the answers have gone out.
 
 The file is cut to KEEP when it starts anew and not to nothing, as writing over old blocks is
 cheaper than growing a file. So a file larger than KEEP holds that much, and a checkpoint is due.
 
 A checkpoint cannot copy what was committed after the moment that a read still sees, and until one
-is complete the file only grows. So reads and checkpoints take turns: to make a checkpoint the
-writer holds off the next read and waits a moment for the one under way. If that takes longer the
-writer copies what it can, goes on, and tries again after each batch. So the log is bounded by what
-is written during one read; past BRAKE the writer waits for the read. Another program that reads for
-long can make the log grow further, which is logged.
-
-Both sides wait for locks only. A read waits for the writer no longer than a checkpoint takes, and
-the writer's waits for a read are bounded because the read may be long.
+is complete the file only grows. So reads and checkpoints take turns: the writer holds off the next
+read and waits a moment for the one under way. If that takes longer it copies what it can, and tries
+again after each batch. So the log is bounded by what is written during one read; past BRAKE the
+writer waits for the read, for a bounded time. Another program that reads for long can make the log
+grow further, which is logged.
 """
 
 from __future__ import annotations
@@ -59,8 +55,8 @@ class Checkpoints:
         conn.execute(f"PRAGMA journal_size_limit = {KEEP}")
 
     def measure(self, conn: sqlite3.Connection) -> None:
-        """Measure the log after a commit, before the commit is acknowledged. A log that was deleted
-        in use still works but would be gone with the process, so copy it into the database now."""
+        """Measure the log after a commit, before that is acknowledged. A log deleted in use
+        still works but would be gone with the process, so copy it into the database now."""
         try:
             self._size = self._file.stat().st_size
         except FileNotFoundError:
@@ -70,8 +66,7 @@ class Checkpoints:
                 conn.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
 
     def trim(self, conn: sqlite3.Connection) -> None:
-        """Make a checkpoint if one is due or was postponed. Called after each batch, when its calls
-        have been answered."""
+        """Make a checkpoint if one is due or was postponed."""
         if self._size <= KEEP:
             self._next, self._postponed = KEEP, False
             return

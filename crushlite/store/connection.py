@@ -48,8 +48,7 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
 
 
 class Connections:
-    """A ConnectionFactory that opens with another one, and can interrupt what is running on the
-    connections that it has opened."""
+    """A ConnectionFactory that can interrupt what runs on the connections that it has opened."""
 
     def __init__(self, factory: ConnectionFactory) -> None:
         self._factory = factory
@@ -62,8 +61,7 @@ class Connections:
         return conn
 
     def interrupt(self, path: Path) -> None:
-        """End the statements that are running on a file, with an error. Those that begin later are
-        not touched."""
+        """End the statements that are running on a file now, with an error."""
         for conn in tuple(self._opened.get(path, ())):
             with contextlib.suppress(sqlite3.Error):  # it is closed
                 conn.interrupt()
@@ -73,8 +71,8 @@ class Connections:
 
 
 def distrust(conn: sqlite3.Connection) -> None:
-    """Switch off what SQLite lets a file decide: the file may have come with a clone. None of these
-    statements reads the file."""
+    """Switch off what SQLite lets a file decide, which may have come with a clone. Nothing here
+    reads the file."""
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     if sys.version_info >= (3, 12):  # before that Python has no access to these
@@ -128,9 +126,11 @@ def transaction(conn: sqlite3.Connection) -> Iterator[None]:
 
 _BY_CODE: dict[int, type[CrushliteError]] = {
     sqlite3.SQLITE_FULL: StoreFull,
+    sqlite3.SQLITE_IOERR_SHMSIZE: StoreFull,  # if the index of the log cannot grow
     sqlite3.SQLITE_BUSY: StoreBusy,
     sqlite3.SQLITE_LOCKED: StoreBusy,
 }
+# The work itself was wrong: it would fail again, and no client can do anything.
 _BUGS = (
     *(sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError),
     *(sqlite3.NotSupportedError, StopIteration),  # a future cannot hold the last one
@@ -161,14 +161,16 @@ def translate(error: BaseException, path: Path) -> BaseException:
     """The error that callers of the store see for `error`. A new one each time, as raising an
     error adds to it; errors of the package are returned as they are."""
     answer: BaseException
+    code = _code(error)
     if says_damage(error):
         answer = CorruptDatabase(f"{path} is damaged: {error}")
-    elif _is_bug(error):
+    elif isinstance(error, _BUGS) or code == sqlite3.SQLITE_ERROR:  # a statement without sense
         answer = RuntimeError(f"{path}: {error!r}")
     elif isinstance(error, sqlite3.DataError):
         answer = BadRequest("a text is too long to be stored")
     elif isinstance(error, sqlite3.Error):
-        answer = _class(error)(f"{path}: {error}")
+        kind = _BY_CODE.get(code) or _BY_CODE.get(code & 0xFF, StoreFailed)
+        answer = kind(f"{path}: {error}")
     elif isinstance(error, OSError):
         answer = (StoreFull if error.errno in _FULL else StoreFailed)(f"{path}: {error}")
     elif isinstance(error, OverflowError):
@@ -181,21 +183,7 @@ def translate(error: BaseException, path: Path) -> BaseException:
     return answer
 
 
-def _is_bug(error: BaseException) -> bool:
-    """Whether the work itself was wrong: it would fail again, and no client can do anything."""
-    if isinstance(error, sqlite3.OperationalError):
-        return _code(error) == sqlite3.SQLITE_ERROR  # a statement that makes no sense
-    return isinstance(error, _BUGS)
-
-
-def _class(error: sqlite3.Error) -> type[CrushliteError]:
-    code = _code(error)
-    if code == sqlite3.SQLITE_IOERR_SHMSIZE:
-        return StoreFull  # SQLite has an error of its own if the index of the log cannot grow
-    return _BY_CODE.get(code & 0xFF, StoreFailed)
-
-
-def _code(error: sqlite3.Error) -> int:
+def _code(error: BaseException) -> int:
     return int(getattr(error, "sqlite_errorcode", 0))  # absent on errors of the Python module
 
 

@@ -2,12 +2,10 @@
 
 One daemon owns a data directory. The owner holds an flock on `crushlite.lock`, which the system
 drops when the process dies, however it dies. The file itself is never unlinked: a process that
-opened the old file and one that made a new file would both hold "the" lock.
-
-The file's first line is the owner's pid, for the message only: the flock decides. The second is a
-note to the next owner. `open BOOT` says that the database holds data and in which boot of the
-machine it was written to; `closed SIZE MTIME` says that it was closed in order, and what the file
-then looked like.
+opened the old file and one that made a new file would both hold "the" lock. Its first line is the
+owner's pid, for the message only. The second is a note to the next owner: `open BOOT`, the database
+holds data and was written to in this boot of the machine; or `closed SIZE MTIME`, it was closed in
+order, and what the file then looked like.
 
 A cloned project may come with a data directory in it, and the files there may be links. Nothing is
 written through a link: a clone must not decide which of its user's files are overwritten.
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from pathlib import Path
 
 from ..errors import CorruptDatabase, DataDirectoryInUse, StoreUnusable
@@ -48,16 +45,12 @@ def make_directory(path: Path) -> None:
 def refuse_links(database: Path) -> None:
     """Raise StoreUnusable if something that is about to be written is a link, or is no file: to
     open a pipe could take for ever."""
-    files = [database.with_name(database.name + suffix) for suffix in _SIDE_FILES]
-    for file in [database.with_name(_LOCK), *files]:
-        try:
-            mode = file.lstat().st_mode
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(mode):
-            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a file"
-            refusal = StoreUnusable if stat.S_ISLNK(mode) else CorruptDatabase
-            raise refusal(
+    for name in (_LOCK, *(database.name + suffix for suffix in _SIDE_FILES)):
+        file = database.with_name(name)
+        is_link = file.is_symlink()
+        if is_link or (file.exists() and not file.is_file()):
+            what = "a symbolic link" if is_link else "not a file"
+            raise (StoreUnusable if is_link else CorruptDatabase)(
                 f"{file} is {what}, which is not written to: move it away, or choose another "
                 "data directory with --data-dir"
             )
@@ -92,7 +85,7 @@ def this_boot() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the last owner left behind; nothing is known of a directory without a note."""
+    """What the last owner left behind."""
 
     holds_data: bool = False
     boot: str = ""
@@ -128,23 +121,13 @@ def is_owned(directory: Path) -> bool:
     return False
 
 
-def require_free(directory: Path) -> None:
-    """Raise DataDirectoryInUse if some process owns the directory. A look before much is done: only
-    `DirectoryLock` decides, and only the opening says what else is wrong."""
-    try:
-        owned = is_owned(directory)
-    except OSError:
-        return
-    if owned:
-        raise _in_use(directory)
-
-
 def last_note(directory: Path) -> Note:
     """What the last owner of a directory left behind. Not for one that is in use."""
     return Note.parse(_lock_lines(directory)[1])
 
 
-def _in_use(directory: Path) -> DataDirectoryInUse:
+def in_use(directory: Path) -> DataDirectoryInUse:
+    """The refusal of a directory that another process owns."""
     owner = _lock_lines(directory)[0] or "unknown"  # it may not have come to say so yet
     return DataDirectoryInUse(
         f"{directory} is in use by process {owner}; stop it, or choose another data directory"
@@ -179,7 +162,7 @@ class DirectoryLock:
         except BaseException as error:
             self.release()
             if isinstance(error, BlockingIOError):
-                raise _in_use(directory) from None
+                raise in_use(directory) from None
             raise
 
     def opened(self) -> None:

@@ -1,15 +1,15 @@
 """Queries over the versions of files that a session changed, and over what it has read.
 
-A version holds what a file was: its content and mode, or that it did not exist. The versions that a
-run made carry its id. One that was found (before the session's first change, or after an edit by
-another program) carries none. So the version before the first of a run is what the run began with.
+A version holds what a file was: its content and mode, or that it did not exist. It carries the id
+of the run that made it; one that was found carries none. So the version before the first of a run
+is what the run began with.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import CorruptDatabase
 from ..protocol.sessions import File
@@ -25,7 +25,6 @@ _YEAR_9999 = 253_370_764_800  # seconds: no date is behind it
 
 _COLUMNS = "id, session_id, path, content, version, created_at, updated_at"
 _KINDS = (str, str, str, str, int, int, int)
-_MARKS = "run_id, undoes, present, mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +42,9 @@ class FileState:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """What a version is besides its content. `run_id` is the run that made it, `undoes` the run
-    that was undone by it, `mode` None if it is not known."""
-
-    run_id: str = ""
-    undoes: str = ""
-    present: bool = True
-    mode: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
+    """`run_id` is the run that made it, `undoes` the run that it undid."""
+
     path: str
     before: FileState
     after: FileState
@@ -62,57 +52,40 @@ class Change:
     undoes: str = ""
 
 
-def insert_file(conn: sqlite3.Connection, scope: str, file: File, mark: Mark | None = None) -> File:
-    """Add the next version of a path; version 0 is the state before the session's first change.
-    Returns the file with the number it got: that of the argument is ignored."""
-    require_session(conn, scope, file.session_id)
-    (version,) = conn.execute(
-        "SELECT coalesce(max(version) + 1, 0) FROM files "
-        "WHERE scope = ? AND session_id = ? AND path = ?",
-        (scope, file.session_id, file.path),
-    ).fetchone()
-    stored = dataclasses.replace(file, version=version)
-    conn.execute(
-        f"INSERT INTO files (scope, {_COLUMNS}, {_MARKS}) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (scope, *dataclasses.astuple(stored), *dataclasses.astuple(mark or Mark())),
-    )
-    return stored
-
-
-def record_change(
-    conn: sqlite3.Connection, scope: str, sid: str, change: Change, now: float
-) -> list[File]:
-    """Add the versions that a change makes; return them. The state before it is added too, unless
-    it is the last one known: at the session's first change of the path, or if another program has
-    edited the file since."""
-    require_session(conn, scope, sid)
-    row = conn.execute(
-        "SELECT content, present, mode FROM files WHERE scope = ? AND session_id = ? AND path = ? "
-        "ORDER BY version DESC LIMIT 1",
-        (scope, sid, change.path),
-    ).fetchone()
-    last = None if row is None else state_from_row(*row)
-    found, made = Mark(), Mark(change.run_id, change.undoes)
-    added: list[File] = []
-    for state, mark in ((change.before, found), (change.after, made)):
-        learned = last is not None and last.mode is None and state.mode is not None
-        if last is None or learned or not state.is_like(last):
-            content = state.content or ""
-            file = File(str(uuid.uuid4()), sid, change.path, content, 0, int(now), int(now))
-            present = state.content is not None
-            mark = dataclasses.replace(mark, present=present, mode=state.mode)
-            added.append(insert_file(conn, scope, file, mark))
-            last = state
-    return added
-
-
 def record_changes(
     conn: sqlite3.Connection, scope: str, sid: str, changes: Sequence[Change], now: float
 ) -> list[File]:
-    """Do `record_change` for several changes; return all versions added."""
-    added = (record_change(conn, scope, sid, change, now) for change in changes)
-    return [file for files in added for file in files]
+    """Add the versions that changes make; return them. The state before a change is added too,
+    unless it is the last one known: at the session's first change of the path, as version 0, or if
+    another program has edited the file since. Raises SessionNotFound."""
+    require_session(conn, scope, sid)
+    added: list[File] = []
+    for change in changes:
+        row = conn.execute(
+            "SELECT version, content, present, mode FROM files "
+            "WHERE scope = ? AND session_id = ? AND path = ? ORDER BY version DESC LIMIT 1",
+            (scope, sid, change.path),
+        ).fetchone()
+        last, version = None, -1
+        if row is not None:
+            check_row("a version of a file with number", row[:1], (int,))
+            last, version = state_from_row(*row[1:]), row[0]
+        found, made = (change.before, "", ""), (change.after, change.run_id, change.undoes)
+        for state, run_id, undoes in (found, made):
+            learned = last is not None and last.mode is None and state.mode is not None
+            if last is not None and not learned and state.is_like(last):
+                continue
+            last, version = state, version + 1
+            times = int(now), int(now)
+            file = File(str(uuid.uuid4()), sid, change.path, state.content or "", version, *times)
+            present = state.content is not None
+            conn.execute(
+                f"INSERT INTO files (scope, {_COLUMNS}, run_id, undoes, present, mode) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (scope, *dataclasses.astuple(file), run_id, undoes, present, state.mode),
+            )
+            added.append(file)
+    return added
 
 
 def state_from_row(content: str, present: int, mode: int | None) -> FileState:
@@ -126,7 +99,11 @@ def list_files(conn: sqlite3.Connection, scope: str, sid: str) -> list[File]:
         f"SELECT {_COLUMNS} FROM files WHERE scope = ? AND session_id = ? ORDER BY version, seq",
         (scope, sid),
     )
-    return [_file(row) for row in rows]
+    files = []
+    for row in rows:
+        check_row("file", row, _KINDS)
+        files.append(File(*row))
+    return files
 
 
 def mark_read(conn: sqlite3.Connection, scope: str, sid: str, path: str, now: float) -> None:
@@ -144,12 +121,10 @@ def list_read(conn: sqlite3.Connection, scope: str, sid: str) -> list[str]:
     """The paths a session has read, the last read first."""
     rows = conn.execute(
         "SELECT path FROM reads WHERE scope = ? AND session_id = ? ORDER BY seq DESC", (scope, sid)
-    )
-    paths = []
+    ).fetchall()
     for row in rows:
         check_row("the read mark", row, (str,))
-        paths.append(row[0])
-    return paths
+    return [path for (path,) in rows]
 
 
 def last_read(conn: sqlite3.Connection, scope: str, sid: str, path: str) -> float | None:
@@ -164,8 +139,3 @@ def last_read(conn: sqlite3.Connection, scope: str, sid: str, path: str) -> floa
     if not 0 <= row[0] < _YEAR_9999:
         raise CorruptDatabase(f"the read mark of {path} is damaged and cannot be read")
     return float(row[0])
-
-
-def _file(row: tuple[Any, ...]) -> File:
-    check_row("file", row, _KINDS)
-    return File(*row)

@@ -1,10 +1,9 @@
 """Looking at a file before it is opened for writing. One that is refused stays as it is.
 
-What must not be written to: a file of a newer crushlite, one that is no database of ours or that
-declares more than ours do (see declarations.py), and one that is damaged. They are refused each
-time, with what to do about it: no user gets an empty history without having decided so. All is
-looked at through a read-only connection, as closing a read-write one would merge the log into the
-file.
+Refused, each time and with what to do about it, are a file of a newer crushlite, one that is no
+database of ours or declares more than ours do (see declarations.py), and one that is damaged: no
+user gets an empty history without having decided so. All is looked at through a read-only
+connection, as closing a read-write one would merge the log into the file.
 
 A file is read through, and every index compared with its table, which takes about 3 seconds for a
 gigabyte. Only a large file that was closed in order and not written to since is spared that.
@@ -13,22 +12,20 @@ gigabyte. Only a large file that was closed in order and not written to since is
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CorruptDatabase, CrushliteError, NewerSchema
+from ..errors import CorruptDatabase, NewerSchema
 from ..itself import pasted_command
-from .connection import connect as default_connect, says_damage
-from .declarations import declared, foreign, missing
-from .directory import Note, last_note, this_boot
+from .connection import says_damage
+from .declarations import compare, declared
+from .directory import Note, this_boot
 from .migrations import VERSION, version_of
 from .walfile import lost_commits
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .connection import ConnectionFactory
 
@@ -49,8 +46,7 @@ def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
 
     For the owner of the directory: SQLite writes beside a database even to read it. `no_litter`
     around the opening clears that away."""
-    _require_file(path)
-    log, index = _side_files(path)
+    log, index = side_files(path)
     has_log = bool(_size(log))
     if _check_journal(path):
         return
@@ -77,46 +73,27 @@ def inspect(path: Path, connect: ConnectionFactory, note: Note) -> None:
         raise
 
 
-@contextlib.contextmanager
-def inspected_copy(path: Path, folder: Path | None = None) -> Iterator[Path]:
-    """A copy of a database, log included, that has passed `inspect`; it is made in a temporary
-    directory in `folder`. For a process that does not own the database: to look at the files
-    themselves would change them under an owner that starts meanwhile, and wipe out what shows that
-    commits were lost."""
-    _require_file(path)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".crushlite-") as name:
-        copy = Path(name).resolve() / path.name
-        for file in (path, *_side_files(path)):
-            if file.is_file():
-                shutil.copyfile(file, copy.with_name(file.name))
-        try:
-            inspect(copy, default_connect, last_note(path.parent))
-        except CrushliteError as error:
-            raise type(error)(error.message.replace(str(copy), str(path))) from error
-        yield copy
-
-
 def damaged(path: Path, reason: str) -> CorruptDatabase:
-    """The refusal of a damaged file. It says what to do in commands that can be pasted."""
-    return CorruptDatabase(
-        f"{path} is damaged: {reason}. It was not changed and will not be used. "
-        f"To save what can be read: {_salvage_command(path)}; to go on, {_REPLACE}"
-    )
+    """The refusal of a damaged file."""
+    return _refusal(path, f"is damaged: {reason}. It was not changed and will not be used. To save")
 
 
-def _salvage_command(path: Path) -> str:
-    return pasted_command(f"{__package__}.salvage", str(path), f"{path}.recovered")
+def _altered(path: Path, reason: str) -> CorruptDatabase:
+    """The refusal of a file that others have made or changed."""
+    come = "It may have come with the project, and was not changed"
+    return _refusal(path, f"is not used: {reason}. {come}. To take over")
+
+
+def _refusal(path: Path, text: str) -> CorruptDatabase:
+    """It says what to do in a command that can be pasted."""
+    command = pasted_command(f"{__package__}.salvage", str(path), f"{path}.recovered")
+    return CorruptDatabase(f"{path} {text} what can be read: {command}; to go on, {_REPLACE}")
 
 
 def check_pages(conn: sqlite3.Connection) -> str | None:
     """Read the whole file; return what is wrong with it, or None."""
     (verdict,) = conn.execute("PRAGMA integrity_check(1)").fetchone()
     return None if verdict == "ok" else " ".join(str(verdict).split())
-
-
-def _require_file(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise CorruptDatabase(f"{path} is not a file; move it away")
 
 
 def _check_content(path: Path, connect: ConnectionFactory, read_through: bool) -> None:
@@ -140,20 +117,19 @@ def _check_content(path: Path, connect: ConnectionFactory, read_through: bool) -
 
 
 def _check_declarations(path: Path, version: int, conn: sqlite3.Connection) -> None:
-    """Compare what is declared with what this version declares: damage to a declaration passes
-    every check of the pages, and what others have added would be run."""
+    """Refuse declarations other than those of this version: damage to one passes every check of the
+    pages, and what others have added would be run."""
     try:
         found = declared(conn)
     except CorruptDatabase as error:
-        raise _refused(path, error.message) from error
+        raise _altered(path, error.message) from error
     if version == 0 and found:
         raise CorruptDatabase(f"{path} is the database of another program; it was not changed")
-    name = missing(found, version)
+    name, other = compare(found, version)
     if name is not None:
         raise damaged(path, f"{name} is not what schema version {version} declares")
-    other = foreign(found, version)
     if other is not None:
-        raise _refused(path, f"it holds the {other}, which crushlite does not make")
+        raise _altered(path, f"it holds the {other}, which crushlite does not make")
 
 
 def _check_journal(path: Path) -> bool:
@@ -170,24 +146,15 @@ def _check_journal(path: Path) -> bool:
         names_file = file.read() == _JOURNAL_MAGIC
     held_nothing = head[16:20] == bytes(4) and _size(path) <= _ONE_PAGE
     if not held_nothing or names_file:
-        raise _refused(path, f"{journal.name} is beside it, which crushlite does not make")
+        raise _altered(path, f"{journal.name} is beside it, which crushlite does not make")
     return True
-
-
-def _refused(path: Path, reason: str) -> CorruptDatabase:
-    """The refusal of a file that others have made or changed."""
-    return CorruptDatabase(
-        f"{path} is not used: {reason}. It may have come with the project, and was not changed. "
-        f"To take over what can be read: {_salvage_command(path)}; to go on, {_REPLACE}"
-    )
 
 
 @contextlib.contextmanager
 def no_litter(path: Path) -> Iterator[None]:
-    """Around an opening: if it fails, delete the side files that it made. With a database that may
-    only be read SQLite makes side files that may only be read, which would be in the way of the
-    next opening."""
-    missing = [file for file in _side_files(path) if not file.exists()]
+    """If the opening inside fails, delete the side files that it made. Beside a database that may
+    only be read SQLite makes such files, which would be in the way of the next opening."""
+    missing = [file for file in side_files(path) if not file.exists()]
     try:
         yield
     except BaseException:
@@ -198,7 +165,7 @@ def no_litter(path: Path) -> Iterator[None]:
         raise
 
 
-def _side_files(path: Path) -> tuple[Path, Path]:
+def side_files(path: Path) -> tuple[Path, Path]:
     return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
 
 
@@ -207,7 +174,7 @@ def _size(file: Path) -> int:
 
 
 def _content(file: Path) -> bytes:
-    """What a side file holds, without what a file from elsewhere may hold behind that."""
+    """The beginning of a side file; one from elsewhere may be of any size."""
     if not file.exists():
         return b""
     with file.open("rb") as opened:

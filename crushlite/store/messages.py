@@ -38,24 +38,18 @@ def insert_message(
     """Add a message at the end of its session, or right behind those at `position`. Raises
     SessionNotFound, or BadRequest if an integer does not fit."""
     require_session(conn, scope, message.session_id)
-    place = _NEXT_POSITION if position is None else ":position"
+    values = {
+        **_values(scope, message),
+        "session_id": message.session_id,
+        "role": message.role,
+        "created_at": message.created_at,
+        "is_summary_message": message.is_summary_message,
+    }
+    columns, marks = ", ".join(values), ", :".join(values)
     conn.execute(
-        f"""
-        INSERT INTO messages (
-            scope, {MESSAGE_COLUMNS}, finished, position
-        ) VALUES (
-            :scope, :id, :role, :session_id, :parts, :model, :provider, :created_at, :updated_at,
-            :is_summary, :finished, {place}
-        )
-        """,
-        {
-            **_values(scope, message),
-            "session_id": message.session_id,
-            "role": message.role,
-            "created_at": message.created_at,
-            "is_summary": message.is_summary_message,
-            "position": position,
-        },
+        f"INSERT INTO messages ({columns}, position) "
+        f"VALUES (:{marks}, coalesce(:position, {_NEXT_POSITION}))",
+        values | {"position": position},
     )
 
 

@@ -1,8 +1,8 @@
 """Bringing a file to this version of the schema, step by step.
 
-Each migration is one transaction together with the new `user_version`: whenever the process dies,
-the file is at exactly one version. Before it the file is copied to `crushlite.db.v<old>.bak`, which
-an older crushlite can use; the last few copies are kept.
+Each step is one transaction together with the new `user_version`: whenever the process dies, the
+file is at exactly one version. Before it the file is copied to `crushlite.db.v<old>.bak`, which an
+older crushlite can use; the last few copies are kept.
 """
 
 from __future__ import annotations
@@ -11,40 +11,20 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from ..records import dataclass
 from .connection import transaction
 from .directory import sync_directory
 from .schema import V1, V2, V3, V4, V5, V6
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 BACKUPS = 2  # copies that are kept: each may be as large as the database
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """From `version` - 1 to `version`. A step is a statement, or a function where SQL is not
-    enough; it must not touch anything but the connection."""
-
-    version: int
-    steps: tuple[str | Callable[[sqlite3.Connection], None], ...]
-
-    def apply(self, conn: sqlite3.Connection) -> None:
-        for step in self.steps:
-            if isinstance(step, str):
-                conn.execute(step)
-            else:
-                step(conn)
-        conn.execute(f"PRAGMA user_version = {self.version}")
-
-
-MIGRATIONS: tuple[Migration, ...] = tuple(
-    Migration(number, steps) for number, steps in enumerate((V1, V2, V3, V4, V5, V6), start=1)
-)
-VERSION = MIGRATIONS[-1].version
+MIGRATIONS: tuple[tuple[str, ...], ...] = (V1, V2, V3, V4, V5, V6)  # statements, by version
+VERSION = len(MIGRATIONS)
 
 
 def version_of(conn: sqlite3.Connection) -> int:
@@ -53,15 +33,17 @@ def version_of(conn: sqlite3.Connection) -> int:
 
 
 def migrate(
-    conn: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS
+    conn: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]] = MIGRATIONS
 ) -> None:
     """Apply the migrations that the database at `path` does not have yet."""
     found = version_of(conn)
-    for migration in migrations[found:]:
+    for version in range(found, len(migrations)):
         if found > 0:  # a new file holds nothing
-            _backup(conn, path, migration.version - 1)
+            _backup(conn, path, version)
         with transaction(conn):
-            migration.apply(conn)
+            for statement in migrations[version]:
+                conn.execute(statement)
+            conn.execute(f"PRAGMA user_version = {version + 1}")
 
 
 def _backup(conn: sqlite3.Connection, path: Path, version: int) -> None:
@@ -79,15 +61,11 @@ def _backup(conn: sqlite3.Connection, path: Path, version: int) -> None:
     finally:
         os.close(descriptor)
     sync_directory(path.parent)
-    for old in _backups(path)[:-BACKUPS]:
-        old.unlink()
-
-
-def _backups(path: Path) -> list[Path]:
-    """The copies beside a database, of the oldest version first."""
-    found = {}
-    for file in path.parent.iterdir():
-        match = re.fullmatch(re.escape(path.name) + r"\.v(\d+)\.bak", file.name)
-        if match:
-            found[int(match[1])] = file
-    return [found[version] for version in sorted(found)]
+    name = re.compile(re.escape(path.name) + r"\.v(\d+)\.bak")
+    copies = {
+        int(found[1]): file
+        for file in path.parent.iterdir()
+        if (found := name.fullmatch(file.name))
+    }
+    for old in sorted(copies)[:-BACKUPS]:
+        copies[old].unlink()

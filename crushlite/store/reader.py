@@ -6,24 +6,14 @@ a long one behind it.
 
 Making objects of many rows keeps the interpreter busy, and a thread gets hold of it again only
 after some milliseconds: a prompt that is being stored would lose that at each of its statements. So
-a long read pauses every few rows. One of a few milliseconds (a thousand sessions) does not: it is
-over before it delays a write for long.
+a read of more than a few milliseconds (a thousand sessions) pauses every few rows.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from typing import TYPE_CHECKING
 
 from .callqueue import CallQueue, StoreCall, deliver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from .checkpoints import Checkpoints
-    from .executor import Executor
 
 _SHORT = 0.004  # seconds of a read without a pause
 _STEPS = 500  # of SQLite's machine: some 30 rows, about a millisecond
@@ -31,17 +21,7 @@ _PAUSE = 0.0001  # seconds: long enough for a thread that waits
 
 
 class Reader(CallQueue):
-    def __init__(
-        self,
-        executor: Executor,
-        conn: sqlite3.Connection,
-        path: Path,
-        connect: Callable[[], sqlite3.Connection],
-        checkpoints: Checkpoints,
-    ) -> None:
-        super().__init__(executor, conn, path, connect)
-        self._checkpoints = checkpoints
-        self._began = 0.0  # when the read under way did
+    _began = 0.0  # when the read under way did
 
     def _run(self, batch: list[StoreCall]) -> None:
         for call in batch:
@@ -64,10 +44,3 @@ class Reader(CallQueue):
     def _pause_if_long(self) -> None:
         if time.monotonic() - self._began > _SHORT:
             time.sleep(_PAUSE)
-
-    def _rollback(self) -> None:
-        try:
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")
-        except sqlite3.Error:
-            self._broken = True

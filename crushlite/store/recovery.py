@@ -17,9 +17,9 @@ import bisect
 import json
 import uuid
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import BadRequest, RunNotFound
+from ..errors import BadRequest
 from ..protocol.codec import decode
 from ..protocol.messages import (
     Attachment,
@@ -32,10 +32,9 @@ from ..protocol.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from ..records import dataclass
 from .connection import check_row
 from .messages import MESSAGE_COLUMNS, insert_message, message_from_row, position_of, save_message
-from .runs import RUN_COLUMNS, RunEnding, RunRow, end_run, get_run, run_from_row, start_run
+from .runs import RUN_COLUMNS, RunEnding, RunRow, end_run, find_run, run_from_row, start_run
 from .sessions import child_ids
 
 if TYPE_CHECKING:
@@ -45,11 +44,8 @@ INTERRUPTED = "interrupted: the daemon stopped"
 _END = 2**63 - 1  # a position behind all others
 
 
-@dataclass(slots=True)
-class _Placed:
-    """A message and its position in the session."""
-
-    position: int
+class _Placed(NamedTuple):
+    position: int  # of the message in its session
     message: Message
 
 
@@ -108,32 +104,26 @@ class _Prompts:
 def _recover_run(
     conn: sqlite3.Connection, scope: str, row: RunRow, prompts: _Prompts, now: float
 ) -> None:
-    """Restore the prompt of a run, end its turn and set its outcome. A rider gets the outcome of
-    its carrier."""
-    carrier = _carrier(conn, scope, row)
+    """Restore the prompt of a run, finish what is open in its turn, add an answer if there is none,
+    and set its outcome. A rider gets the outcome and the answer of its carrier."""
+    carrier = find_run(conn, scope, row.carrier) if row.carrier else None
     start = _restore_prompt(conn, scope, row, prompts, now)
+    outcome, error = "failed", INTERRUPTED
     if carrier is not None:
         # Carriers are accepted before their riders: this one has been recovered by now.
-        outcome, message_id = carrier.outcome or "failed", carrier.message_id
-        error = carrier.error if carrier.outcome else INTERRUPTED
+        message_id = carrier.message_id
+        if carrier.outcome:
+            outcome, error = carrier.outcome, carrier.error
     else:
-        outcome, error = "failed", INTERRUPTED
         turn = _messages(conn, scope, row.session_id, start + 1, prompts.next(start, row.run_id))
-        message_id = _close_turn(conn, scope, row, turn, start, now)
+        answer = _mend(conn, scope, turn, now)
+        if answer is None:
+            answer = _message(row.session_id, "assistant", int(now))
+            answer.parts = [_finish(now)]
+            insert_message(conn, scope, answer, turn[-1].position if turn else start)
+        message_id = answer.id
     ending = RunEnding(row.run_id, outcome, message_id, error, row.denied, row.carrier, now)
     end_run(conn, scope, ending)
-
-
-def _carrier(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | None:
-    if not row.carrier:
-        return None
-    try:
-        return get_run(conn, scope, row.carrier)
-    except RunNotFound:
-        return None
-
-
-# The prompt -------------------------------------------------------------------------------------
 
 
 def _restore_prompt(
@@ -175,20 +165,6 @@ def _binaries(attachments: str | None) -> list[Part]:
 
 
 # The turn ---------------------------------------------------------------------------------------
-
-
-def _close_turn(
-    conn: sqlite3.Connection, scope: str, row: RunRow, turn: list[_Placed], start: int, now: float
-) -> str:
-    """Finish what is open in a run's turn; return the id of its last assistant message, which is
-    added if there is none. `start` is the position of the user message."""
-    last = _mend(conn, scope, turn, now)
-    if last is not None:
-        return last.id
-    message = _message(row.session_id, "assistant", int(now))
-    message.parts = [_finish(now)]
-    insert_message(conn, scope, message, turn[-1].position if turn else start)
-    return message.id
 
 
 def _messages(

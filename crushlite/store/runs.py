@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunRow:
-    """A run as it is stored. `attachments` is a JSON array; `outcome` is None until the run has
-    ended; `carrier` is the run that this one was folded into, if any; `limit_reached` is the limit
-    that ended it, else empty."""
+    """`attachments` is a JSON array; `outcome` is None until the run has ended; `carrier` is the
+    run that this one was folded into, if any; `limit_reached` is the limit that ended it."""
 
     run_id: str
     session_id: str
@@ -90,7 +89,7 @@ def insert_run(conn: sqlite3.Connection, scope: str, row: RunRow) -> RunRow | No
     inserted = conn.execute(_INSERT, (scope, *_values(row), scope, row.session_id))
     if inserted.rowcount:
         return None
-    known = _find(conn, scope, row.run_id)
+    known = find_run(conn, scope, row.run_id)
     if known is None:
         raise SessionNotFound(f"session {row.session_id} not found")
     if known.digest != row.digest:
@@ -123,7 +122,7 @@ def start_run(
 
 
 def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
-    """Set the outcome of a run that has none yet."""
+    """Set the outcome of a run, unless it has one."""
     conn.execute(
         """
         UPDATE runs SET outcome = :outcome, message_id = :message_id, error = :error,
@@ -137,8 +136,15 @@ def end_run(conn: sqlite3.Connection, scope: str, ending: RunEnding) -> None:
     )
 
 
+def find_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow | None:
+    row = conn.execute(
+        f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
+    ).fetchone()
+    return None if row is None else run_from_row(row)
+
+
 def get_run(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow:
-    row = _find(conn, scope, run_id)
+    row = find_run(conn, scope, run_id)
     if row is None:
         raise RunNotFound(f"run {run_id} not found")
     return row
@@ -160,7 +166,7 @@ def list_runs(
 
 def ended_among(conn: sqlite3.Connection, scope: str, run_ids: list[str]) -> list[RunRow]:
     """Those of the named runs that have ended."""
-    found = (_find(conn, scope, run_id) for run_id in run_ids)
+    found = (find_run(conn, scope, run_id) for run_id in run_ids)
     return [row for row in found if row is not None and row.outcome is not None]
 
 
@@ -186,10 +192,3 @@ def run_from_row(row: tuple[Any, ...]) -> RunRow:
     answer = RunRow(*row)
     answer.detach = bool(answer.detach)
     return answer
-
-
-def _find(conn: sqlite3.Connection, scope: str, run_id: str) -> RunRow | None:
-    row = conn.execute(
-        f"SELECT {RUN_COLUMNS} FROM runs WHERE scope = ? AND run_id = ?", (scope, run_id)
-    ).fetchone()
-    return None if row is None else run_from_row(row)

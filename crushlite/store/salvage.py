@@ -2,11 +2,10 @@
 
     python -P -m crushlite.store.salvage crushlite.db crushlite.db.recovered
 
-The damaged file is not touched: a copy is read, log included, table by table and not through any
-index. What others have declared in it is not run: only plain columns of plain tables are read. A
-table is read from its start and from its end up to the damage, and between them row by
-row. What cannot be used is left out and counted; messages whose session is lost get a session of
-that id. The new file is made beside the old one, for its owner to put in place.
+A copy of the damaged file is read, log included, table by table and not through any index. What
+others have declared in it is not run: only plain columns of plain tables are read. A table is read
+from its start and from its end up to the damage, and between them row by row. What cannot be used
+is left out and counted; messages whose session is lost get a session of that id.
 """
 
 from __future__ import annotations
@@ -103,8 +102,8 @@ def _pad(copy: Path) -> None:
 
 
 def _plain_tables(old: sqlite3.Connection) -> set[str]:
-    """The tables of a database that are neither views nor virtual. None if the declarations cannot
-    be read: no other statement can be run then."""
+    """The tables that are neither views nor virtual. None if the declarations cannot be read: no
+    other statement can be run then."""
     try:
         found = declared(old)
     except (CorruptDatabase, sqlite3.DatabaseError, UnicodeDecodeError):
@@ -125,28 +124,24 @@ def _transfer(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> t
     # What an older version did not have gets its default.
     columns = [name for name in kinds if name in had]
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-    saved = lost = 0
+    insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
+    saved = found = 0
     for row in _rows(old, table, names) if columns else ():
-        values = dict(zip(columns, row, strict=True))
-        done = 0
-        if _usable(table, values, kinds):
-            insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
-            done = new.execute(insert, row).rowcount
-        saved, lost = saved + done, lost + 1 - done
-    return saved, lost
+        found += 1
+        if _usable(table, dict(zip(columns, row, strict=True)), kinds):
+            saved += new.execute(insert, row).rowcount
+    return saved, found - saved
 
 
 def _usable(table: str, values: dict[str, Any], kinds: dict[str, str]) -> bool:
     """Whether each value is of its column's type, and a message can be decoded. Whether a value may
     be NULL is left to the new table."""
-    if not all(v is None or isinstance(v, _TYPES[kinds[name]]) for name, v in values.items()):
-        return False
     try:
         if table == "messages":
             message_from_row(tuple(values[name] for name in MESSAGE_COLUMNS.split(", ")))
     except CorruptDatabase:
         return False
-    return True
+    return all(v is None or isinstance(v, _TYPES[kinds[name]]) for name, v in values.items())
 
 
 def _rows(conn: sqlite3.Connection, table: str, names: str) -> Iterator[Row]:

@@ -1,7 +1,6 @@
 """The rows of one workspace in a store.
 
-Every query takes `(conn, scope, ...)`. A ScopedStore adds both, so that a caller names only the
-query and its other arguments:
+Every query takes `(conn, scope, ...)`. A ScopedStore adds both:
 
     session = await store.read(session_rows.get_session, session_id)
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CorruptDatabase, SessionNotFound
 from ..protocol.codec import decode, dumps, encode
@@ -77,29 +77,22 @@ def insert_session(conn: sqlite3.Connection, scope: str, session: Session) -> No
     if session.parent_session_id:
         require_session(conn, scope, session.parent_session_id)
     check_usage(session.prompt_tokens, session.completion_tokens, session.cost)
+    values = {
+        "scope": scope,
+        "id": session.id,
+        "parent_session_id": session.parent_session_id or None,
+        "title": session.title,
+        "prompt_tokens": session.prompt_tokens,
+        "completion_tokens": session.completion_tokens,
+        "summary_message_id": session.summary_message_id,
+        "cost": session.cost,
+        "todos": _todos(session.todos),
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+    }
+    columns, marks = ", ".join(values), ", :".join(values)
     conn.execute(
-        f"""
-        INSERT INTO sessions (
-            scope, id, parent_session_id, title, prompt_tokens, completion_tokens,
-            summary_message_id, cost, todos, created_at, updated_at, touched
-        ) VALUES (
-            :scope, :id, :parent, :title, :prompt_tokens, :completion_tokens,
-            :summary, :cost, :todos, :created_at, :updated_at, {_NEXT_TOUCH}
-        )
-        """,
-        {
-            "scope": scope,
-            "id": session.id,
-            "parent": session.parent_session_id or None,
-            "title": session.title,
-            "prompt_tokens": session.prompt_tokens,
-            "completion_tokens": session.completion_tokens,
-            "summary": session.summary_message_id,
-            "cost": session.cost,
-            "todos": _todos(session.todos),
-            "created_at": session.created_at,
-            "updated_at": session.updated_at,
-        },
+        f"INSERT INTO sessions ({columns}, touched) VALUES (:{marks}, {_NEXT_TOUCH})", values
     )
 
 
@@ -136,18 +129,13 @@ def session_texts(
             listed.append(text)
         if chars > _LIST_CHARS:
             raise CorruptDatabase("the sessions are longer together than any that were made here")
-    _check_text(listed)
-    return listed
-
-
-def _check_text(listed: list[bytes | Session]) -> None:
-    """Raise CorruptDatabase if a text is no UTF-8: SQLite hands on any bytes."""
-    for text in listed:
+    for text in listed:  # SQLite hands on bytes that are no text
         if isinstance(text, bytes) and not text.isascii():
             try:
                 text.decode()
             except UnicodeDecodeError:
                 raise CorruptDatabase("a session is damaged and cannot be read") from None
+    return listed
 
 
 def rename_session(
@@ -280,7 +268,7 @@ def _update(
 
 def _session(row: tuple[object, ...]) -> Session:
     check_row("session", row, _KINDS)
-    if _chars(row) > _SESSION_CHARS:
+    if sum(len(str(row[at])) for at in (0, 1, 2, 6, 8)) > _SESSION_CHARS:  # all of its texts
         raise CorruptDatabase(f"session {str(row[0])[:80]!r} is longer than any that was made here")
     session = Session(*row)  # type: ignore[arg-type]  # _COLUMNS is in the order of the fields
     if row[8] == "[]":  # as most are: parsing it would take half of the time
@@ -293,11 +281,6 @@ def _session(row: tuple[object, ...]) -> Session:
             f"session {session.id} is damaged and cannot be read: {error}"
         ) from None
     return session
-
-
-def _chars(row: tuple[Any, ...]) -> int:
-    """Characters of ids, title and todos."""
-    return len(row[0]) + len(row[1]) + len(row[2]) + len(row[6]) + len(row[8])
 
 
 def _todos(todos: list[Todo]) -> str:

@@ -1,19 +1,17 @@
 """Opening, sharing and closing stores.
 
 There is one Store per database file: opens of the same real path share it, and the last release
-closes it. Opening runs in the new store's writer thread: lock the directory, inspect the file,
-bring the schema up to date, recover. An open that fails gives back all it took. While a store is
-being closed, an open of the same path waits: this process must not meet its own lock.
+closes it. To open: lock the directory, inspect the file, bring the schema up to date, recover. An
+open that fails gives back all it took. While a store is being closed, an open of the same path
+waits: this process must not meet its own lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import sqlite3
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,7 +27,8 @@ from ..errors import (
 )
 from ..realpath import real_path
 from ..records import dataclass
-from .callqueue import run_in
+from ..threads import DaemonThreads
+from .callqueue import Executor, run_in
 from .checkpoints import Checkpoints
 from .connection import (
     Connections,
@@ -40,16 +39,14 @@ from .connection import (
     translated,
 )
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
-from .executor import Executor, StoreThreads, ThreadExecutor
 from .inspection import damaged, inspect, no_litter
 from .migrations import VERSION, migrate
 from .reader import Reader
 from .recovery import recover
-from .sizes import bytes_of
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from ..clock import Clock
     from .connection import ConnectionFactory
@@ -59,6 +56,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NAME = "crushlite.db"
+# Shared by all stores: those that are not in use need none, and a call that hangs keeps only one.
+_MOST_THREADS = 64
 READ_SECONDS = 1.0  # that a read may go on when its store is closed: no request is left for it
 WRITE_SECONDS = 20.0  # that writes may go on
 GIVE_UP_SECONDS = 60.0  # after which a thread that cannot be interrupted is left behind,
@@ -69,30 +68,11 @@ _INTERVAL = 0.05  # seconds between two interrupts
 _NONSENSE = (CorruptDatabase, NotFound, BadRequest, ValueError, TypeError, OverflowError)
 
 
-def _real_path(path: Path) -> Path:
-    # In the event loop on purpose: an await here would let the opens of one path pass each other.
-    return Path(real_path(path))
-
-
-@dataclass(slots=True)
-class _Opened:
-    """What opening took, and the ids of the runs that it found interrupted."""
-
-    conn: sqlite3.Connection
-    lock: DirectoryLock
-    recovered: list[str]
-
-
 class Store:
     """A database file that this process owns. Made by `Stores.open`."""
 
     def __init__(
-        self,
-        path: Path,
-        boot_id: str,
-        lock: DirectoryLock,
-        writer: Writer,
-        reader: Reader,
+        self, path: Path, boot_id: str, lock: DirectoryLock, writer: Writer, reader: Reader
     ) -> None:
         self.path = path
         self.data_dir = path.parent
@@ -143,19 +123,21 @@ class Store:
     async def compact(self) -> tuple[int, int]:
         """Give the room that deleted rows took back to the system; return the bytes on disk before
         and after. Writes wait for it, some seconds for a gigabyte."""
-        before = bytes_of(self.path)
+        before = self._size()
         await self._writer.compact()
-        return before, bytes_of(self.path)
+        return before, self._size()
 
-    async def close(self, closed: Callable[[asyncio.Future[None], float], Awaitable[bool]]) -> None:
-        """Finish what waits, and close the file. Called by `Stores` after the last release.
-        `closed` waits for a connection to be closed, and interrupts it after so many seconds; it
-        returns whether the connection is closed."""
+    def _size(self) -> int:
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    async def close(self, stores: Stores) -> None:
+        """Finish what waits, and close the file. Called by `stores` after the last release."""
         over = True
         try:
-            over = await closed(self._reader.close(), READ_SECONDS)
+            over = await stores.closed(self.path, self._reader.close(), READ_SECONDS)
             # The connection that closes last merges the log into the file: this one can.
-            over = await closed(self._writer.close(), WRITE_SECONDS) and over
+            over = await stores.closed(self.path, self._writer.close(), WRITE_SECONDS) and over
             if self._writer.left_clean and self.path.exists():  # or it was removed in use
                 self._lock.closed(self.path)
         finally:
@@ -183,8 +165,8 @@ class Stores:
     ) -> None:
         self._clock = clock
         self._boot_id = boot_id
-        # All stores of one daemon share their threads.
-        self._executor = executor or functools.partial(ThreadExecutor, threads=StoreThreads())
+        shared = DaemonThreads(_MOST_THREADS, "crushlite-store")
+        self._executor = executor or (lambda _: shared)
         self._connect = Connections(connect)
         self._entries: dict[Path, _Entry] = {}
         self._is_hurried = False
@@ -200,7 +182,8 @@ class Stores:
     async def open(self, data_dir: Path) -> Store:
         """Open the store in a data directory, or share the open one. Every open needs a `release`.
         Raises StoreUnusable or a subclass, with what to do."""
-        path = _real_path(data_dir)
+        # In the event loop on purpose: an await would let the opens of one path pass each other.
+        path = Path(real_path(data_dir))
         while (entry := self._entries.get(path)) is not None and entry.closing is not None:
             await asyncio.shield(entry.closing)
         if entry is None:
@@ -233,12 +216,12 @@ class Stores:
         try:
             await asyncio.wait([entry.opening])
             if not entry.opening.cancelled() and entry.opening.exception() is None:
-                await entry.opening.result().close(partial(self._closed, path / _NAME))
+                await entry.opening.result().close(self)
         finally:
             self._connect.forget(path / _NAME)
             del self._entries[path]
 
-    async def _closed(self, path: Path, closing: asyncio.Future[None], seconds: float) -> bool:
+    async def closed(self, path: Path, closing: asyncio.Future[None], seconds: float) -> bool:
         """Wait until a connection is closed, and return whether it is. After so many seconds what
         runs on it is interrupted, again and again: an interrupt ends one statement. The time is
         real time, as threads are not on any clock."""
@@ -273,38 +256,20 @@ class Stores:
             ) from cause
 
     async def _open_file(self, path: Path) -> Store:
-        executor = self._executor("crushlite-writer")
-        try:
-            opened = await run_in(executor, path, lambda: self._prepare(path))
-        except BaseException:
-            executor.close()
-            raise
+        writing, reading = self._executor("crushlite-writer"), self._executor("crushlite-reader")
+        lock, conn = await run_in(writing, path, lambda: self._prepare(path))
         checkpoints = Checkpoints(path)
-        writer = Writer(executor, opened.conn, path, lambda: self._writing(path), checkpoints)
+        writer = Writer(writing, conn, path, lambda: self._writing(path), checkpoints)
         try:
-            reader = await self._open_reader(path, checkpoints)
+            conn = await run_in(reading, path, lambda: self._reading(path))
         except BaseException:
-            if await self._closed(path, writer.close(), WRITE_SECONDS):
-                opened.lock.release()
+            if await self.closed(path, writer.close(), WRITE_SECONDS):
+                lock.release()
             raise
-        if opened.recovered:
-            log.warning(
-                "%s: runs that were interrupted when the daemon before this one stopped: %s",
-                path,
-                ", ".join(opened.recovered),
-            )
-        return Store(path, self._boot_id, opened.lock, writer, reader)
+        reader = Reader(reading, conn, path, lambda: self._reading(path), checkpoints)
+        return Store(path, self._boot_id, lock, writer, reader)
 
-    async def _open_reader(self, path: Path, checkpoints: Checkpoints) -> Reader:
-        executor = self._executor("crushlite-reader")
-        try:
-            conn = await run_in(executor, path, lambda: self._reading(path))
-        except BaseException:
-            executor.close()
-            raise
-        return Reader(executor, conn, path, lambda: self._reading(path), checkpoints)
-
-    def _prepare(self, path: Path) -> _Opened:
+    def _prepare(self, path: Path) -> tuple[DirectoryLock, sqlite3.Connection]:
         with translated(path):
             make_directory(path.parent)
             refuse_links(path)
@@ -313,14 +278,14 @@ class Stores:
                 with no_litter(path):
                     inspect(path, self._connect, lock.note)
                     create_database_file(path)
-                    opened = self._open_writer(path, lock)
+                    conn = self._open_writer(path)
                 lock.opened()
-                return opened
+                return lock, conn
             except BaseException:
                 lock.release()
                 raise
 
-    def _open_writer(self, path: Path, lock: DirectoryLock) -> _Opened:
+    def _open_writer(self, path: Path) -> sqlite3.Connection:
         conn = self._writing(path)
         try:
             migrate(conn, path)
@@ -338,7 +303,13 @@ class Stores:
             conn.close()
             last.close()
             raise damaged(path, str(error)) from error
-        return _Opened(conn, lock, recovered)
+        if recovered:
+            log.warning(
+                "%s: runs that were interrupted when the daemon before this one stopped: %s",
+                path,
+                ", ".join(recovered),
+            )
+        return conn
 
     def _reading(self, path: Path) -> sqlite3.Connection:
         conn = self._connect(path, True)

@@ -1,13 +1,10 @@
 """Whether the log of a killed process has lost commits.
 
 SQLite reads a log up to the first frame (a page with its header) that does not fit, and takes the
-rest for never written. After a crash that is right. Of a log that was damaged or cut short it drops
-commits without a word. Two things show that:
-
-- the index of the log (`-shm`) is memory shared through a file. It outlives a killed process, and
-  says how many frames were committed;
-- without a usable index: more of the same log behind the first commit that cannot be read. A killed
-  process leaves at most one such commit, its last.
+rest for never written. After a crash that is right; of a damaged log it drops commits without a
+word. Two things show that: the index of the log (`-shm`), which outlives a killed process and says
+how many frames were committed; and, without a usable index, more of the same log behind the first
+commit that cannot be read, as a killed process leaves at most one such commit, its last.
 
 A power cut may tear both files in ways that prove nothing, so this is only for a log that was
 written in the present boot of the machine, or in an unknown one. Both formats are documented at
@@ -34,14 +31,13 @@ def lost_commits(log: Path, before: bytes, after: bytes) -> str | None:
     it, `after` as SQLite has written it on reading the log just now."""
     found, _ = _frames(after) or (0, 0)
     left = _frames(before)
-    if left is not None:
-        committed, copied = left
-        if copied == committed or found >= committed:
-            return None
-        return f"{log.name} held {committed} pages that were committed, {found} can be read"
-    if _goes_on(log, found):
-        return f"{log.name} cannot be read behind page {found}, but goes on"
-    return None
+    if left is None:
+        goes_on = _goes_on(log, found)
+        return f"{log.name} cannot be read behind page {found}, but goes on" if goes_on else None
+    committed, copied = left
+    if copied == committed or found >= committed:
+        return None
+    return f"{log.name} held {committed} pages that were committed, {found} can be read"
 
 
 def _frames(index: bytes) -> tuple[int, int] | None:

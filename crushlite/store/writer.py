@@ -4,8 +4,7 @@ It takes all calls that wait and runs them in one transaction, each under a save
 several: a commit costs a flush of the disk, however many calls share it. A call that fails is
 rolled back alone. But SQLite may drop the whole transaction (a full disk, an I/O error), and what
 ran next would then run outside any; so `in_transaction` is checked after every exception, and a
-lost batch is repeated call by call, each in its own transaction. Hence work may run twice, and must
-touch nothing but its connection and return plain data.
+lost batch is repeated call by call, each in its own transaction. Hence work may run twice.
 
 Nothing is committed to a file that is no longer there, and nothing is written any more to one that
 turns out to be damaged: what it still holds must not get worse.
@@ -30,7 +29,7 @@ from ..errors import (
     StoreFull,
     StoreOverloaded,
 )
-from .callqueue import CallQueue, StoreCall, deliver, run_in
+from .callqueue import CallQueue, Executor, StoreCall, deliver
 from .connection import breaks_connection, says_damage
 from .inspection import check_pages, damaged
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .checkpoints import Checkpoints
-    from .executor import Executor
 
 _SAFE, _FAST = "FULL", "NORMAL"  # survives a power cut; survives the death of the process
 _SAMPLE = 400  # rows per index that the statistics are made from
@@ -64,14 +62,13 @@ class Writer(CallQueue):
         connect: Callable[[], sqlite3.Connection],
         checkpoints: Checkpoints,
     ) -> None:
-        super().__init__(executor, conn, path, connect)
+        super().__init__(executor, conn, path, connect, checkpoints)
 
         # Used in the event loop only:
         self.trouble: str | None = None  # why the last write failed, until one works again
         self.healed_callbacks: list[Callable[[], None]] = []  # called when trouble has ended
 
-        # Used in the executor's thread only:
-        self._checkpoints = checkpoints
+        # Used in `_drain` only:
         self._synchronous = ""  # as last set on the connection
         self._file = _identity(path)
         self._suspect = False  # SQLite has found damage, which may be in memory only
@@ -81,13 +78,11 @@ class Writer(CallQueue):
     def compact(self) -> asyncio.Future[None]:
         """Make the file as small as what it holds. It is written anew, and nothing else is written
         meanwhile: some seconds for a gigabyte."""
-        return run_in(self._executor, self._path, self._compact)
+        return self._run_apart(self._compact)
 
     def _compact(self) -> None:
         try:
             self._prepare()
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")
             self._conn.execute("VACUUM")
             self._checkpoints.empty(self._conn)
         except sqlite3.Error as error:
@@ -143,8 +138,6 @@ class Writer(CallQueue):
                 self._commit([call])
 
     def _begin(self, synchronous: str) -> None:
-        if self._conn.in_transaction:  # a rollback failed earlier
-            self._conn.execute("ROLLBACK")
         if synchronous != self._synchronous:  # has no effect inside a transaction
             self._conn.execute(f"PRAGMA synchronous = {synchronous}")
             self._synchronous = synchronous
@@ -170,13 +163,6 @@ class Writer(CallQueue):
             self._fail(call, error)
             conn.execute("ROLLBACK TO call")
             conn.execute("RELEASE call")
-
-    def _rollback(self) -> None:
-        try:
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")
-        except sqlite3.Error:
-            pass  # `_begin` tries again, and fails its calls if it still cannot
 
     # The file -----------------------------------------------------------------------------------
 

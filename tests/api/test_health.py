@@ -6,11 +6,11 @@ import os
 import threading
 import unittest.mock
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.api import system
 from crushlite.clock import FakeClock, SystemClock
-from crushlite.store import ThreadExecutor
 from crushlite.testing import LocalDaemon, Stores
 from crushlite.version import __version__
 from tests.support.basics import BoundedTestCase
@@ -19,8 +19,6 @@ from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from crushlite.store import Executor
 
 
 def wait_for(gate: threading.Event) -> None:
@@ -102,25 +100,20 @@ class HealthTests(BoundedTestCase):
     async def test_a_store_that_does_not_answer_does_not_hold_the_answer_up(self) -> None:
         gate = threading.Event()
         self.addCleanup(gate.set)
-        writers: list[Executor] = []
-
-        def executor(name: str) -> Executor:
-            made = ThreadExecutor(name)
-            if name == "crushlite-writer":
-                writers.append(made)
-            return made
-
-        clock = SystemClock()
-        await self.start(stores=Stores(clock=clock, boot_id="boot", executor=executor))
+        stores = Stores(clock=SystemClock(), boot_id="boot")
+        await self.start(stores=stores)
         anna = await self.daemon.join()
-        writers[0].submit(lambda: wait_for(gate))
+        store = await stores.open(Path(anna.workspace["data_dir"]))
+        held = store.submit(lambda _: wait_for(gate))
         self.assertIsNone(await self.health(""))
         with unittest.mock.patch.object(system, "STORE_SECONDS", 1.0):
             health = await self.health()
         self.assertEqual(health["store"], {anna.workspace["data_dir"]: "no answer within 1 s"})
         self.assertEqual(list(self.failing(health)), ["store"])
         gate.set()
+        await held
         self.assertEqual((await self.health())["status"], "ok")
+        await stores.release(store)
 
     async def test_a_daemon_that_leaves_says_so(self) -> None:
         await self.start()

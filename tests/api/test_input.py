@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
-from crushlite.api import context, reading as api_reading
+from crushlite.api import context, routes
 from crushlite.console.wing import PUBLIC_BODY
 from crushlite.console.wire import WebCode, WebHello, WebProof
 from crushlite.lsp.wire import StartLSP
@@ -602,7 +602,7 @@ class Sizes(InputTestCase):
 
         body = b'{"session_id":"none","prompt":"' + b"x" * LARGE + b'"}'
         head = self.head(self.anna.base + "/agent", len(body), "Connection: close")
-        with mock.patch.object(api_reading, "read", slow):
+        with mock.patch.object(routes, "read", slow):
             asked = asyncio.create_task(self.raw(head + body))
             await asyncio.to_thread(reading.wait, SECONDS)
             self.assertEqual((await self.call("GET", "/v1/health")).status, 200)

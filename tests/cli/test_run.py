@@ -180,7 +180,7 @@ class RunTests(ScriptedCase):
             self.assertEqual(child.errors.count("\n"), 1, child.errors)
 
     async def test_a_daemon_of_another_version_is_used_with_a_warning(self) -> None:
-        with mock.patch("crushlite.api.views.WIRE_VERSION", "crushlite-9.9"):
+        with mock.patch("crushlite.api.workspaces.WIRE_VERSION", "crushlite-9.9"):
             child, scripted = await self.begun("hello")
         scripted.release()
         await self.ended(child, 0, "one \n")

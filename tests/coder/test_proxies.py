@@ -15,8 +15,7 @@ from crushlite.coder.providers.base import ChatMessage, ModelRequest, ProviderEr
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.errors import BadRequest
 from crushlite.fake_model import End, FakeModel, Say
-from crushlite.http.addresses import is_loopback
-from crushlite.outbound.proxies import Proxies, proxies_of
+from crushlite.outbound.proxies import Proxies, is_loopback, proxies_of
 from tests.support.basics import BoundedTestCase
 from tests.support.proxy import CERTIFICATE, ProxyServer, serving, tls_before
 from tests.support.tools import ToolTestCase

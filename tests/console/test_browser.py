@@ -553,7 +553,7 @@ class Resilience(BrowserCase):
         for number in range(3):
             await run.say(f"piece {number} ")
             await anna.shows(f"piece {number}", ".msg.assistant")
-            for connection in tuple(self.daemon.daemon.server._connections):
+            for connection in tuple(self.daemon.daemon.server.connections):
                 if connection.streaming:
                     connection.abort()
             await run.do(lambda turn: turn.step())

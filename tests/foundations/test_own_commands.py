@@ -3,6 +3,7 @@ whatever directory they are used."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -98,8 +99,8 @@ class PastedTests(unittest.TestCase):
         data = self.project / "it's; touch trap"
         data.mkdir()
         conn = sqlite3.connect(data / "crushlite.db")
-        for migration in MIGRATIONS:
-            migration.apply(conn)
+        for statement in itertools.chain(*MIGRATIONS):
+            conn.execute(statement)
         conn.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
         insert_session(conn, "", Session(id="s"))
         conn.execute("CREATE TABLE others (x)")

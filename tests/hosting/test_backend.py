@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Agent
-from crushlite.api.views import describe
+from crushlite.api.workspaces import describe
 from crushlite.errors import (
     BadRequest,
     ChannelMismatch,

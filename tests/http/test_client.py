@@ -22,6 +22,7 @@ from crushlite.http.client import (
     UnixConnector,
     why_unreachable,
 )
+from crushlite.http.connection import Connection
 from crushlite.http.messages import ByteSink, Request, Response, Stream
 from crushlite.http.router import Route
 from tests.support.http import HTTPTestCase, Recorder, RecordingStream, get, replies
@@ -340,10 +341,10 @@ class PairConnector:
     """Connects to a server in the same process, without sockets."""
 
     def __init__(self, server: HTTPServer) -> None:
-        self._factory = server.protocol_factory("memory", 80)
+        self._server = server
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        near, _ = connect_pair(factory(), self._factory())
+        near, _ = connect_pair(factory(), Connection(self._server, "memory", 80))
         return near
 
 

@@ -14,9 +14,11 @@ import tracemalloc
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from crushlite.http.accepting import Acceptor
 from crushlite.http.capacity import Rank
+from crushlite.http.connection import Connection
 from crushlite.http.limits import Limits
 from crushlite.http.messages import HTTPError, Kind, Request, Response, Stream
 from crushlite.http.router import Route
@@ -153,27 +155,18 @@ class Descriptors(SocketTestCase):
         kept: list[int] = []
         test = self
 
-        class Greedy:
+        class Greedy(Acceptor):
             """Keeps the spare descriptor, as another thread that opens a file might."""
 
-            def close_one(self) -> bool:
+            def _close_one(self) -> bool:
                 return False
 
-            def refuse(self, sock: socket.socket) -> None:
+            def _refuse(self, sock: socket.socket) -> None:
                 kept.append(sock.detach())
                 test.addCleanup(os.close, kept[-1])
 
-        made: list[asyncio.Protocol] = []
-
-        def factory() -> asyncio.Protocol:
-            made.append(asyncio.Protocol())
-            return made[-1]
-
-        acceptor = Acceptor(
-            *(self.bound(), factory, Greedy(), self.clock),
-            is_flooded=lambda: False,
-            has_token=None,
-        )
+        server = self.serve(Route("GET", "/ok", Recorder()))
+        acceptor = Greedy(self.bound(), server, has_token=None)
         self.addCleanup(acceptor.close)
         for _ in range(3):
             self.connected()
@@ -185,18 +178,16 @@ class Descriptors(SocketTestCase):
         self.assertEqual(len(kept), 1)
         self.assertEqual(len(logs.output), 2, "12 seconds, and one line in ten")
         await self.clock.advance(0.6)
-        await self.within(self.until(lambda: len(made) == 2))
-        self.assertEqual(self.clock.pending, 0)
+        await self.within(self.until(lambda: len(server.connections) == 2))
+        self.assertEqual(self.clock.pending, 2, "one for each connection")
 
     async def test_in_a_flood_newcomers_that_send_nothing_are_held_for_seconds_and_no_longer(
         self,
     ) -> None:
         server = self.serve(Route("GET", "/ok", Recorder()))
-        acceptor = Acceptor(
-            *(self.bound(), server.protocol_factory("unix"), server, self.clock),
-            is_flooded=lambda: True,
-            has_token=lambda first: b"/ok" in first,
-        )
+        flooded = mock.patch.object(server.capacity["unix"], "is_flooded", return_value=True)
+        self.enterContext(flooded)
+        acceptor = Acceptor(self.bound(), server, has_token=lambda first: b"/ok" in first)
         self.addCleanup(acceptor.close)
         crowd = [self.connected() for _ in range(3)]
         await self.within(self.until(lambda: self.clock.pending == 1))
@@ -341,7 +332,7 @@ class Places(HTTPTestCase):
 
     async def test_no_connection_is_closed_for_another_user(self) -> None:
         house = [self.connect(self.server) for _ in range(6)]
-        stranger = MemoryTransport(self.server.protocol_factory("unix")())
+        stranger = MemoryTransport(Connection(self.server, "unix"))
         stranger.connect()
         await self.settle()
         self.assertEqual((stranger.aborted, stranger.written), (True, b""))
@@ -376,7 +367,7 @@ class Floods(HTTPTestCase):
         )
 
     def enter(self, kind: Kind = "tcp") -> MemoryTransport:
-        transport = MemoryTransport(self.server.protocol_factory(kind, 80)())
+        transport = MemoryTransport(Connection(self.server, kind, 80))
         transport.connect()
         return transport
 
@@ -438,7 +429,7 @@ class Floods(HTTPTestCase):
         server = self.serve(Route("GET", "/ok", Recorder()), limits=Limits(without_token=3))
         crowd = []
         for _ in range(20):
-            transport = MemoryTransport(server.protocol_factory("tcp", 80)())
+            transport = MemoryTransport(Connection(server, "tcp", 80))
             transport.connect()
             transport.feed(b"G")
             crowd.append(transport)

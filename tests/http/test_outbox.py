@@ -22,7 +22,7 @@ class Flow(asyncio.Protocol):
     resumed = 0
 
     def pause_writing(self) -> None:
-        self.outbox.pause()
+        self.outbox.paused = True
 
     def resume_writing(self) -> None:
         if not self.outbox.resume():

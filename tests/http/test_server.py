@@ -242,7 +242,7 @@ class Answers(HTTPTestCase):
         self.assertEqual(fine.status, 200)
 
     async def test_the_guard_comes_before_routing_and_before_the_body(self) -> None:
-        def guard(head: RequestHead) -> None:
+        def guard(head: RequestHead, route: Route | None) -> None:
             raise HTTPError(401, "unauthorized", "who are you?")
 
         seen = Recorder()
@@ -256,7 +256,7 @@ class Answers(HTTPTestCase):
         self.assertEqual(seen.requests, [])
 
     async def test_a_bug_in_the_guard_refuses(self) -> None:
-        def guard(head: RequestHead) -> None:
+        def guard(head: RequestHead, route: Route | None) -> None:
             raise ZeroDivisionError
 
         server = self.serve(Route("GET", "/ok", Recorder()), guard=guard)

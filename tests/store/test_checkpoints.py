@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor, ThreadExecutor, checkpoints
+from crushlite.store import InlineExecutor, checkpoints
 from crushlite.store.checkpoints import KEEP
 from crushlite.store.sessions import insert_session
 from tests.support.store import Gate, StoreCase, add, ids
@@ -227,7 +227,7 @@ class ClosingTests(StoreCase):
 
     async def test_a_read_that_runs_when_the_store_is_closed_is_finished_first(self) -> None:
         gate = Gate()
-        async with self.opened(executor=ThreadExecutor) as store:
+        async with self.opened() as store:
             held = store.read(partial(slow_read, gate))
             await gate.reached()
             await write(store, 2 * KEEP)

@@ -29,6 +29,7 @@ from crushlite.protocol.sessions import Session
 from crushlite.store import Stores, connect
 from crushlite.store.migrations import VERSION, migrate
 from crushlite.store.sessions import insert_session
+from crushlite.threads import DaemonThreads
 from tests.support.places import ROOT
 from tests.support.store import list_sessions
 
@@ -92,7 +93,14 @@ class OpenCase(unittest.IsolatedAsyncioTestCase):
         self.root = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
         self.directory = self.root / "project" / "data"
         self.database = self.directory / "crushlite.db"
-        self.stores = Stores(clock=FakeClock(), boot_id="boot")
+        self.stores = self.make_stores()
+
+    def make_stores(self, connect: ConnectionFactory = connect) -> Stores:
+        """Stores whose threads end soon when they have nothing to do."""
+        threads = DaemonThreads(64, "crushlite-store", idle_seconds=0.01)
+        return Stores(
+            clock=FakeClock(), boot_id="boot", executor=lambda _: threads, connect=connect
+        )
 
     def make(self) -> sqlite3.Connection:
         """A database of this version, with a little in it."""
@@ -236,7 +244,7 @@ class SharingTests(OpenCase):
 
     async def open_elsewhere(self) -> None:
         """Proof that the lock is free."""
-        others = Stores(clock=FakeClock(), boot_id="other")
+        others = self.make_stores()
         await others.release(await others.open(self.directory))
 
 
@@ -305,7 +313,7 @@ class RefusalTests(OpenCase):
         self.make().close()
         for failing in (1, 2, 3):
             with self.subTest(connection=failing):
-                stores = Stores(clock=FakeClock(), boot_id="boot", connect=failing_at(failing))
+                stores = self.make_stores(failing_at(failing))
                 store_threads_ended()  # of earlier stores
                 threads, files = threading.active_count(), descriptors()
                 async with asyncio.timeout(LIMIT):
@@ -323,7 +331,7 @@ class RefusalTests(OpenCase):
         async with asyncio.timeout(LIMIT):
             while True:
                 breaking = Breaking(failures + 1)
-                stores = Stores(clock=FakeClock(), boot_id="boot", connect=breaking.connect)
+                stores = self.make_stores(breaking.connect)
                 store_threads_ended()  # of earlier stores
                 threads, files = threading.active_count(), descriptors()
                 try:
@@ -414,7 +422,7 @@ class LockTests(OpenCase):
     async def test_two_owners_in_one_process_are_refused_too(self) -> None:
         async with asyncio.timeout(LIMIT):
             store = await self.stores.open(self.directory)
-            others = Stores(clock=FakeClock(), boot_id="other")
+            others = self.make_stores()
             with self.assertRaisesRegex(DataDirectoryInUse, rf"process {os.getpid()}\b"):
                 await others.open(self.directory)
             await self.stores.release(store)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.errors import NotFound
 from crushlite.protocol.messages import FinishPart, Message, TextPart
-from crushlite.protocol.sessions import File, Session, Todo
+from crushlite.protocol.sessions import Session, Todo
 from crushlite.store import RunRow, files, listing, messages, notes, recovery, runs, sessions
 from crushlite.store.connection import configure, transaction
 from crushlite.store.files import FileState
@@ -85,8 +85,8 @@ class PlanTests(unittest.TestCase):
                 conn, "", runs.RunEnding(f"{sid}-r{number}", "completed", "", ended_at=1.0)
             )
             files.mark_read(conn, "", sid, f"/{number}", 1.0)
-            for version in "ab":
-                files.insert_file(conn, "", File(f"{sid}-{number}{version}", sid, f"/{number}"))
+            states = files.FileState("a"), files.FileState("b")
+            files.record_changes(conn, "", sid, [files.Change(f"/{number}", *states)], 1.0)
 
     def drive(self) -> None:
         """Call everything that takes a connection; `called` remembers what was."""
@@ -207,6 +207,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("runs.insert_run", "", RunRow("r", "s1", "d", "p", boot_id="old")),
     ("runs.insert_run", "", RunRow("rider", "s1", "d", "p", carrier="r", boot_id="old")),
     ("runs.start_run", "", "r", message("rm", "s1"), 1.0),
+    ("runs.find_run", "", "r"),
     ("runs.get_run", "", "r"),
     *(("runs.list_runs", "", sid, ended) for sid in ("s1", None) for ended in (True, False, None)),
     ("runs.ended_among", "", ["r", "nobody"]),
@@ -215,8 +216,6 @@ CALLS: list[tuple[Any, ...]] = [
     ("recovery.recover", "new", 1.0),
     ("recovery.recover", "new", 1.0),
     ("runs.end_run", "", runs.RunEnding("r", "completed")),
-    ("files.insert_file", "", File("f", "s1", "/path")),
-    ("files.record_change", "", "s1", CHANGE, 1.0),
     ("files.record_changes", "", "s1", [CHANGE], 1.0),
     ("queries.record_gaps", "", "s1", "r1", [("/path", "too large")]),
     ("queries.changed_runs", ""),

@@ -24,12 +24,11 @@ from crushlite.store.connection import configure
 from crushlite.store.files import (
     Change,
     FileState,
-    insert_file,
     last_read,
     list_files,
     list_read,
     mark_read,
-    record_change,
+    record_changes,
 )
 from crushlite.store.messages import (
     delete_message,
@@ -251,7 +250,7 @@ class SessionTests(QueryCase):
         for sid in ("s", "child", "grandchild", "other"):
             self.say(f"m-{sid}", sid)
             insert_run(self.conn, "", RunRow(f"r-{sid}", sid, "d", "p"))
-            insert_file(self.conn, "", File(id=f"f-{sid}", session_id=sid, path="a"))
+            record_changes(self.conn, "", sid, [Change("a", MISSING, MISSING)], 1.0)
             mark_read(self.conn, "", sid, "a", 1.0)
         self.assertEqual(delete_session(self.conn, "", "s"), ["s", "child", "grandchild"])
         for table in ("sessions", "messages", "runs", "files", "reads"):
@@ -434,9 +433,13 @@ class FileTests(QueryCase):
         super().setUp()
         self.add("s", "t")
 
-    def put(self, fid: str, path: str, sid: str = "s") -> File:
-        file = File(fid, sid, path, f"content\0 of {fid}", 77, 10, 11)
-        return insert_file(self.conn, "", file)
+    def put(self, content: str, path: str, sid: str = "s") -> File:
+        known = list_files(self.conn, "", sid)
+        state = FileState(f"content\0 of {content}")
+        before = [state, *(FileState(file.content) for file in known if file.path == path)]
+        change = Change(path, before[-1], state)
+        (file,) = record_changes(self.conn, "", sid, [change], 10.5)
+        return file
 
     def test_each_path_of_a_session_counts_its_versions_from_zero(self) -> None:
         versions = [
@@ -448,14 +451,13 @@ class FileTests(QueryCase):
     def test_files_are_listed_by_version_then_creation(self) -> None:
         stored = [self.put(f"f{n}", path) for n, path in enumerate(("b", "b", "a", "a", "b"))]
         found = list_files(self.conn, "", "s")
-        self.assertEqual([file.id for file in found], ["f0", "f2", "f1", "f3", "f4"])
-        self.assertEqual(found[0], stored[0])
+        self.assertEqual(found, [stored[n] for n in (0, 2, 1, 3, 4)])
         self.assertEqual(list_files(self.conn, "", "t"), [])
 
     def test_a_change_adds_the_content_before_only_if_it_is_not_the_last_version(self) -> None:
         def change(before: str, after: str) -> list[tuple[int, str]]:
             states = FileState(before), FileState(after)
-            added = record_change(self.conn, "", "s", Change("a", *states), 12.5)
+            added = record_changes(self.conn, "", "s", [Change("a", *states)], 12.5)
             self.assertTrue(all(file.created_at == 12 for file in added))
             return [(file.version, file.content) for file in added]
 
@@ -464,7 +466,7 @@ class FileTests(QueryCase):
         self.assertEqual(change("edited", "three"), [(3, "edited"), (4, "three")])
         self.assertEqual(change("three", "three"), [])
         with self.assertRaises(SessionNotFound):
-            record_change(self.conn, "", "nobody", Change("a", MISSING, FileState("x")), 1.0)
+            record_changes(self.conn, "", "nobody", [Change("a", MISSING, FileState("x"))], 1.0)
 
     def test_what_was_read_is_listed_the_last_read_first(self) -> None:
         for path, when in (("a", 5.5), ("b", 4.0), ("c", 3.0), ("a", 1.0)):

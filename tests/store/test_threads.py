@@ -12,14 +12,15 @@ from unittest import mock
 
 from crushlite.clock import FakeClock
 from crushlite.errors import DataDirectoryInUse, StoreFailed
-from crushlite.store import Stores, ThreadExecutor, stores as stores_module
-from crushlite.store.executor import StoreThreads
+from crushlite.store import Stores, stores as stores_module
+from crushlite.threads import DaemonThreads
 from tests.support.basics import LIMIT
 from tests.support.store import Gate, StoreCase, add, ids
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+NAME = "crushlite-store"
 ENDLESS = """
     WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n
 """
@@ -34,7 +35,7 @@ def endless(started: threading.Event) -> object:
 
 
 def of_stores() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "crushlite-store"]
+    return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
 class ThreadTests(StoreCase):
@@ -43,61 +44,57 @@ class ThreadTests(StoreCase):
         for thread in of_stores():  # of the test before
             thread.join(LIMIT)
 
-    async def test_calls_of_one_executor_run_one_at_a_time_and_in_order(self) -> None:
-        threads = StoreThreads(most=8)
-        executors = [ThreadExecutor("", threads) for _ in range(20)]
-        seen: list[list[int]] = [[] for _ in executors]
-        running = [0] * len(executors)
-        worst = [0] * len(executors)
-        done = threading.Semaphore(0)
+    async def test_calls_of_one_store_run_one_at_a_time_and_in_order(self) -> None:
+        threads = DaemonThreads(8, NAME, idle_seconds=0.01)
+        stores = Stores(clock=FakeClock(), boot_id="boot", executor=lambda _: threads)
+        opened = [await stores.open(self.directory.with_name(f"d{n}")) for n in range(20)]
+        seen: list[list[int]] = [[] for _ in opened]
+        running = [0] * len(opened)
+        worst = [0] * len(opened)
 
-        def call(which: int, number: int) -> None:
+        def call(which: int, number: int, _: sqlite3.Connection) -> None:
             running[which] += 1
             worst[which] = max(worst[which], running[which])
             seen[which].append(number)
             running[which] -= 1
-            done.release()
 
-        for number in range(200):
-            for which, executor in enumerate(executors):
-                executor.submit(partial(call, which, number))
+        calls = [
+            store.submit(partial(call, which, number))
+            for number in range(200)
+            for which, store in enumerate(opened)
+        ]
         self.assertLessEqual(len(of_stores()), 8)
-        for _ in range(200 * len(executors)):
-            self.assertTrue(done.acquire(timeout=LIMIT))
-        self.assertEqual(seen, [list(range(200))] * len(executors))
-        self.assertEqual(worst, [1] * len(executors))
-        for executor in executors:
-            executor.close()
+        await asyncio.gather(*calls)
+        self.assertEqual(seen, [list(range(200))] * len(opened))
+        self.assertEqual(worst, [1] * len(opened))
+        await asyncio.gather(*(stores.release(store) for store in opened))
         for thread in of_stores():
             thread.join(LIMIT)
         self.assertEqual(of_stores(), [])
 
     async def test_a_thread_without_work_ends_and_the_next_call_gets_another(self) -> None:
-        executor = ThreadExecutor("", StoreThreads(idle_seconds=0.01))
+        executor = DaemonThreads(64, NAME, idle_seconds=0.01)
         for _ in range(3):
             ran = threading.Event()
-            executor.submit(ran.set)
+            executor.start(ran.set)
             self.assertTrue(ran.wait(LIMIT))
             for thread in of_stores():
                 thread.join(LIMIT)
             self.assertEqual(of_stores(), [])
-        executor.close()
 
-    async def test_a_call_that_hangs_keeps_one_thread_and_no_other_executor(self) -> None:
-        threads = StoreThreads(most=2, idle_seconds=0.01)
-        hung, free = ThreadExecutor("", threads), ThreadExecutor("", threads)
+    async def test_a_call_that_hangs_keeps_one_thread_and_no_other(self) -> None:
+        threads = DaemonThreads(2, NAME, idle_seconds=0.01)
         gate, waited = threading.Event(), list[bool]()
         self.addCleanup(gate.set)
-        hung.submit(lambda: waited.append(gate.wait(LIMIT)))
-        hung.close()  # does not wait
+        threads.start(lambda: waited.append(gate.wait(LIMIT)))
         for _ in range(5):
             ran = threading.Event()
-            free.submit(ran.set)
+            threads.start(ran.set)
             self.assertTrue(ran.wait(LIMIT))
-        free.close()
 
     async def test_hundreds_of_open_stores_share_few_threads(self) -> None:
-        stores = Stores(clock=FakeClock(), boot_id="boot")
+        threads = DaemonThreads(64, NAME, idle_seconds=0.01)
+        stores = Stores(clock=FakeClock(), boot_id="boot", executor=lambda _: threads)
         opened = await asyncio.gather(
             *(stores.open(self.directory.with_name(f"d{n}")) for n in range(100))
         )
@@ -113,12 +110,12 @@ class ThreadTests(StoreCase):
         self.assertEqual(of_stores(), [])
 
     async def test_without_any_thread_the_call_is_refused(self) -> None:
-        executor = ThreadExecutor("", StoreThreads())
+        executor = DaemonThreads(64, NAME)
         with (
             mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no threads")),
             self.assertRaises(RuntimeError),
         ):
-            executor.submit(lambda: None)
+            executor.start(lambda: None)
 
 
 class ClosingTests(StoreCase):

@@ -51,7 +51,7 @@ class HTTPTestCase(BoundedTestCase):
         return HTTPServer(router, clock=self.clock, limits=limits or Limits(), **options)
 
     def connect(self, server: HTTPServer) -> MemoryTransport:
-        transport = MemoryTransport(server.protocol_factory("memory", 80)())
+        transport = MemoryTransport(Connection(server, "memory", 80))
         transport.connect()
         return transport
 

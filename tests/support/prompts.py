@@ -91,14 +91,11 @@ class _Gated:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def submit(self, call: Callable[[], None]) -> None:
+    def start(self, call: Callable[[], None]) -> None:
         if self._gate.is_shut:
             self._gate.held.append(call)
         else:
             call()
-
-    def close(self) -> None:
-        pass
 
 
 @contextlib.asynccontextmanager

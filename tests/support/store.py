@@ -28,7 +28,7 @@ from crushlite.protocol.messages import (
     ToolResultPart,
 )
 from crushlite.protocol.sessions import Session
-from crushlite.store import Store, Stores, ThreadExecutor, connect
+from crushlite.store import Store, Stores, connect
 from crushlite.store.sessions import insert_session, session_texts
 from tests.support.basics import LIMIT, BoundedTestCase
 from tests.support.places import ROOT
@@ -127,7 +127,7 @@ class StoreCase(BoundedTestCase):
     async def opened(
         self,
         factory: ConnectionFactory | None = None,
-        executor: Callable[[str], Executor] = ThreadExecutor,
+        executor: Callable[[str], Executor] | None = None,
     ) -> AsyncIterator[Store]:
         stores = Stores(
             clock=FakeClock(), boot_id="boot", executor=executor, connect=factory or self.tracing

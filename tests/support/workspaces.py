@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.claims import Graces
 from crushlite.settings import Settings
-from crushlite.store import ThreadExecutor
 from crushlite.testing import FakeClock, LocalDaemon, ScriptedAgent, Stores
+from crushlite.threads import DaemonThreads
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -65,17 +65,32 @@ class Openings:
         self.count = 0
         self.gate = threading.Event()
         self.gate.set()
+        self._threads = DaemonThreads(8, "stores")
         self.stores = Stores(clock=clock, boot_id="boot", executor=self._executor)
 
     def _executor(self, name: str) -> Executor:
-        executor = ThreadExecutor(name)
-        if name == "crushlite-writer":
-            self.count += 1
-            executor.submit(self._wait)
-        return executor
+        if name != "crushlite-writer":
+            return self._threads
+        self.count += 1
+        return HeldExecutor(self._threads, self.gate)
 
-    def _wait(self) -> None:
-        self.gate.wait(PATIENCE)
+
+class HeldExecutor:
+    """Its first call, which opens the database, waits for the gate."""
+
+    def __init__(self, threads: DaemonThreads, gate: threading.Event) -> None:
+        self._threads = threads
+        self._gate: threading.Event | None = gate
+
+    def start(self, call: Callable[[], None]) -> None:
+        gate, self._gate = self._gate, None
+
+        def held() -> None:
+            if gate is not None:
+                gate.wait(PATIENCE)
+            call()
+
+        self._threads.start(held)
 
 
 class ClosingAgent(ScriptedAgent):

@@ -172,18 +172,12 @@ class SeededExecutor:
         self._calls: deque[Callable[[], None]] = deque()
         self._running = False
 
-    def submit(self, call: Callable[[], None]) -> None:
+    def start(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
         if len(self._calls) == 1 and not self._running:
             self._loop.call_later(self._delay(), self._run)
 
-    def close(self) -> None:
-        while self._calls and not self._loop.dead:
-            self._calls.popleft()()
-
     def _run(self) -> None:
-        if not self._calls:
-            return  # closed meanwhile
         call = self._calls.popleft()
         self._running = True
         try:

@@ -1,9 +1,5 @@
-"""A copy of a database, which a daemon may be using.
-
-The copy is made by SQLite from one moment of the database: everything that was committed before is
-in it, nothing that came later is half in it, and writers are not held up. It is checked before it
-gets its name, and is a whole database in one file: put into a data directory as `crushlite.db` it
-is opened like any other.
+"""Databases that this process does not own, and that a daemon may be using: looking at one, copying
+one, and what its sessions take.
 
 Even to read a database SQLite writes beside it. If no daemon uses it that would leave files behind
 or, after a crash, wipe out what shows that commits were lost; so then a copy of the files is read.
@@ -11,19 +7,67 @@ or, after a crash, wipe out what shows that commits were lost; so then a copy of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import sqlite3
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Conflict, CorruptDatabase, CrushliteError, NotFound
 from ..records import dataclass
-from .connection import connect, translated
-from .directory import is_owned, sync_directory
-from .inspection import check_pages, inspected_copy
+from ..store.connection import connect, translated
+from ..store.directory import is_owned, last_note, sync_directory
+from ..store.inspection import check_pages, inspect, side_files
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    from ..store import Connection
+
+# A row is its texts and a little more; what an index adds is not counted.
+_SIZES = """
+    SELECT session_id, sum(size) FROM (
+        SELECT session_id, length(CAST(parts AS BLOB)) + 200 AS size FROM messages WHERE scope = :s
+        UNION ALL
+        SELECT session_id, length(CAST(content AS BLOB)) + 200 FROM files WHERE scope = :s
+        UNION ALL
+        SELECT session_id, length(CAST(prompt AS BLOB)) + 300 FROM runs WHERE scope = :s
+    ) GROUP BY session_id
+"""
+
+
+def session_sizes(path: Path, scope: str) -> dict[str, int]:
+    """About how many bytes each session takes, by id. Reads the whole file."""
+    with translated(path):
+        conn = connect(path, True)
+        try:
+            return dict(conn.execute(_SIZES, {"s": scope}).fetchall())
+        finally:
+            conn.close()
+
+
+@contextlib.contextmanager
+def inspected_copy(path: Path, folder: Path | None = None) -> Iterator[Path]:
+    """A copy of a database, log included, that has passed the store's `inspect`; it is made in a
+    temporary directory in `folder`. To look at the files themselves would change them under an
+    owner that starts meanwhile."""
+    if path.exists() and not path.is_file():
+        raise CorruptDatabase(f"{path} is not a file; move it away")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".crushlite-") as name:
+        copy = Path(name).resolve() / path.name
+        for file in (path, *side_files(path)):
+            if file.is_file():
+                shutil.copyfile(file, copy.with_name(file.name))
+        try:
+            inspect(copy, connect, last_note(path.parent))
+        except CrushliteError as error:
+            raise type(error)(error.message.replace(str(copy), str(path))) from error
+        yield copy
+
+
+# Backups ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +83,12 @@ class Copied:
 def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
     """Copy the database `source` to a new file that only its owner may read. An existing file is
     replaced only with `force`, and only by a copy that is good. Raises NotFound, Conflict,
-    CorruptDatabase or another error of the store."""
+    CorruptDatabase or another error of the store.
+
+    SQLite makes the copy from one moment of the database: everything that was committed before is
+    in it, nothing that came later is half in it, and writers are not held up. It is checked before
+    it gets its name, and is a whole database in one file: put into a data directory as
+    `crushlite.db` it is opened like any other."""
     if not source.exists():
         raise NotFound(f"there is no database {source}: name another data directory")
     if target.exists() and target.samefile(source):
@@ -65,11 +114,11 @@ def backup(source: Path, target: Path, *, force: bool = False) -> Copied:
 def _copy_at_rest(source: Path, half: Path) -> bool:
     """Copy a database that no process owns; return False if one began to use it meanwhile."""
     before = _identities(source)
-    failure: Exception | None = None
+    failure: CrushliteError | None = None
     try:
-        with inspected_copy(source, half.parent) as copy:
+        with translated(source), inspected_copy(source, half.parent) as copy:
             _copy(copy, half)
-    except (CrushliteError, sqlite3.Error, OSError) as error:
+    except CrushliteError as error:
         failure = error
     if is_owned(source.parent) or _identities(source) != before:
         return False
@@ -81,9 +130,9 @@ def _copy_at_rest(source: Path, half: Path) -> bool:
 def _identities(database: Path) -> list[tuple[int, ...]]:
     """What changes when the database or its log is written to."""
     found: list[tuple[int, ...]] = []
-    for tail in ("", "-wal", "-shm"):
+    for file in (database, *side_files(database)):
         try:
-            status = database.with_name(database.name + tail).stat()
+            status = file.stat()
         except FileNotFoundError:
             continue
         found.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
@@ -120,7 +169,7 @@ def _checked(half: Path, target: Path) -> Copied:
         conn.close()
 
 
-def _count(conn: sqlite3.Connection, table: str) -> int:
+def _count(conn: Connection, table: str) -> int:
     return int(conn.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 

@@ -1,8 +1,10 @@
-"""A backup: whole, checked, private, taken beside a daemon under load, and good for a restore."""
+"""Databases that a daemon may be using: looked at, measured, and copied. A backup is whole,
+checked, private, taken beside a daemon under load, and good for a restore."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -14,17 +16,18 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from crushlite.agent.scripted import ScriptedAgent
+from crushlite.cli import databases as module
+from crushlite.cli.databases import backup, inspected_copy, session_sizes
 from crushlite.clock import SystemClock
 from crushlite.errors import Conflict, CorruptDatabase, NotFound, StoreFailed
 from crushlite.protocol.messages import FinishPart, Message, TextPart
 from crushlite.protocol.sessions import Session
-from crushlite.store import Stores, backup as module
-from crushlite.store.backup import backup
+from crushlite.store import Stores
 from crushlite.store.messages import insert_message, list_messages
 from crushlite.store.runs import list_runs
-from crushlite.store.sessions import delete_session, insert_session
-from crushlite.store.sizes import bytes_of, session_sizes
+from crushlite.store.sessions import insert_session
 from crushlite.testing import LocalDaemon
+from tests.store.test_damage import DamageCase, damage
 from tests.support.basics import BoundedTestCase
 from tests.support.store import list_sessions
 
@@ -249,35 +252,42 @@ class LoadTests(BackupCase):
             promised.append(answer.json["run_id"])
 
 
-class SpaceTests(BackupCase):
-    async def test_what_was_deleted_is_given_back(self) -> None:
+class SizeTests(BackupCase):
+    async def test_a_session_takes_about_what_its_texts_are_long(self) -> None:
         store = await self.open(self.root / "data")
-        for sid in ("keep", "large"):
+        for sid in ("short", "large"):
             self.add(sid, "x" * (3_000_000 if sid == "large" else 10))
             await store.submit(self.work)
         sizes = session_sizes(store.path, "")
         self.assertGreater(sizes["large"], 3_000_000)
-        self.assertLess(sizes["keep"], 1000)
-        await store.submit(lambda conn: delete_session(conn, "", "large"), durably=True)
-        before, after = await store.compact()
-        self.assertGreater(before, 3_000_000)
-        self.assertLess(after, 400_000)
-        self.assertEqual(bytes_of(store.path), after)
-        found = await store.read(lambda conn: list_sessions(conn, ""))
-        self.assertEqual([session.id for session in found], ["keep"])
-        self.add("new")
-        await store.submit(self.work)
-        self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 2)
+        self.assertLess(sizes["short"], 1000)
 
-    async def test_reads_and_writes_during_it_are_answered(self) -> None:
-        store = await self.open(self.root / "data")
-        self.add("s", "x" * 1_000_000)
-        await store.submit(self.work)
-        self.add("t")
-        answers = await asyncio.gather(
-            store.compact(),
-            store.submit(self.work, durably=True),
-            *(store.read(lambda conn: list_sessions(conn, "")) for _ in range(20)),
-        )
-        self.assertEqual(len(answers), 22)
-        self.assertEqual(len(await store.read(lambda conn: list_sessions(conn, ""))), 2)
+
+class RefusalTests(DamageCase):
+    async def test_a_process_that_does_not_own_a_file_looks_at_a_copy_and_names_the_file(
+        self,
+    ) -> None:
+        for kind in ("log: cut off", "a page of garbage", "a directory", "index: garbage"):
+            with self.subTest(kind):
+                folder = self.spoilt(kind)
+                before, times = damage.digests(folder), self.times(folder)
+                try:
+                    with inspected_copy(folder / "crushlite.db"):
+                        pass
+                except CorruptDatabase as error:
+                    self.assertIn(str(folder / "crushlite.db"), error.message)
+                    self.assertNotIn("/.crushlite-", error.message)
+                else:
+                    self.assertEqual(kind, "index: garbage")
+                self.assertEqual((damage.digests(folder), self.times(folder)), (before, times))
+
+    def times(self, folder: Path) -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+    async def test_a_database_with_foreign_declarations_gives_no_backup(self) -> None:
+        folder = self.copy(self.sound.closed)
+        with contextlib.closing(sqlite3.connect(folder / "crushlite.db")) as conn:
+            conn.execute("CREATE TRIGGER t AFTER INSERT ON runs BEGIN SELECT 1; END")
+        with self.assertRaisesRegex(CorruptDatabase, "trigger 't'"):
+            await asyncio.to_thread(backup, folder / "crushlite.db", folder / "copy.db")
+        self.assertFalse((folder / "copy.db").exists())
