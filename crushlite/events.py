@@ -2,10 +2,10 @@
 
 **The publisher never waits, a fact is never dropped, a slow reader loses its stream.** Growth (a
 snapshot of a streaming message that only got longer) may be skipped for a slow reader: a newer
-snapshot, or a structural update of that message, removes the queued one. Every other event is a
-fact. A stream that would hold more than its bounds, or whose socket takes nothing for a while
-although something waits, is closed as `slow`; its client can resume, because the hub keeps the
-latest events in a ring.
+snapshot removes the queued one and is queued at the end, a structural update of that message
+removes it as well. Every other event is a fact. A stream that would hold more than its bounds, or
+whose socket takes nothing for a while although something waits, is closed as `slow`; its client can
+resume, because the hub keeps the latest events in a ring.
 
 How an event travels. `publish` encodes it once and gives it the next number. Subscribers are in
 one of four groups: *base*, *tagged* and *linear* (their sink takes bytes and nothing is queued) and
@@ -101,13 +101,12 @@ _DEFAULT = Bounds()
 class Subscriber(asyncio.Queue[Event | None]):
     """One reader of a hub: a consumer in this process, or a stream with a sink.
 
-    A consumer awaits `get` (at the end, and from then on always, it returns None) or iterates. For
-    a stream its connection calls `opened`, `resumed` and `closed`, so it needs no task. Only the
-    hub calls `put_nowait`; `join` and `task_done` have no meaning here.
+    A consumer awaits `get`, which returns None from the end on, or iterates. A stream has no task:
+    its connection calls `opened`, `resumed` and `closed`. Only the hub calls `put_nowait`.
 
     `closed_reason` is empty while the stream is open, then `closed` (by its owner), `hub`, `peer`,
-    `slow` or `failed`. `when_closed` is called once after that, from the event loop, never from
-    inside `publish`; if it is set later, it is called at the next call of the connection.
+    `slow` or `failed`. `when_closed` is called once after that, from the event loop; if it is set
+    later, at the next call of the connection.
     """
 
     def __init__(
@@ -507,10 +506,10 @@ class Hub:
     ) -> Subscriber:
         """A new reader of all events from now on.
 
-        With `resume` its stream has ids and comments. With `last_id` it has them too, and begins
-        with the events after that id or, if the ring does not hold them all, with a resync.
-        `pending` gives the open requests: those that are not in the replay are sent again. With
-        `deltas` a stream with ids gets growth as what was appended.
+        With `resume` its stream has ids and comments. With `last_id` too, and it begins with the
+        events after that id or, if the ring does not hold them all, with a resync. Open requests,
+        which `pending` gives, are sent again unless they are in the replay. With `deltas` a stream
+        with ids gets growth as what was appended.
         """
         self.flush()
         tagged = resume or last_id is not None

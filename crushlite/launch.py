@@ -10,7 +10,7 @@ of a living one.
 A daemon is ready when it answers GET /v1/health, within CRUSHLITE_READY_TIMEOUT seconds (10 if that
 is not set). The output of one that was started here goes to a log file in the directory of the
 default socket. One of another version is asked to leave if it has nothing to do, and replaced; one
-that is needed stays and is used, because an update must not end work that is going on.
+that is needed stays and is used: any update looks like a new version, and must not end work.
 
 A daemon is started as `python -P -m PACKAGE serve`, whatever name this package was vendored under.
 A tool that has no such command says in `Wanted.command` how its own daemon is started.
@@ -69,11 +69,10 @@ Probe = Literal["alive", "silent", "absent"]
 class Wanted:
     """Which daemon to use, how to start it if it is not there, and what to ask it for.
 
-    `command` is the argv that starts a daemon, used as it is: the daemon must listen on `url`. If
-    it is empty, `python -P -m PACKAGE serve` is started with `agent`, or, if that is empty, with
-    the one in CRUSHLITE_AGENT, else `auto`. With an `agent`, a daemon that serves another one is
-    replaced if it is idle, and else refused. `say` is called with a line of text when there is
-    something to wait for."""
+    `command` is the argv that starts a daemon, which must listen on `url`; if empty, `python -P -m
+    PACKAGE serve` with `agent`, else with that of CRUSHLITE_AGENT, else `auto`. With an `agent`, a
+    daemon that serves another one is replaced if it is idle, and else refused. `say` is called with
+    a line of text when there is something to wait for."""
 
     url: str | None = None  # the default socket if None
     token: str = ""
@@ -98,7 +97,8 @@ def open_workspace(
     yolo: bool = False,
     command: Sequence[str] = (),
 ) -> contextlib.AbstractAsyncContextManager[RemoteWorkspace]:
-    """`joined` with these arguments, which `Wanted` explains."""
+    """A context with the workspace of a directory (the current one if none is given), in a daemon
+    that is found or started. See `Wanted` for the arguments, and `joined`."""
     return joined(Wanted(url, token, agent, path, yolo, command=command))
 
 
@@ -415,7 +415,8 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
 
 
 async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
-    """Wait until the socket of a leaving daemon has gone, as long as a start may take."""
+    """Wait until the socket of a leaving daemon is gone or replaced, at most as long as a start
+    may take."""
     deadline = clock.time() + ready_seconds()
     while socket is not None and _identity(address) == socket:
         if clock.time() > deadline:

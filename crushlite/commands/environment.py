@@ -1,12 +1,10 @@
 """The environment of commands: the user's, without what may be a secret.
 
 A model decides on commands, and their output goes back to it. So a variable is left out if its name
-is that of a secret, or if its value is one: by its form (keys of well-known services, private keys,
-addresses with a password or of a webhook), or because it repeats a secret that is known. The user
-names exceptions in `permissions.command_variables` of their own crush.json, one by one (GH_TOKEN)
-or all that begin alike (AWS_*).
-
-A command runs as the user all the same: it can read every file that the user can.
+is that of a secret, or its value is one: by its form (keys of well-known services, private keys,
+addresses with a password or of a webhook), or because it repeats a known secret. The user names
+exceptions in `permissions.command_variables` of their own crush.json (GH_TOKEN, AWS_*). A command
+runs as the user all the same: it can read every file that the user can.
 """
 
 from __future__ import annotations
@@ -87,7 +85,8 @@ def hide_secrets(text: str, mark: str) -> str:
 
 
 def looks_like_token(text: str) -> bool:
-    """Whether a text holds a long run of letters and digits, as generated keys and checksums do."""
+    """Whether a text holds a long run of letters and digits, as generated keys do. So do checksums:
+    this alone makes no secret."""
     return any(
         any(c.isdigit() for c in run) and any(c.isalpha() for c in run)
         for run in re.findall(_RUN, text)

@@ -59,7 +59,7 @@ class PermissionNotification:
 
 @dataclass(slots=True)
 class Grant:
-    """Body of `permissions/grant`. Only the id inside `permission` is used."""
+    """Body of `permissions/grant`. Of `permission` only the id is used: the daemon has the rest."""
 
     permission: dict[str, Any] = field(default_factory=dict)
     action: str = ""
