@@ -671,7 +671,11 @@ class Fuzz:
     async def _turn(self, number: int, *, tell: bool) -> None:
         draw = Draw(f"{self.seed}:{number}", self._scale)
         api = draw.random.choice(list(APIS))
+        # A collection in here could end something of the daemon with an exception, whose traceback
+        # then holds the frames of the drawing, and their megabytes with them.
+        gc.disable()
         streams = [draw.stream(api) for _ in range(draw.random.choice((1, 1, 2, 4)))]
+        gc.enable()
         notes = "; ".join(note for stream in streams for note in stream.notes)
         sizes, begin = [len(stream.data) for stream in streams], streams[0].data[:3000]
         self.watch.begin()  # drawing is no step of the daemon

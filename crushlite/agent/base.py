@@ -145,45 +145,36 @@ class Turn(Protocol):
     @property
     def interactive(self) -> bool:
         """Whether a client is attached that may answer questions."""
-        ...
 
     @property
     def watchers(self) -> int:
         """How many clients are attached to the workspace."""
-        ...
 
     @property
     def tokens(self) -> int:
         """How many were sent and received in this turn so far, with those of its sub-agents."""
-        ...
 
     async def session(self) -> Session: ...
 
     async def history(self) -> list[Message]:
         """The session's messages, oldest first, this turn's own included."""
-        ...
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         """The session and its messages, in one read."""
-        ...
 
     async def recall(self) -> str:
         """What this agent has kept with the session by `remember`; empty if nothing. As the text
         comes from the session's database, check it like any input."""
-        ...
 
     async def remember(self, notes: str) -> None:
         """Keep a text of the agent's own with the session, for later turns: it survives a restart
         and no client sees it. It replaces the one before. Raises BadRequest for more than 1 MiB."""
-        ...
 
     async def say(self, text: str) -> None:
         """Stream a piece of the answer. The first piece of a step creates its assistant message."""
-        ...
 
     async def think(self, text: str, signature: str = "") -> None:
         """Stream a piece of reasoning, which ends at the first `say` or tool call after it."""
-        ...
 
     async def tool_call(
         self,
@@ -195,7 +186,6 @@ class Turn(Protocol):
         """Add a tool call, or replace the input of the open one with this id; returns its id. If a
         call of an earlier step has the id, the call gets a new one, which is returned; from then on
         both mean this call."""
-        ...
 
     async def tool_result(
         self,
@@ -207,48 +197,38 @@ class Turn(Protocol):
         mime_type: str = "",
     ) -> None:
         """Record the result of a tool call. The next say, think or tool_call begins a new step."""
-        ...
 
     async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
         """Ask whether the open call `id` may run, before anything else is done for it. An agent
         that does not ask here is answered when it asks for a permission."""
-        ...
 
     @property
     def context(self) -> str:
         """What wings add to the prompt, for the model; empty if nothing."""
-        ...
 
     @property
     def halted(self) -> bool:
         """Whether the agent must end the turn: no further tool is allowed."""
-        ...
 
     async def before_stop(self) -> bool:
         """Ask whether the turn may end, when the agent is done. If not, there is another user
         message, which says what to do first: see `history`."""
-        ...
 
     def progress(self, id: str, output: str) -> None:
         """Show clients the output of a running tool so far; it is not stored."""
-        ...
 
     def retrying(self, words: str) -> None:
         """Show clients that a model call has failed and will be made again, when and why; it is not
         stored."""
-        ...
 
     async def step(self) -> None:
         """Begin a new step. Raises LimitReached at max_steps."""
-        ...
 
     async def erase(self) -> None:
         """Drop what this step has streamed, before a retry streams it again."""
-        ...
 
     async def finish(self, reason: str, message: str = "", details: str = "") -> None:
         """Set the finish reason of the turn's last message; max_tokens, for example."""
-        ...
 
     async def permission(
         self,
@@ -265,7 +245,6 @@ class Turn(Protocol):
         """Ask the attached clients for permission and wait for the first answer. `params` must hold
         all that will be done. `options` are answers of the agent's own, from which a client may
         choose instead. Raises BadRequest, phrased for the model, for more than a user can read."""
-        ...
 
     async def ask(
         self,
@@ -277,19 +256,16 @@ class Turn(Protocol):
         """Ask the attached clients to show a form, and wait for its answers; None if the user
         dismissed it. A text is a question that is answered with a text (`fill_in_text`). Raises
         BadRequest, phrased for the model, for a form that cannot be shown."""
-        ...
 
     async def followups(self) -> list[Message]:
         """Fold in the prompts that were sent to steer this turn since the last call: they are
         stored as user messages and returned. While a tool call has no result, and at max_steps,
         there are none: they wait for the next call, or get a turn of their own. After some, the
         next piece of the answer begins a new message."""
-        ...
 
     async def usage(self, usage: Usage) -> None:
         """Report tokens and cost of a model call. At max_cost a person who attends is asked for
         more; raises LimitReached if that is not given."""
-        ...
 
     async def command(
         self,
@@ -304,38 +280,30 @@ class Turn(Protocol):
         processes are dead before this run is reported ended, unless it was kept. What it changes in
         the workspace is recorded in the file history, unless `read_only` says that it changes
         nothing."""
-        ...
 
     async def watch_files(self) -> None:
         """Record what changes in the workspace from now until the turn ends in the file history, as
         if this turn were one command. For an agent that is a program of its own."""
-        ...
 
     def keep(self, command: Command, info: JobInfo = ...) -> str:
         """Let a command go on after the run, as a job of the session; returns the job's id. `info`
         says what it is, for clients. Raises Conflict if there are too many jobs."""
-        ...
 
     def job_output(self, job_id: str) -> JobOutput:
         """The output of a job of this session so far. Raises NotFound."""
-        ...
 
     def job_info(self, job_id: str) -> JobInfo:
         """What a job of this session is. Raises NotFound."""
-        ...
 
     async def wait_for_job(self, job_id: str, seconds: float) -> None:
         """Wait until a job of this session has ended, at most for some seconds. Raises NotFound."""
-        ...
 
     async def kill_job(self, job_id: str) -> Exit | None:
         """Kill a job of this session and wait until it is dead. Raises NotFound."""
-        ...
 
     async def summarize(self) -> None:
         """Summarize the conversation so far, within this turn. The summary replaces it for the
         model; the messages stay."""
-        ...
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
@@ -344,41 +312,33 @@ class Turn(Protocol):
         session of this one. It has the limits of this turn, what it costs counts for both sessions,
         and what it asks users is asked for this session; it ends before this turn does. Several may
         run at once. Raises what the sub-agent raised, and BadRequest in a sub-agent's own turn."""
-        ...
 
     async def file_read(self, path: str) -> None:
         """Record that the session has read a file."""
-        ...
 
     async def file_changed(self, path: str, before: str | None, after: str | None) -> None:
         """Record a change that was made to a file: both versions are kept in the session's history,
         so that the run can be undone. None means that the file does not exist; `path` is absolute.
         """
-        ...
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         """Replace the session's to-do list."""
-        ...
 
     async def title(self, text: str) -> None:
         """Give the session this title, unless a user has chosen one."""
-        ...
 
     async def offered_tools(self) -> list[OfferedTool]:
         """The tools that the wings of the daemon offer now, each name once. In the same order as
         long as they do not change, so that a provider's cache of a request's beginning stays
         valid."""
-        ...
 
     async def notes_on_change(self, path: str) -> list[str]:
         """What the wings of the daemon say of a file that a tool has just changed, by its absolute
         path: texts for the model, to be put behind the result of the tool."""
-        ...
 
     def instructions(self) -> list[tuple[str, str]]:
         """What the wings of the daemon tell a model about themselves: pairs of a short name and a
         text, for the system prompt. The same as long as nothing has changed."""
-        ...
 
 
 # Tools that wings offer --------------------------------------------------------------------------
@@ -481,14 +441,23 @@ class Agent:
             getattr(run, "__call__", None)  # noqa: B004 - asked for the method, not for callability
         )
 
-    def _optional(self, name: str) -> Callable[..., Awaitable[Any]] | None:
-        method = getattr(self._target, name, None) if isinstance(self._target, RunsTurns) else None
-        return method if callable(method) else None
+    def _has(self, name: str) -> bool:
+        return isinstance(self._target, RunsTurns) and callable(getattr(self._target, name, None))
+
+    async def _call(self, name: str, *args: object) -> Any:
+        """Await a method of the agent; None if it has none. SystemExit and KeyboardInterrupt, which
+        would end the event loop and with it the daemon, become a RuntimeError."""
+        if not self._has(name):
+            return None
+        try:
+            return await getattr(self._target, name)(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise RuntimeError(f"the agent raised {type(error).__name__}") from error
 
     @property
     def summarizes(self) -> bool:
         """Whether the agent can summarize a conversation."""
-        return self._optional("summarize") is not None
+        return self._has("summarize")
 
     @property
     def notes_owner(self) -> str:
@@ -509,41 +478,25 @@ class Agent:
 
     async def ready(self) -> None:
         """Let the agent prepare itself; awaited once per workspace, in its first run."""
-        method = self._optional("ready")
-        if method is not None:
-            await _contained(method())
+        await self._call("ready")
 
     @property
     def titles(self) -> bool:
         """Whether the agent can write titles."""
-        return self._optional("title") is not None
+        return self._has("title")
 
     async def title(self, text: str) -> Title:
         """A short title for a session that begins with `text`; empty if the agent gives none."""
-        method = self._optional("title")
-        title = await _contained(method(text)) if method is not None else ""
+        title = await self._call("title", text) if self.titles else ""
         return title if isinstance(title, Title) else Title(str(title))
 
     async def summarize(self, turn: Turn) -> None:
         """Let the agent stream a summary of the conversation into a turn that was made for it."""
-        method = self._optional("summarize")
-        if method is not None:
-            await _contained(method(turn))
+        await self._call("summarize", turn)
 
     async def aclose(self) -> None:
         """Let the agent release what it holds; awaited when the workspace closes."""
-        method = self._optional("aclose")
-        if method is not None:
-            await _contained(method())
-
-
-async def _contained(work: Awaitable[Any]) -> Any:
-    """Await a method of an agent. SystemExit and KeyboardInterrupt, which would end the event loop
-    and with it the daemon, become a RuntimeError."""
-    try:
-        return await work
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise RuntimeError(f"the agent raised {type(error).__name__}") from error
+        await self._call("aclose")
 
 
 AgentFactory = Callable[["Path", Mapping[str, str], Any], Agent | None]

@@ -13,7 +13,7 @@ from ..protocol.config import AgentInfo
 from ..records import dataclass
 
 if TYPE_CHECKING:
-    from ..hosting.backend import Backend, Hosted
+    from ..hosting.backend import Backend
     from ..hosting.workspace import Workspace
     from ..http.messages import Request
     from .entry import Entry
@@ -35,16 +35,13 @@ class Context:
     vitals: Vitals
     table: tuple[Entry, ...]  # every route, for a route that describes them
 
-    def hosted(self, request: Request) -> Hosted:
-        return self.backend.hosted(request.params["id"])
-
     def workspace(self, request: Request) -> Workspace:
-        return self.hosted(request).workspace
+        return self.backend.get(request.params["id"])
 
 
-def wire_config(hosted: Hosted) -> dict[str, Any]:
+def wire_config(workspace: Workspace) -> dict[str, Any]:
     """The configuration of a workspace as clients see it."""
-    return hosted.workspace.profile.wire(agent_info(hosted.workspace))
+    return workspace.profile.wire(agent_info(workspace))
 
 
 def agent_info(workspace: Workspace) -> AgentInfo:

@@ -75,7 +75,7 @@ async def init_project(context: Context, request: Request) -> Response:
 
 
 async def init_prompt(context: Context, request: Request) -> Response:
-    name = wire_config(context.hosted(request))["options"]["initialize_as"]
+    name = wire_config(context.workspace(request))["options"]["initialize_as"]
     return answer({"prompt": INIT_PROMPT.format(name=name)})
 
 
@@ -88,11 +88,11 @@ async def daemon_config(context: Context, request: Request) -> Response:
 
 
 async def get_config(context: Context, request: Request) -> Response:
-    return answer(wire_config(context.hosted(request)))
+    return answer(wire_config(context.workspace(request)))
 
 
 async def providers(context: Context, request: Request) -> Response:
-    return answer(list(wire_config(context.hosted(request))["providers"].values()))
+    return answer(list(wire_config(context.workspace(request))["providers"].values()))
 
 
 async def change_config(context: Context, request: Request) -> Response:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import BadRequest
 from ..protocol.codec import dumps, encode
 from ..protocol.sessions import FileRead, Session
+from ..store import files as file_rows
 from .context import EMPTY, answer, answer_list, body
 
 if TYPE_CHECKING:
@@ -79,11 +80,15 @@ async def all_user_messages(context: Context, request: Request) -> Response:
 
 
 async def history(context: Context, request: Request) -> Response:
-    return answer(await context.workspace(request).history(request.params["sid"]))
+    """Every stored version of every file the session changed."""
+    store = context.workspace(request).store
+    return answer(await store.read(file_rows.list_files, request.params["sid"]))
 
 
 async def read_files(context: Context, request: Request) -> Response:
-    return answer(await context.workspace(request).read_files(request.params["sid"]))
+    """What the session has read, the last read first."""
+    store = context.workspace(request).store
+    return answer(await store.read(file_rows.list_read, request.params["sid"]))
 
 
 async def mark_read(context: Context, request: Request) -> Response:
@@ -91,7 +96,8 @@ async def mark_read(context: Context, request: Request) -> Response:
     wanted = body(FileRead, request)
     if not wanted.path or "\0" in wanted.path:
         raise BadRequest("path must not be empty or contain NUL")
-    await workspace.mark_read(wanted.session_id, wanted.path)
+    read = wanted.session_id, wanted.path, workspace.clock.now()
+    await workspace.store.write(file_rows.mark_read, *read)
     return EMPTY
 
 
@@ -100,7 +106,7 @@ async def last_read(context: Context, request: Request) -> Response:
     session, path = request.query_one("session_id"), request.query_one("path")
     if not session or not path:
         raise BadRequest("session_id and path are required")
-    at = await workspace.last_read(session, path)
+    at = await workspace.store.read(file_rows.last_read, session, path)
     if at is None:
         return answer(NEVER)
     return answer(datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))

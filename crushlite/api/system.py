@@ -33,7 +33,7 @@ async def health(context: Context, request: Request) -> Response:
     if request.query_one("verbose") not in ("1", "true"):
         return EMPTY
     backend, vitals = context.backend, context.vitals
-    workspaces = [hosted.workspace for hosted in backend.everything()]
+    workspaces = backend.everything()
     stores = {str(each.store.store.data_dir): each.store.store for each in workspaces}
     found = await asyncio.gather(*(_trouble(store, vitals.clock) for store in stores.values()))
     troubles = dict(zip(stores, found, strict=True))

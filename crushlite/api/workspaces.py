@@ -14,24 +14,24 @@ from .context import EMPTY, answer, body, canonical_client, client_of, wire_conf
 
 if TYPE_CHECKING:
     from ..events import Subscriber
-    from ..hosting.backend import Hosted
+    from ..hosting.workspace import Workspace as HostedWorkspace
     from ..http.messages import ByteSink, Pairs, Request, Response
     from .context import Context
 
 
-def describe(hosted: Hosted, client: str | None = None) -> Workspace:
+def describe(hosted: HostedWorkspace, client: str | None = None) -> Workspace:
     """A workspace on the wire. A client sees the environment it sent itself, and no other."""
     return Workspace(
-        id=hosted.workspace.id,
-        path=hosted.path,
-        yolo=hosted.yolo,
-        debug=hosted.debug,
-        data_dir=str(hosted.data_dir),
+        id=hosted.id,
+        path=hosted.asked.path,
+        yolo=hosted.asked.yolo,
+        debug=hosted.asked.debug,
+        data_dir=str(hosted.profile.data_dir),
         version=WIRE_VERSION,
         config=wire_config(hosted),
         env=hosted.envs.get(client, []) if client is not None else [],
-        channels=hosted.channels,
-        warning=hosted.workspace.profile.warning,
+        channels=hosted.asked.channels,
+        warning=hosted.profile.warning,
     )
 
 
@@ -51,11 +51,11 @@ async def create(context: Context, request: Request) -> Response:
 
 
 async def list_workspaces(context: Context, request: Request) -> Response:
-    return answer([describe(hosted) for hosted in context.backend.everything()])
+    return answer([describe(each) for each in context.backend.everything()])
 
 
 async def get(context: Context, request: Request) -> Response:
-    return answer(describe(context.hosted(request)))
+    return answer(describe(context.workspace(request)))
 
 
 async def release(context: Context, request: Request) -> Response:
@@ -68,7 +68,7 @@ async def release(context: Context, request: Request) -> Response:
 async def compact(context: Context, request: Request) -> Response:
     """Return unused space of the workspace's store to the disk. Answered when that is done; refused
     while something runs in the store, whose writes would have to wait."""
-    return answer(Space(*await context.backend.compact(context.hosted(request))))
+    return answer(Space(*await context.backend.compact(context.workspace(request))))
 
 
 async def current_session(context: Context, request: Request) -> Response:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Conflict, CorruptDatabase, CrushliteError, NotFound
 from ..records import dataclass
-from ..store.connection import connect, translated
+from ..store.connection import connect, translate
 from ..store.directory import is_owned, last_note, sync_directory
 from ..store.inspection import check_pages, inspect, side_files
 
@@ -36,6 +36,18 @@ _SIZES = """
         SELECT session_id, length(CAST(prompt AS BLOB)) + 300 FROM runs WHERE scope = :s
     ) GROUP BY session_id
 """
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite and of the system as errors of the package."""
+    try:
+        yield
+    except Exception as error:
+        told = translate(error, path)
+        if told is error:
+            raise
+        raise told from error
 
 
 def session_sizes(path: Path, scope: str) -> dict[str, int]:

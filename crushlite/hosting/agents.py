@@ -1,4 +1,4 @@
-"""Which agent answers in a workspace.
+"""Which agent answers in a workspace, and how it is called.
 
 A change of configuration may bring another agent. It answers the runs that start from then on;
 turns under way keep the one they have. So an agent that was replaced is closed only when nothing
@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
-from ..errors import BadRequest, NoAgent
+from ..errors import BadRequest, NoAgent, TurnOver
 from ..protocol.codec import dumps, encode
+from .tasks import run_to_the_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from ..agent.base import Agent
     from ..protocol.config import SelectedModel
     from ..wing import WorkspacePart
+    from .turn import LiveTurn
 
     MakeAgent = Callable[[Mapping[str, SelectedModel]], Agent | None]
 
@@ -121,3 +124,79 @@ class AgentSlot:
                 await agent.aclose()
             except Exception:
                 log.exception("an agent did not close")
+
+
+class _BlockingTurn:
+    """A Turn for an agent in a thread of its own: the same calls, each waits for its answer."""
+
+    def __init__(self, turn: LiveTurn, loop: asyncio.AbstractEventLoop) -> None:
+        self._turn = turn
+        self._loop = loop
+        self._stopped = False
+        self._waiting: asyncio.Task[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._turn, name)
+        if name.startswith("_") or not asyncio.iscoroutinefunction(attribute):
+            return attribute
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            work = self._guarded(attribute(*args, **kwargs))
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+        return call
+
+    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._stopped:
+            work.close()
+            raise TurnOver(f"run {self._turn.run_id} was canceled")
+        self._waiting = asyncio.ensure_future(work)
+        try:
+            return await self._waiting
+        except asyncio.CancelledError:
+            raise TurnOver(f"run {self._turn.run_id} was canceled") from None
+        finally:
+            self._waiting = None
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+async def run_agent(turn: LiveTurn) -> None:
+    """Let the agent of a turn answer. Raises what it raises."""
+    agent = turn.agent
+    await (agent.run(turn) if agent.is_async else run_blocking(agent.run, turn))
+
+
+async def run_blocking(run: Callable[[Any], Any], turn: LiveTurn) -> None:
+    """Run a plain function as the agent, in a thread: it would block the event loop. What it asks
+    of the turn is done on the loop, one call at a time. A cancel makes its present call, or the
+    next one, raise; a thread that makes none any more is abandoned by the turn's grace."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    blocking = _BlockingTurn(turn, loop)
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            ours = isinstance(error, Exception)  # others would end the event loop
+            done.set_exception(error if ours else RuntimeError(repr(error)))
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            run(blocking)
+        except BaseException as caught:  # noqa: BLE001 - handed to the turn task, which reports it
+            error = caught
+        try:
+            loop.call_soon_threadsafe(settle, error)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the turn
+
+    threading.Thread(target=work, name=f"agent-{turn.run_id}", daemon=True).start()
+    await run_to_the_end(done, blocking.stop)

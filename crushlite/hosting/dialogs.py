@@ -6,20 +6,17 @@ requests of a queue open one by one, in order: the first is the open one. Closin
 synchronous step, so of any number of answers, a cancel and a timeout exactly one wins; the
 winner's notification goes out before the waiting tool wakes.
 
-The answer of a client is bound to the request as it was stored here: nothing a client sends back
-except the id is believed. What is stored is a copy that has been through JSON once: it cannot
-change under the user's eyes, and a request that no client could read is refused to the agent that
-made it instead of failing while a client answers another one.
+Of what a client sends back only the id is believed. What is stored is a copy that has been through
+JSON once: it cannot change under the user's eyes, and one that no client could read is refused to
+the agent that made it instead of failing while a client answers another one.
 
 The *stream* shows one permission request per workspace, the oldest open one, because the Crush UI
 has one dialog and a second request would replace it under the user's finger. Clients that can show
 several read the list when an awaiting notification arrives.
 
-Backpressure: none needed. Every open request belongs to a live run, a session has one active run,
-and everything a run left open is closed when it ends.
-
 Knows nothing of: runs, tasks, the store, HTTP. Requests and notifications leave through `publish`,
-each of them once and as something new.
+each of them once and as something new. Everything that a run left open is closed when it ends, so
+there is nothing to bound.
 """
 
 from __future__ import annotations
@@ -31,6 +28,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ..agent.base import Verdict
 from ..errors import BadRequest, RequestNotFound
 from ..protocol.codec import decode, dumps, encode, loads
 from ..protocol.permissions import (
@@ -38,135 +36,143 @@ from ..protocol.permissions import (
     RULE_ACTIONS,
     PermissionNotification,
     PermissionRequest,
+    PermissionRule,
     Resolution,
 )
-from ..protocol.questions import QUESTION_TYPES, QuestionBatch, QuestionNotification
-from ..records import dataclass
+from ..protocol.questions import (
+    QUESTION_TYPES,
+    QuestionBatch,
+    QuestionNotification,
+    QuestionResponse,
+)
 from .difference import difference
-from .grants import Grants, offered_rule, session_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..agent.base import Scope
     from ..clock import Clock, Timer
-    from ..protocol.permissions import PermissionRule
-    from ..protocol.questions import Question, QuestionResponse
+    from ..protocol.questions import Question
 
 R = TypeVar("R", bound=PermissionRequest | QuestionBatch)
 A = TypeVar("A")
+Answers = list[QuestionResponse] | None  # None: the form was dismissed
 
+MOST_RULES = 1000  # of the sessions of one workspace; the oldest goes
+ANYTHING = "*"  # the only part of a rule for requests without a scope
 REMEMBERED = 1024  # closed ids kept, so that a late answer learns who was first
 LOOKS = 4  # at who is watching, per unattended period
 # More than a user can read before answering a permission request.
 SHOWN_BYTES = 200_000
 SHOWN_LINES = 2000
 CHANGED_FILE = ("old_content", "new_content")  # parameters that clients show as a diff
-UNATTENDED = (
-    "unattended"  # `by` of a request that was closed because no interactive client was there
-)
+UNATTENDED = "unattended"  # `by` of a request that was closed because no interactive client came
 
 
 class _Entry(Generic[R, A]):
-    __slots__ = ("answer", "dropped", "is_open", "number", "queue", "request", "run_id", "timer")
+    __slots__ = ("answer", "is_open", "number", "queue", "request", "run_id", "timer")
 
-    def __init__(self, number: int, request: R, queue: str, run_id: str, dropped: A) -> None:
+    def __init__(self, number: int, request: R, queue: str, run_id: str) -> None:
         self.number = number  # of asking: age, across queues
         self.request = request
         self.queue = queue
         self.run_id = run_id
-        self.dropped = dropped  # the answer if its waiter is cancelled
         self.answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self.is_open = False
         self.timer: Timer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Attendance:
-    """Whether an interactive client is there to answer, and after how many seconds without one a
-    request is closed."""
+class _Dialogs(Generic[R, A]):
+    """The machine: queues of entries, first close wins. A request that stands for `unattended`
+    seconds while `interactive()` is false is closed; None waits for ever."""
 
-    clock: Clock
-    interactive: Callable[[], bool]
-    seconds: float | None  # None waits for ever
-
-
-class _Queues(Generic[R, A]):
-    """The machine: queues of entries, first close wins. `lapsed` is the answer of a
-    request that is closed because no interactive client was there."""
+    # The answers when no interactive client was there, the waiter was cancelled, or its run ended.
+    _lapsed: A
+    _dropped: A
+    _run_ended: A
+    _unknown: str  # the error for an id that was never open
 
     def __init__(
         self,
-        on_open: Callable[[_Entry[R, A]], None],
-        on_close: Callable[[_Entry[R, A], A], None],
-        attendance: _Attendance,
-        lapsed: A,
+        publish: Callable[[object], object],
+        clock: Clock,
+        interactive: Callable[[], bool],
+        unattended: float | None,
     ) -> None:
-        self._on_open = on_open
-        self._on_close = on_close
-        self._attendance = attendance
-        self._lapsed = lapsed
+        self._publish = publish
+        self._clock = clock
+        self._interactive = interactive
+        self._unattended = unattended
         self._numbers = itertools.count()
         self._entries: dict[str, dict[str, _Entry[R, A]]] = {}  # by id, oldest first; never empty
         self._opening: set[str] = set()  # queues in _open_next
-        self._closed: OrderedDict[str, str] = OrderedDict()  # id -> who answered
+        self._winners: OrderedDict[str, str] = OrderedDict()  # closed id -> who answered
 
-    def open_entries(self) -> list[_Entry[R, A]]:
-        """The first of each queue, oldest first."""
-        firsts = (next(iter(queue.values())) for queue in self._entries.values())
-        return sorted((e for e in firsts if e.is_open), key=lambda entry: entry.number)
+    def _opened(self, entry: _Entry[R, A]) -> None:
+        """A request has opened: publish it."""
 
-    def find(self, request_id: str) -> _Entry[R, A] | None:
-        return next((e for e in self.open_entries() if e.request.id == request_id), None)
+    def _closed(self, entry: _Entry[R, A], answer: A) -> None:
+        """An open request has got its answer: publish that."""
 
-    def winner(self, request_id: str) -> str | None:
-        """Who answered a closed request; None if this id was never open here."""
-        return self._closed.get(request_id)
+    def require_known(self, request_id: str) -> None:
+        """Raise RequestNotFound for a request that neither is open nor was."""
+        if self._find(request_id) is None and request_id not in self._winners:
+            raise RequestNotFound(self._unknown.format(request_id))
 
-    def answerable(self, entry: _Entry[R, A] | None) -> _Entry[R, A] | None:
-        """The entry, unless its waiter was cancelled: that decided it, although the waiter has
-        not run since. An answer that comes in between must not claim to have won."""
-        if entry is not None and entry.answer.cancelled():
-            self.close(entry, entry.dropped)
-            return None
-        return entry
-
-    async def wait(self, request: R, queue: str, run_id: str, dropped: A) -> A:
-        """Stand in the queue until answered. `dropped` is recorded if the wait is cancelled."""
-        entry: _Entry[R, A] = _Entry(next(self._numbers), request, queue, run_id, dropped)
-        self._entries.setdefault(queue, {})[request.id] = entry
-        try:
-            self._open_next(queue)
-            return await entry.answer
-        finally:
-            self.close(entry, dropped)
-
-    def close(self, entry: _Entry[R, A], answer: A, by: str = "") -> bool:
-        """Decide an entry; False if it was decided already."""
-        queue = self._entries.get(entry.queue, {})
-        if queue.pop(entry.request.id, None) is None:
-            return False
-        if not queue:
-            del self._entries[entry.queue]
-        if entry.timer is not None:
-            entry.timer.cancel()
-        if entry.is_open:
-            self._closed[entry.request.id] = by
-            if len(self._closed) > REMEMBERED:
-                self._closed.popitem(last=False)
-            self._on_close(entry, answer)
-        if not entry.answer.done():
-            entry.answer.set_result(answer)
-        self._open_next(entry.queue)
-        return True
-
-    def close_run(self, run_id: str, dropped: A) -> None:
+    def close_run(self, run_id: str) -> None:
         """Close whatever a run left behind."""
         # Waiting ones first, so that closing the open one does not open a dead one for an instant.
         everything = (entry for queue in self._entries.values() for entry in queue.values())
         mine = [entry for entry in everything if entry.run_id == run_id]
         for entry in sorted(mine, key=lambda entry: entry.is_open):
-            self.close(entry, dropped)
+            self._close(entry, self._run_ended)
+
+    def _open_entries(self) -> list[_Entry[R, A]]:
+        """The first of each queue, oldest first."""
+        firsts = (next(iter(queue.values())) for queue in self._entries.values())
+        return sorted((e for e in firsts if e.is_open), key=lambda entry: entry.number)
+
+    def _find(self, request_id: str) -> _Entry[R, A] | None:
+        return next((e for e in self._open_entries() if e.request.id == request_id), None)
+
+    def _too_late(self, request_id: str) -> Resolution:
+        return Resolution(False, self._winners.get(request_id, ""))
+
+    def _answerable(self, entry: _Entry[R, A] | None) -> _Entry[R, A] | None:
+        """The entry, unless its waiter was cancelled: that decided it, although the waiter has
+        not run since. An answer that comes in between must not claim to have won."""
+        if entry is not None and entry.answer.cancelled():
+            self._close(entry, self._dropped)
+            return None
+        return entry
+
+    async def _wait(self, request: R, queue: str, run_id: str) -> A:
+        """Stand in the queue until answered."""
+        entry: _Entry[R, A] = _Entry(next(self._numbers), request, queue, run_id)
+        self._entries.setdefault(queue, {})[request.id] = entry
+        try:
+            self._open_next(queue)
+            return await entry.answer
+        finally:
+            self._close(entry, self._dropped)
+
+    def _close(self, entry: _Entry[R, A], answer: A, by: str = "") -> None:
+        """Decide an entry, unless it was decided already."""
+        queue = self._entries.get(entry.queue, {})
+        if queue.pop(entry.request.id, None) is None:
+            return
+        if not queue:
+            del self._entries[entry.queue]
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.is_open:
+            self._winners[entry.request.id] = by
+            if len(self._winners) > REMEMBERED:
+                self._winners.popitem(last=False)
+            self._closed(entry, answer)
+        if not entry.answer.done():
+            entry.answer.set_result(answer)
+        self._open_next(entry.queue)
 
     def _open_next(self, queue: str) -> None:
         """Open the first of a queue, unless it is. A loop, for what opens may close at once, by a
@@ -180,30 +186,28 @@ class _Queues(Generic[R, A]):
                 if first.is_open:
                     break
                 first.is_open = True
-                self._on_open(first)
+                self._opened(first)
                 self._watch(first, None)
         finally:
             self._opening.discard(queue)
 
-    def _watch(self, entry: _Entry[R, A], alone_since: float | None) -> None:
-        """Close an entry once no interactive client was there for the whole period.
-
+    def _watch(self, entry: _Entry[R, A], since: float | None) -> None:
+        """Close an entry once no interactive client was there for the whole period, `since` when.
         Looked at a few times per period: a person who reconnects between two looks was never
-        away, and one who leaves late leaves the others the full time to come.
-        """
-        seconds, clock = self._attendance.seconds, self._attendance.clock
+        away, and one who leaves late leaves the others the full time to come."""
+        seconds = self._unattended
         if seconds is None or entry.answer.done():
             return
-        now = clock.time()
-        if self._attendance.interactive():
+        now = self._clock.time()
+        if self._interactive():
             since = None
-        else:
-            since = now if alone_since is None else alone_since
+        elif since is None:
+            since = now
         if since is not None and now - since >= seconds:
-            self.close(entry, self._lapsed, UNATTENDED)
+            self._close(entry, self._lapsed, UNATTENDED)
         else:
             pause = seconds / LOOKS or 1.0
-            entry.timer = clock.call_later(pause, lambda: self._watch(entry, since))
+            entry.timer = self._clock.call_later(pause, lambda: self._watch(entry, since))
 
 
 def _sealed(request: R) -> R:
@@ -239,30 +243,15 @@ def _json(value: object) -> bytes:
         raise BadRequest(f"this cannot be shown to anybody, it is not JSON: {error}") from None
 
 
-class Allowed:
-    """A granted permission, and the option of the agent that was chosen."""
-
-    reason = ""
-
-    def __init__(self, option: str = "") -> None:
-        self.option = option
-
-
-class Denied:
-    """A refused permission and the reason, which goes to the model."""
-
-    def __init__(self, reason: str = "", option: str = "") -> None:
-        self.reason = reason
-        self.option = option
-
-
-class Permissions:
+class Permissions(_Dialogs[PermissionRequest, Verdict]):
     """The permission requests of one workspace, and the rules that users have granted.
-
     `policy(tool, action)` is the configured allow-list, `kept` gives the rules that are for good.
-    `unattended` is how long a request may stand while `interactive()` is false before it is denied;
-    None waits for ever.
     """
+
+    _lapsed = Verdict(False, "denied: no interactive client answered")
+    _dropped = Verdict(False, "the run was canceled")
+    _run_ended = Verdict(False, "the run has ended")
+    _unknown = "no permission request {}: list W/permissions"
 
     def __init__(
         self,
@@ -274,17 +263,10 @@ class Permissions:
         kept: Callable[[], Sequence[PermissionRule]] = tuple,
         unattended: float | None = None,
     ) -> None:
+        super().__init__(publish, clock, interactive, unattended)
         self.skip = False
         self.grants = Grants(kept)
-        self._clock = clock
-        self._publish = publish
         self._policy = policy
-        self._queues: _Queues[PermissionRequest, Allowed | Denied] = _Queues(
-            self._opened,
-            self._closed,
-            _Attendance(clock, interactive, unattended),
-            Denied("denied: no interactive client answered"),
-        )
         self._shown: str | None = None  # the id of the request on the stream
         self._scopes: dict[str, Scope | None] = {}  # of the requests that wait, by id
 
@@ -295,22 +277,19 @@ class Permissions:
         scope: Scope | None = None,
         *,
         always: bool = False,
-    ) -> Allowed | Denied:
-        """Decide a tool's request: by policy, by a rule that was granted, or by the first client
-        that answers. Raises BadRequest, phrased for the model, for one that no user could read.
-
-        `scope` is what a grant for the session would cover. None stands for every request with the
-        same tool, action and path; if it has no parts, nothing is remembered. `always`: the policy
-        does not count."""
+    ) -> Verdict:
+        """Decide a tool's request: by policy, unless `always`, by a rule that was granted, or by
+        the first client that answers. Raises BadRequest, phrased for the model, for one that no
+        user could read. `scope` is what a grant for the session would cover; None stands for every
+        request with the same tool, action and path."""
         if self.skip or (not always and self._policy(request.tool_name, request.action)):
-            return Allowed()
+            return Verdict(True)
         if not self.grants.covers(request, scope):
             await _require_readable(request)
         stored = _sealed(replace(request, id=str(uuid.uuid4())))
         self._scopes[stored.id] = scope
-        dropped = Denied("the run was canceled")
         try:
-            return await self._queues.wait(stored, stored.session_id, run_id, dropped)
+            return await self._wait(stored, stored.session_id, run_id)
         finally:
             del self._scopes[stored.id]
 
@@ -320,14 +299,14 @@ class Permissions:
         return allowed or self.grants.covers(request, scope)
 
     def announce(self, request: PermissionRequest, *, granted: bool) -> None:
-        """Tell clients of a request that was decided without a user."""
+        """Tell clients how a request was decided."""
         self._publish(
             PermissionNotification(request.tool_call_id, granted=granted, denied=not granted)
         )
 
     def listed(self) -> list[PermissionRequest]:
         """Open requests, the one on the stream first, then oldest first."""
-        entries = self._queues.open_entries()
+        entries = self._open_entries()
         entries.sort(key=lambda entry: entry.request.id != self._shown)
         return [entry.request for entry in entries]
 
@@ -338,15 +317,14 @@ class Permissions:
         self, request_id: str, action: str, by: str = "", reason: str = "", option: str = ""
     ) -> Resolution:
         """Answer a request. `resolved` is false if it was answered before or its id is unknown.
-        Raises BadRequest for an unknown action or option, or if no rule is offered and one was
-        chosen. A rule that is to be kept for good is granted for the session: keeping it is up to
-        the caller."""
+        Raises BadRequest for an unknown action or option, or a rule that is not offered. One that
+        is to be kept for good is granted for the session: keeping it is up to the caller."""
         if action not in (*PERMISSION_ACTIONS, *RULE_ACTIONS):
             known = ", ".join((*PERMISSION_ACTIONS, *RULE_ACTIONS))
             raise BadRequest(f"invalid permission action {action!r}: use {known}")
-        entry = self._queues.answerable(self._queues.find(request_id))
+        entry = self._answerable(self._find(request_id))
         if entry is None:
-            return Resolution(False, self._queues.winner(request_id) or "")
+            return self._too_late(request_id)
         if option:
             _check_option(entry.request, action, option)
         scope = self._scopes[entry.request.id]
@@ -358,45 +336,33 @@ class Permissions:
             if offered is None:
                 raise BadRequest(f"{action}: no rule is offered for this: allow it once")
             self.grants.add(offered)
-        answer = Denied(reason, option) if action == "deny" else Allowed(option)
-        self._queues.close(entry, answer, by)
+        denied = action == "deny"
+        self._close(entry, Verdict(not denied, reason if denied else "", option), by)
         return Resolution(True, by)
-
-    def require_known(self, request_id: str) -> None:
-        if self._queues.find(request_id) is None and self._queues.winner(request_id) is None:
-            raise RequestNotFound(f"no permission request {request_id}: list W/permissions")
 
     def offered(self, request_id: str) -> PermissionRule | None:
         """The rule that is offered with an open request; None if there is none."""
-        entry = self._queues.find(request_id)
+        entry = self._find(request_id)
         if entry is None:
             return None
         return offered_rule(entry.request, self._scopes[request_id], self._clock.now())
 
-    def close_run(self, run_id: str) -> None:
-        self._queues.close_run(run_id, Denied("the run has ended"))
-
-    def _opened(self, entry: _Entry[PermissionRequest, Allowed | Denied]) -> None:
+    def _opened(self, entry: _Entry[PermissionRequest, Verdict]) -> None:
         request = entry.request
         self._publish(PermissionNotification(request.tool_call_id))
         if self.grants.covers(request, self._scopes[request.id]):
-            self._queues.close(entry, Allowed())
+            self._close(entry, Verdict(True))
         else:
             self._show_next()
 
-    def _closed(
-        self, entry: _Entry[PermissionRequest, Allowed | Denied], answer: Allowed | Denied
-    ) -> None:
-        granted = isinstance(answer, Allowed)
-        self._publish(
-            PermissionNotification(entry.request.tool_call_id, granted=granted, denied=not granted)
-        )
+    def _closed(self, entry: _Entry[PermissionRequest, Verdict], answer: Verdict) -> None:
+        self.announce(entry.request, granted=bool(answer))
         if self._shown == entry.request.id:
             self._shown = None
             self._show_next()
 
     def _show_next(self) -> None:
-        entries = self._queues.open_entries()
+        entries = self._open_entries()
         if self._shown is None and entries:
             self._shown = entries[0].request.id
             self._publish(entries[0].request)
@@ -414,9 +380,109 @@ def _check_option(request: PermissionRequest, action: str, option: str) -> None:
         raise BadRequest(f"option {option!r} goes with the action {wanted}, not {action!r}")
 
 
-class Questions:
-    """The question batches of one workspace, open one at a time, in order. One that stands for
-    `unattended` seconds while `interactive()` is false is dismissed; None waits for ever."""
+# Rules -------------------------------------------------------------------------------------------
+
+
+class Grants:
+    """What users have allowed beyond a single request: rules, for one session or for good.
+
+    A rule covers requests of one tool and action in one directory, by parts: texts that the agent
+    gives with a request (agent/base.py: Scope), which are only compared. A request is covered if
+    each of its parts was granted, or if of each of the sets that it says would cover it one part
+    was. A request without any scope is covered only by a rule that was granted for such a request.
+
+    Rules for a session are kept here. Those for good are in files of the user: `kept` gives them.
+    """
+
+    def __init__(self, kept: Callable[[], Iterable[PermissionRule]] = tuple) -> None:
+        self._kept = kept
+        self._rules: dict[str, tuple[PermissionRule, bool]] = {}  # with whether it has a scope
+
+    def covers(self, request: PermissionRequest, scope: Scope | None) -> bool:
+        """Whether requests like this one were granted."""
+        granted: set[str] = set()
+        for rule, scoped in (*self._rules.values(), *((rule, True) for rule in self._kept())):
+            fits = rule.session_id in ("", request.session_id)
+            if fits and scoped == (scope is not None) and _place(rule) == _place(request):
+                granted.update(rule.parts)
+        if scope is None:
+            return ANYTHING in granted
+        if scope.parts and granted.issuperset(scope.parts):
+            return True
+        return bool(scope.covered_by) and not any(map(granted.isdisjoint, scope.covered_by))
+
+    def add(self, rule: PermissionRule, *, scoped: bool = True) -> None:
+        """Add a rule for a session. One that says the same is replaced by it."""
+        same = [
+            each.id
+            for each, has_scope in self._rules.values()
+            if (each.session_id, _place(each), each.parts, has_scope)
+            == (rule.session_id, _place(rule), rule.parts, scoped)
+        ]
+        for rule_id in same:
+            del self._rules[rule_id]
+        if len(self._rules) >= MOST_RULES:
+            del self._rules[next(iter(self._rules))]
+        self._rules[rule.id] = rule, scoped
+
+    def listed(self) -> list[PermissionRule]:
+        """All rules: those for sessions, oldest first, then those for good."""
+        return [*(rule for rule, _ in self._rules.values()), *self._kept()]
+
+    def remove(self, rule_id: str) -> bool:
+        """Take back a rule for a session; returns whether there was one."""
+        return self._rules.pop(rule_id, None) is not None
+
+    def forget_session(self, session_id: str) -> None:
+        gone = [key for key, (rule, _) in self._rules.items() if rule.session_id == session_id]
+        for key in gone:
+            del self._rules[key]
+
+
+def session_rule(request: PermissionRequest, scope: Scope | None, now: float) -> PermissionRule:
+    """What `allow_session` grants for a request."""
+    words = request.scope or f"every {request.tool_name} ({request.action}) in {request.path}"
+    return _rule(request, (ANYTHING,) if scope is None else scope.parts, words, now)
+
+
+def offered_rule(
+    request: PermissionRequest, scope: Scope | None, now: float
+) -> PermissionRule | None:
+    """The rule that is offered with a request; None if there is none."""
+    if scope is None or not scope.rule_parts:
+        return None
+    return _rule(request, scope.rule_parts, request.rule, now)
+
+
+def _rule(
+    request: PermissionRequest, parts: Sequence[str], words: str, now: float
+) -> PermissionRule:
+    return PermissionRule(
+        id=request.id,  # it is answered once
+        tool_name=request.tool_name,
+        action=request.action,
+        path=request.path,
+        words=words,
+        parts=list(parts),
+        session_id=request.session_id,
+        created_at=int(now),
+    )
+
+
+def _place(of: PermissionRule | PermissionRequest) -> tuple[str, str, str]:
+    return of.tool_name, of.action, of.path
+
+
+# Questions ---------------------------------------------------------------------------------------
+
+
+class Questions(_Dialogs[QuestionBatch, Answers]):
+    """The question batches of one workspace, open one at a time, in order."""
+
+    _lapsed: Answers = None
+    _dropped: Answers = None
+    _run_ended: Answers = None
+    _unknown = "no question batch {}: list W/questions"
 
     def __init__(
         self,
@@ -426,13 +492,10 @@ class Questions:
         interactive: Callable[[], bool] = lambda: True,
         unattended: float | None = None,
     ) -> None:
-        self._publish = publish
+        super().__init__(publish, clock, interactive, unattended)
         self._used_ids: dict[str, None] = {}  # the latest, oldest first
-        self._queues: _Queues[QuestionBatch, list[QuestionResponse] | None] = _Queues(
-            self._opened, self._closed, _Attendance(clock, interactive, unattended), None
-        )
 
-    async def ask(self, batch: QuestionBatch, run_id: str) -> list[QuestionResponse] | None:
+    async def ask(self, batch: QuestionBatch, run_id: str) -> Answers:
         """Show a form and wait; None when it was dismissed."""
         check_questions(batch.questions)
         questions = [replace(q, id=self._fresh_id(q.id)) for q in batch.questions]
@@ -442,7 +505,7 @@ class Questions:
             stored.confirm_description = (
                 batch.confirm_description or "The agent goes on when you confirm."
             )
-        answers = await self._queues.wait(stored, "", run_id, None)
+        answers = await self._wait(stored, "", run_id)
         return None if answers is None else _in_order(batch.questions, questions, answers)
 
     def _fresh_id(self, given: str) -> str:
@@ -455,55 +518,42 @@ class Questions:
         return fresh
 
     def listed(self) -> list[QuestionBatch]:
-        return [entry.request for entry in self._queues.open_entries()]
+        return [entry.request for entry in self._open_entries()]
 
     def answer(self, batch_id: str, responses: list[QuestionResponse], by: str = "") -> Resolution:
         """Answer the open batch: by id, or, as the Crush client does, by its question ids."""
-        found = self._queues.find(batch_id) if batch_id else self._holding(responses)
-        entry = self._queues.answerable(found)
+        found = self._find(batch_id) if batch_id else self._holding(responses)
+        entry = self._answerable(found)
         if entry is None:
-            return Resolution(False, self._queues.winner(batch_id) or "")
+            return self._too_late(batch_id)
         asked = {question.id for question in entry.request.questions}
         unknown = [r.request_id for r in responses if r.request_id not in asked]
         if unknown:
             raise BadRequest(f"question {unknown[0]!r} is not part of batch {entry.request.id}")
-        self._queues.close(entry, list(responses), by)
+        self._close(entry, list(responses), by)
         return Resolution(True, by)
 
     def cancel(self, batch_id: str = "", by: str = "") -> Resolution:
         """Dismiss a batch, or whichever is open."""
-        entries = self._queues.open_entries()
-        found = self._queues.find(batch_id) if batch_id else next(iter(entries), None)
-        entry = self._queues.answerable(found)
+        entries = self._open_entries()
+        found = self._find(batch_id) if batch_id else next(iter(entries), None)
+        entry = self._answerable(found)
         if entry is None:
-            return Resolution(False, self._queues.winner(batch_id) or "")
-        self._queues.close(entry, None, by)
+            return self._too_late(batch_id)
+        self._close(entry, None, by)
         return Resolution(True, by)
 
-    def require_known(self, batch_id: str) -> None:
-        if self._queues.find(batch_id) is None and self._queues.winner(batch_id) is None:
-            raise RequestNotFound(f"no question batch {batch_id}: list W/questions")
-
-    def close_run(self, run_id: str) -> None:
-        self._queues.close_run(run_id, None)
-
-    def _holding(
-        self, responses: list[QuestionResponse]
-    ) -> _Entry[QuestionBatch, list[QuestionResponse] | None] | None:
+    def _holding(self, responses: list[QuestionResponse]) -> _Entry[QuestionBatch, Answers] | None:
         named = {response.request_id for response in responses}
-        for entry in self._queues.open_entries():
+        for entry in self._open_entries():
             if not named.isdisjoint(question.id for question in entry.request.questions):
                 return entry
         return None
 
-    def _opened(self, entry: _Entry[QuestionBatch, list[QuestionResponse] | None]) -> None:
+    def _opened(self, entry: _Entry[QuestionBatch, Answers]) -> None:
         self._publish(entry.request)
 
-    def _closed(
-        self,
-        entry: _Entry[QuestionBatch, list[QuestionResponse] | None],
-        answer: list[QuestionResponse] | None,
-    ) -> None:
+    def _closed(self, entry: _Entry[QuestionBatch, Answers], answer: Answers) -> None:
         self._publish(QuestionNotification(entry.request.id))
 
 

@@ -42,18 +42,13 @@ class Ending:
     """What one ending writes. `written` is called once if it waited here: with the session when it
     was written, or with None if it was given up, because its session is gone or it is refused."""
 
-    scope: str
-    session_id: str
+    key: tuple[str, str]  # scope and session
     run_ids: tuple[str, ...]
     work: Callable[[Connection], Session]
     written: Callable[[Session | None], None]
     session: Session | None = None
     error: Exception | None = None  # of the last try
     late: bool = False  # `commit` has raised
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.scope, self.session_id
 
 
 class Endings:

@@ -6,27 +6,29 @@ its neighbours in wing.py). An agent that asks before it runs a tool (`Turn.befo
 a changed input. Of one that does not, the tools are checked when it asks for a permission; there a
 changed input counts as a refusal, because the agent would run what it had in mind.
 
-A part that fails counts as a refusal where it was asked before something is done.
+A part that fails counts as a refusal where it was asked before something is done. One that fails to
+say what it offers to the agent costs its own offers, not the turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..agent.base import ToolCheck, Verdict
-from ..clock import resolve_once
+from ..clock import resolve_once, time_limit
 from ..errors import CrushliteError, PromptRefused
 from ..protocol.codec import NotJSON, dumps, loads
 from ..records import dataclass
 from ..wing import Author, Ruling, ToolUsed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
+    from ..agent.base import OfferedTool, Turn
+    from ..clock import Clock
     from ..protocol.messages import ToolCallPart
     from ..protocol.permissions import PermissionRequest
     from ..wing import WorkspacePart
@@ -36,8 +38,10 @@ log = logging.getLogger(__name__)
 MOST_STOPS = 5  # how often a turn goes on because a part wants it to
 READ_CHARS = 1_000_000  # of an input or metadata that is read here
 CONTEXT_CHARS = 32_000  # that parts may add to one prompt or one result
+NOTE_SECONDS = 20.0  # that a part may take to say something of a changed file
 SHOWN = "hook"  # the key of what parts said in the metadata of a result
-_FAILED = "it could not be checked, which counts as a no; the daemon's log says why"
+_NOTHING = Ruling()
+_REFUSED = Ruling("it could not be checked, which counts as a no; the daemon's log says why")
 
 
 @dataclass(slots=True)
@@ -55,10 +59,8 @@ class _CheckedCall:
 
     def note(self, ruling: Ruling) -> None:
         """Keep what goes into the result of the call."""
-        if ruling.context:
-            self.context.append(ruling.context)
-        if ruling.shown:
-            self.shown.update(ruling.shown)
+        self.context.append(ruling.context)
+        self.shown.update(ruling.shown or {})
 
 
 class TurnGuards:
@@ -96,53 +98,50 @@ class TurnGuards:
         """Ask about the prompt of the turn, before the agent sees it. Raises PromptRefused."""
         context: list[str] = []
         for part in self._parts:
-            ruling = await self._asked(part, lambda p: p.before_prompt(self._author, text))
-            if ruling is not None and (ruling.denied or ruling.halt):
+            ruling = await self._asked(part, part.before_prompt(self._author, text))
+            if ruling.denied or ruling.halt:
                 self.withheld = True
                 raise PromptRefused(ruling.denied or "a hook refused this prompt")
-            if ruling is not None and ruling.context:
-                context.append(ruling.context)
+            context.append(ruling.context)
         self.context, self.withheld = _joined(context), False
         resolve_once(self.checked)
 
+    async def is_withheld(self) -> bool:
+        """Whether agents may not see the prompt; waits until the parts were asked, or the turn is
+        closed."""
+        await self.checked
+        return self.withheld
+
     async def tool(self, call_id: str, name: str, given: Mapping[str, Any]) -> ToolCheck:
-        """Ask about a tool call before it runs: the parts in their order, each with the input as
-        the one before left it. The first no ends it. When it has passed, permissions that are asked
-        for this call are not checked again: the agent knows what it was checked with."""
+        """Ask about a tool call before it runs. When it has passed, permissions that are asked for
+        this call are not checked again: the agent knows what it was checked with."""
         call = await self._check(call_id, name, given)
         call.passed = not call.refusal
         return ToolCheck(call.input, call.refusal, call.halt)
 
     async def _check(self, call_id: str, name: str, given: Mapping[str, Any]) -> _CheckedCall:
-        """Ask the parts about a call, as `tool` does, and remember what they said; what they said
-        of an earlier one with this id is forgotten."""
+        """Ask about a call and remember what was said: the parts in their order, each with the
+        input as the one before left it. The first no ends it. What was said of an earlier call with
+        this id is forgotten."""
         self._calls.pop(call_id, None)
-        call = _CheckedCall(dict(given))
-        await self._rule(call, call_id, name)
-        # Not before: meanwhile the agent may ask about another input under the same id.
-        self._calls[call_id] = call
-        return call
-
-    async def _rule(self, call: _CheckedCall, call_id: str, name: str) -> None:
-        if self.halted:
-            call.refusal, call.halt = self.halted, True
-            return
-        for part in self._parts:
+        call = _CheckedCall(dict(given), refusal=self.halted, halt=bool(self.halted))
+        for part in self._parts if not call.refusal else ():
             used = ToolUsed(self._author, call_id, name, call.input)
-            ruling = await self._asked(part, functools.partial(_before_tool, used))
-            if ruling is None:
-                continue
+            ruling = await self._asked(part, part.before_tool(used))
             call.note(ruling)
             self._heed_halt(ruling)
             if ruling.denied or ruling.halt:
                 call.refusal, call.halt = ruling.denied or self.halted, ruling.halt
-                return
+                break
             call.approved |= ruling.allowed
             call.must_ask |= ruling.ask
             if ruling.input is not None and ruling.input != call.input:
                 # What an earlier part allowed was something else.
                 call.input = dict(ruling.input)
                 call.approved = ruling.allowed
+        # Not before: meanwhile the agent may ask about another input under the same id.
+        self._calls[call_id] = call
+        return call
 
     async def permission(self, request: PermissionRequest) -> Verdict | None:
         """What is decided about a permission before anything else is looked at: a refusal of its
@@ -177,11 +176,8 @@ class TurnGuards:
     async def answer(self, request: PermissionRequest) -> Verdict | None:
         """What a part answers to a request that users would be asked about; None: they are."""
         for part in self._parts:
-            ruling = await self._asked(
-                part, lambda p: p.permission_asked(self._author, request), refuse=False
-            )
-            if ruling is None:
-                continue
+            asking = part.permission_asked(self._author, request)
+            ruling = await self._asked(part, asking, refuse=False)
             self._heed_halt(ruling)
             if ruling.denied or ruling.halt:
                 return Verdict(False, ruling.denied or self.halted)
@@ -197,14 +193,11 @@ class TurnGuards:
         if not checked.refusal:
             used = ToolUsed(self._author, call.id, call.name, checked.input)
             for part in self._parts:
-                ruling = await self._asked(
-                    part, lambda p: p.after_tool(used, content, is_error), refuse=False
-                )
-                if ruling is not None:
-                    checked.note(ruling)
-                    self._heed_halt(ruling)
-                    if ruling.denied:
-                        checked.context.append(ruling.denied)
+                asking = part.after_tool(used, content, is_error)
+                ruling = await self._asked(part, asking, refuse=False)
+                checked.note(ruling)
+                checked.context.append(ruling.denied)
+                self._heed_halt(ruling)
         self._calls.pop(call.id, None)
         context = _joined(checked.context)
         if context:
@@ -220,39 +213,71 @@ class TurnGuards:
         wanted: list[str] = []
         again = self._stops > 0
         for part in self._parts:
-            ruling = await self._asked(
-                part, lambda p: p.before_stop(self._author, text, again), refuse=False
-            )
-            if ruling is not None and ruling.halt:
+            asking = part.before_stop(self._author, text, again)
+            ruling = await self._asked(part, asking, refuse=False)
+            if ruling.halt:
                 return ""
-            if ruling is not None and ruling.denied:
+            if ruling.denied:
                 wanted.append(ruling.denied)
         self._stops += bool(wanted)
         return _joined(wanted)
+
+    # What parts offer to the agent ---------------------------------------------------------------
+
+    async def tools(self, turn: Turn) -> list[OfferedTool]:
+        """The tools of all parts, in their order, each name once."""
+        found: dict[str, OfferedTool] = {}
+        for part in self._parts:
+            try:
+                for tool in await part.tools(turn):
+                    found.setdefault(tool.name, tool)
+            except Exception:
+                log.exception("%s could not offer its tools", type(part).__name__)
+        return list(found.values())
+
+    async def notes_on_change(self, turn: Turn, path: str, clock: Clock) -> list[str]:
+        """What the parts have to say of a changed file, in their order. They are asked at the same
+        time; one that takes longer than NOTE_SECONDS has nothing to say."""
+
+        async def ask(part: WorkspacePart) -> str:
+            try:
+                async with time_limit(clock, NOTE_SECONDS):
+                    return await part.notes_on_change(turn, path)
+            except TimeoutError:
+                return ""
+            except Exception:
+                log.exception("%s could not say anything of a change", type(part).__name__)
+                return ""
+
+        return [note for note in await asyncio.gather(*map(ask, self._parts)) if note]
+
+    def instructions(self) -> list[tuple[str, str]]:
+        """The instructions of all parts, in their order."""
+        found: list[tuple[str, str]] = []
+        for part in self._parts:
+            try:
+                found += part.instructions()
+            except Exception:
+                log.exception("%s could not give its instructions", type(part).__name__)
+        return found
+
+    # Inside --------------------------------------------------------------------------------------
 
     def _heed_halt(self, ruling: Ruling) -> None:
         if ruling.halt:
             self._top._halted = ruling.denied or "a hook has halted this turn"
 
     async def _asked(
-        self,
-        part: WorkspacePart,
-        ask: Callable[[WorkspacePart], Awaitable[Ruling | None]],
-        *,
-        refuse: bool = True,
-    ) -> Ruling | None:
-        """Ask one part. If it fails, that is a refusal, or nothing without `refuse`."""
+        self, part: WorkspacePart, asking: Awaitable[Ruling | None], *, refuse: bool = True
+    ) -> Ruling:
+        """What one part says. If it fails, that is a refusal, or nothing without `refuse`."""
         try:
-            return await ask(part)
+            return await asking or _NOTHING
         except CrushliteError as error:
             log.warning("run %s: %s failed: %s", self._author.run_id, type(part).__name__, error)
         except Exception:
             log.exception("run %s: %s failed", self._author.run_id, type(part).__name__)
-        return Ruling(denied=_FAILED) if refuse else None
-
-
-def _before_tool(used: ToolUsed, part: WorkspacePart) -> Awaitable[Ruling | None]:
-    return part.before_tool(used)
+        return _REFUSED if refuse else _NOTHING
 
 
 def _joined(texts: Sequence[str]) -> str:

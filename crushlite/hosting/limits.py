@@ -11,16 +11,15 @@ import math
 from typing import TYPE_CHECKING
 
 from ..errors import LimitReached
-from ..protocol.questions import Choice, Question, QuestionBatch
+from ..protocol.questions import Choice, Question
 from ..store.sessions import MOST_COST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..agent.base import Usage
+    from ..protocol.messages import Prompt
     from ..protocol.questions import QuestionResponse
-    from .prompts import TurnRequest
-    from .services import Services
 
 MOST_TOKENS = 2**53  # that every JSON reader takes as it is
 # What the choices of the question add, in multiples of what is offered first.
@@ -31,7 +30,7 @@ class RunLimits:
     """The limits of one run, its sub-agents included, and what counts against them. `reached` is
     the limit that stopped it, empty if none did."""
 
-    def __init__(self, request: TurnRequest) -> None:
+    def __init__(self, request: Prompt) -> None:
         self.reached = ""
         self.asking = asyncio.Lock()  # held while a person is asked for more
         self.steps = 0
@@ -114,20 +113,6 @@ class RunLimits:
         # From what was spent: the last call may have gone far beyond the limit.
         self._max_cost = round(max(self._max_cost, self.cost) + amount, 6)
         return True
-
-
-async def may_cost_more(
-    limits: RunLimits, services: Services, session_id: str, run_id: str
-) -> bool:
-    """Ask a person whether a run may go beyond its limit of cost. False if no client has said that
-    one is there, nobody answers, or the answer is no."""
-    async with limits.asking:  # sub-agents may get here at once
-        if not limits.too_expensive:
-            return True
-        if limits.reached or not services.lifetime.attended:
-            return False
-        batch = QuestionBatch(session_id=session_id, questions=[limits.cost_question()])
-        return limits.raised_by(await services.questions.ask(batch, run_id))
 
 
 def _typed_amount(text: str) -> float:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import TYPE_CHECKING, TypedDict
 
 from ..clock import resolve_once
 from ..protocol.codec import dumps, encode
-from ..protocol.messages import BinaryPart, FinishPart, Message, Part, TextPart
+from ..protocol.messages import BinaryPart, FinishPart, TextPart
 from ..protocol.runs import RunComplete, RunInfo
 from ..runs import Outcome
 from ..store import messages as message_rows, runs as run_rows
 from ..store.runs import RunEnding, RunRow
 from .prompts import digest_of
+from .transcript import new_message
 
 if TYPE_CHECKING:
     from ..agent.base import Agent
     from ..clock import Timer
+    from ..protocol.messages import Message, Prompt
     from ..runs import Run
     from ..store import Connection
-    from .prompts import Failure, TurnRequest
+    from .prompts import Failure
     from .transcript import LiveMessage
     from .turn import LiveTurn
 
@@ -30,8 +31,9 @@ SUMMARIZE = "summarize"  # the kind of run that is not a prompt: it has no row a
 
 
 class Used(TypedDict):
-    """What the model calls of a run have used."""
+    """What a run has used, and how many permissions it asked for and did not get."""
 
+    denied: int
     cost: float
     prompt_tokens: int
     completion_tokens: int
@@ -40,40 +42,29 @@ class Used(TypedDict):
 class LiveRun:
     """A run from its acceptance until its ending is written. Only the Runner writes these."""
 
-    def __init__(
-        self,
-        run: Run,
-        request: TurnRequest,
-        *,
-        kind: str = PROMPT,
-        now: float,
-        detach: bool = False,
-    ) -> None:
+    def __init__(self, run: Run, request: Prompt, now: float, kind: str = PROMPT) -> None:
         loop = asyncio.get_running_loop()
         # acceptance
         self.run = run
         self.request = request
         self.kind = kind
         self.digest = digest_of(request) if kind == PROMPT else ""
-        self.detach = detach
         self.accepted_at = now
         self._commit: bool | Exception | None = None  # what became of its row; None: not known yet
         self._waiting: list[asyncio.Future[None]] = []  # for that
         # the turn
         self.user: LiveMessage | None = None  # its user message, once that is in the transcript
-        self.turn: LiveTurn | None = None
+        self.turn: LiveTurn | None = None  # of a folded run, that of the run it was folded into
         self.agent: Agent | None = None  # for the models that its prompt chose; None: the usual one
         self.agent_task: asyncio.Task[None] | None = None
         self.agent_gone: asyncio.Future[None] = loop.create_future()  # or it was given up
         self.grace: Timer | None = None  # after which a cancelled agent is given up
         self.deadline: Timer | None = None  # after which its agent is cancelled: max_seconds
         self.overdue = False  # it was
-        self.carrier: LiveRun | None = None  # the run whose turn it was folded into
         self.started_at = 0.0
         # the ending
         self.cause: BaseException | None = None  # what the turn failed of,
         self.failure: Failure | None = None  # and in the words for its user
-        self.outcome: Outcome | None = None
         self.message_id = ""
         self.text = ""
         self.error = ""
@@ -103,32 +94,20 @@ class LiveRun:
         self._waiting.clear()
 
     @property
-    def in_turn(self) -> LiveTurn | None:
-        """The turn that it is part of, once there is one."""
-        return self.carrier.turn if self.carrier is not None else self.turn
-
-    @property
-    def denied(self) -> int:
-        return self.in_turn.denied if self.in_turn is not None else 0
-
-    @property
     def limit(self) -> str:
-        return self.in_turn.limits.reached if self.in_turn is not None else ""
+        return self.turn.limits.reached if self.turn is not None else ""
 
     @property
     def folded_into(self) -> str:
-        return self.carrier.run.run_id if self.carrier is not None else ""
+        return self.run.carrier.run_id if self.run.carrier is not None else ""
 
     def user_message(self, now: float) -> Message:
         files = [
             BinaryPart(file.file_path or file.file_name, file.mime_type, file.content)
             for file in self.request.attachments
         ]
-        parts: list[Part] = [TextPart(self.request.prompt), *files, FinishPart("stop")]
-        at = int(now)
-        return Message(
-            str(uuid.uuid4()), "user", self.run.session_id, parts, created_at=at, updated_at=at
-        )
+        parts = [TextPart(self.request.prompt), *files, FinishPart("stop")]
+        return new_message("user", self.run.session_id, parts, now)
 
     def row(self, boot_id: str) -> RunRow:
         files = self.request.attachments
@@ -137,10 +116,10 @@ class LiveRun:
             session_id=self.run.session_id,
             digest=self.digest,
             prompt=self.request.prompt,
-            attachments=dumps(encode(list(files))).decode("ascii") if files else None,
+            attachments=dumps(encode(files)).decode("ascii") if files else None,
             kind=self.kind,
             when_busy=self.run.when_busy.value,
-            detach=self.detach,
+            detach=self.request.detach,
             max_cost=self.request.max_cost,
             max_steps=self.request.max_steps,
             max_seconds=self.request.max_seconds,
@@ -148,26 +127,24 @@ class LiveRun:
             accepted_at=self.accepted_at,
         )
 
-    def end(self, outcome: Outcome, now: float) -> None:
-        """How it ends is decided. Clients learn it when the ending is out."""
-        self.outcome, self.ended_at = outcome, now
-        if self.carrier is not None:
-            self.message_id, self.text = self.carrier.message_id, self.carrier.text
-            self.failure = self.carrier.failure
-        if outcome is Outcome.FAILED and self.failure is not None:
-            self.error = self.failure.detail or self.failure.title
+    def end(self, carrier: LiveRun, now: float) -> None:
+        """How it ends is decided, by the turn of this run, which may be itself. Clients learn it
+        when the ending is out."""
+        self.ended_at = now
+        self.message_id, self.text = carrier.message_id, carrier.text
+        if self.run.outcome is Outcome.FAILED and carrier.failure is not None:
+            self.error = carrier.failure.detail or carrier.failure.title
 
     def not_saved(self, why: Exception) -> None:
         self.error = f"not saved: {why}" + f"; {self.error}" * bool(self.error)
 
     def ending_row(self) -> RunEnding:
-        assert self.outcome is not None
+        assert self.run.outcome is not None
         return RunEnding(
             run_id=self.run.run_id,
-            outcome=self.outcome.value,
+            outcome=self.run.outcome.value,
             message_id=self.message_id,
             error=self.error,
-            denied=self.denied,
             carrier=self.folded_into,
             ended_at=self.ended_at,
             limit_reached=self.limit,
@@ -175,11 +152,13 @@ class LiveRun:
         )
 
     def _used(self) -> Used:
-        """Cost and tokens of its own turn. One that was folded has none: they are its carrier's."""
-        if self.turn is None:
-            return {"cost": 0.0, "prompt_tokens": 0, "completion_tokens": 0}
+        """Cost and tokens are those of its own turn: one that was folded has none."""
+        denied = self.turn.denied if self.turn is not None else 0
+        if self.turn is None or self.run.carrier is not None:
+            return {"denied": denied, "cost": 0.0, "prompt_tokens": 0, "completion_tokens": 0}
         limits = self.turn.limits
         return {
+            "denied": denied,
             "cost": limits.cost,
             "prompt_tokens": limits.prompt_tokens,
             "completion_tokens": limits.completion_tokens,
@@ -192,9 +171,8 @@ class LiveRun:
             run_id=self.run.run_id,
             text=self.text,
             error=self.error,
-            cancelled=self.outcome in (Outcome.CANCELED, Outcome.CLEARED),
+            cancelled=self.run.outcome in (Outcome.CANCELED, Outcome.CLEARED),
             folded_into=self.folded_into,
-            denied=self.denied,
             limit=self.limit,
             **self._used(),
         )
@@ -209,13 +187,12 @@ class LiveRun:
             folded_into=self.folded_into,
             accepted_at=self.accepted_at,
             started_at=self.started_at,
-            denied=self.denied,
             limit=self.limit,
             prompt=self.request.prompt[:SHOWN_PROMPT],
             **self._used(),
         )
-        if state == "ended" and self.outcome is not None:
-            info.outcome, info.ended_at = self.outcome.value, self.ended_at
+        if state == "ended" and self.run.outcome is not None:
+            info.outcome, info.ended_at = self.run.outcome.value, self.ended_at
             info.message_id, info.text, info.error = self.message_id, self.text, self.error
         return info
 

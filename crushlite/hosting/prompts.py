@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import uuid
-from dataclasses import field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError, LimitReached, PromptRefused, ProviderFailed
@@ -18,10 +18,7 @@ from ..runs import WhenBusy
 from ..store import STORE_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ..protocol.config import SelectedModel
-    from ..protocol.messages import Attachment, Prompt
+    from ..protocol.messages import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -29,29 +26,8 @@ CHILD_MARK = "$$"  # in the id of a sub-agent's session, between a message and i
 MOST_SECONDS = 10_000_000  # a timer takes no number whatever; these are 115 days
 _EFFORT = re.compile(r"[a-z]{1,20}")
 
-EXPECTED = (
-    LimitReached,
-    PromptRefused,
-    ProviderFailed,
-    *STORE_ERRORS,
-)  # how turns fail without a mistake in the agent
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """What one run asks of its turn."""
-
-    run_id: str
-    session_id: str
-    prompt: str
-    attachments: tuple[Attachment, ...] = ()
-    max_cost: float | None = None
-    max_steps: int | None = None
-    max_seconds: float | None = None  # from the start of the turn
-    auto_approve: bool = False  # every permission of this run is granted without asking
-    reasoning_effort: str = ""  # for this turn, instead of the configured one
-    think: bool | None = None
-    models: Mapping[str, SelectedModel] = field(default_factory=dict)  # for this run, by role
+# How turns fail without a mistake in the agent.
+EXPECTED = (LimitReached, PromptRefused, ProviderFailed, *STORE_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +53,9 @@ def clean(text: str) -> str:
     return text
 
 
-def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
-    """Check a prompt and say what it asks for. Raises BadRequest that names the wrong field."""
+def read_prompt(prompt: Prompt) -> tuple[Prompt, WhenBusy]:
+    """Check a prompt; returns it with a run_id, and what it wants while its session is busy. Raises
+    BadRequest that names the wrong field."""
     if not prompt.prompt and not any(file.is_text for file in prompt.attachments):
         raise BadRequest("prompt is empty: give a text or a text/* attachment")
     if not prompt.session_id:
@@ -99,19 +76,7 @@ def read_prompt(prompt: Prompt) -> tuple[TurnRequest, WhenBusy]:
             raise BadRequest("models names a provider and a model for large, small or both")
     for file in prompt.attachments:
         file.check()
-    request = TurnRequest(
-        run_id=prompt.run_id or str(uuid.uuid4()),
-        session_id=prompt.session_id,
-        prompt=prompt.prompt,
-        attachments=tuple(prompt.attachments),
-        max_cost=prompt.max_cost,
-        max_steps=prompt.max_steps,
-        max_seconds=prompt.max_seconds,
-        auto_approve=prompt.auto_approve,
-        reasoning_effort=prompt.reasoning_effort,
-        think=prompt.think,
-        models=prompt.models,
-    )
+    request = prompt if prompt.run_id else replace(prompt, run_id=str(uuid.uuid4()))
     return request, _when_busy(prompt)
 
 
@@ -139,9 +104,9 @@ def _when_busy(prompt: Prompt) -> WhenBusy:
         raise BadRequest(f"when_busy {prompt.when_busy!r}: use one of {known}") from None
 
 
-def digest_of(request: TurnRequest) -> str:
+def digest_of(request: Prompt) -> str:
     """What makes two prompts with one run_id the same prompt."""
-    value = [request.session_id, request.prompt, encode(list(request.attachments))]
+    value = [request.session_id, request.prompt, encode(request.attachments)]
     value += [True] * request.auto_approve
     return hashlib.sha256(dumps(value)).hexdigest()
 

@@ -8,10 +8,9 @@
     Start     of the next run in line
 
 A turn has two tasks. The *agent task* runs the agent and nothing else, and is the only thing that a
-cancel touches. The *turn task*, which no cancel touches, waits until the agent has returned or the
-cancel grace is over, and records the ending. So an ending is never written by code that may be
-cancelled itself: a task that is cancelled before its first step runs neither its body nor its
-`finally`.
+cancel touches. The *turn task* waits until the agent has returned or the cancel grace is over, and
+records the ending, which is thus never written by code that may be cancelled: a task that is
+cancelled before its first step runs neither its body nor its `finally`.
 
 This file holds no rule of its own about the state of a run.
 """
@@ -35,24 +34,22 @@ from ..errors import (
     RunNotFound,
     SessionBusy,
 )
+from ..protocol.messages import Prompt
 from ..protocol.runs import AgentEvent, CanceledRun, CancelReceipt, QueuedPrompt
 from ..runs import Outcome, Record, Runs, Start, Stop, WhenBusy
 from ..store import STORE_ERRORS, runs as run_rows, sessions as session_rows
-from .agents import AgentSlot
-from .blocking import run_blocking
-from .children import run_child
+from .agents import AgentSlot, run_agent
 from .endings import Ending
 from .live_run import SUMMARIZE, LiveRun, row_info, row_infos
 from .prompts import (
     Failure,
-    TurnRequest,
     digest_of,
     explain,
     read_prompt,
     refuse_child,
     words,
 )
-from .summaries import write_summary
+from .subturns import run_child, summarize_turn, write_summary
 from .tasks import OwnedTasks
 from .titles import Titles
 from .turn import LiveTurn
@@ -62,17 +59,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..agent.base import Agent
-    from ..protocol.messages import Message, Prompt
+    from ..protocol.messages import Message
     from ..protocol.runs import RunInfo
     from ..protocol.sessions import Session
     from ..runs import Canceled, Effect
-    from ..settings import Settings
     from ..store import Connection
     from ..store.runs import RunRow
-    from .agents import MakeAgent
-    from .endings import Endings
-    from .services import Services
     from .transcript import LiveMessage
+    from .workspace_base import WorkspaceBase
 
     # The answer of a cancel, and the futures of the endings that it may wait for.
     CancelResult = tuple[CancelReceipt, list[asyncio.Future[None]]]
@@ -81,18 +75,15 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """The runs of one workspace. `endings` is that of the store."""
+    """The runs of one workspace."""
 
-    def __init__(
-        self, services: Services, make: MakeAgent, settings: Settings, endings: Endings
-    ) -> None:
-        self.agents = AgentSlot(make({}), make, services.parts)
-        self.titles = Titles(services)
+    def __init__(self, workspace: WorkspaceBase) -> None:
+        make = functools.partial(workspace.profile.make_agent, workspace.env)
+        self.agents = AgentSlot(make({}), make, workspace.parts)
+        self.titles = Titles(workspace)
         self.outcomes = dict.fromkeys(Outcome, 0)  # how many runs have ended so
         self.abandoned = 0  # agents that did not return within the cancel grace
-        self._services = services
-        self._settings = settings
-        self._endings = endings
+        self._workspace = workspace
         self._runs = Runs()
         self._known: dict[str, LiveRun] = {}  # by run_id: what the machine has not forgotten
         self._tasks = OwnedTasks()
@@ -101,9 +92,7 @@ class Runner:
 
     def accept(self, prompt: Prompt) -> LiveRun:
         """Take a prompt into the line. Synchronous: the order of calls is the order of the line.
-
-        `prompt` waits for the commit; the insert goes on if that request is gone.
-        """
+        `prompt` waits for the commit; the insert goes on if that request is gone."""
         request, when_busy = read_prompt(prompt)
         if not request.models:
             self.agents.require(request.session_id)
@@ -112,18 +101,18 @@ class Runner:
             if known.digest != digest_of(request):
                 raise RunIdReused(f"run_id {request.run_id!r} was used for another prompt")
             return known
-        self._endings.require_none()
+        self._workspace.endings.require_none()
         agent = (
             self.agents.with_models(request.models, request.session_id) if request.models else None
         )
         alone = request.auto_approve or agent is not None
         run = self._runs.accept(request.session_id, request.run_id, when_busy, alone=alone)
-        now = self._services.clock.now()
-        live = self._known[run.run_id] = LiveRun(run, request, now=now, detach=prompt.detach)
+        live = self._known[run.run_id] = LiveRun(run, request, self._workspace.clock.now())
         live.agent = agent
-        if live.detach:
-            self._services.lifetime.run_began(run.run_id)
-        store = self._services.store
+        if request.detach:
+            workspace = self._workspace
+            workspace.perform_claims(workspace.claims.run_began(workspace.id, run.run_id))
+        store = self._workspace.store
         inserted = store.write_durably(run_rows.insert_run, live.row(store.store.boot_id))
         inserted.add_done_callback(lambda done: self._inserted(live, done))
         return live
@@ -149,7 +138,7 @@ class Runner:
             return None
         request, _ = read_prompt(prompt)
         try:
-            row = await self._services.store.read(run_rows.get_run, prompt.run_id)
+            row = await self._workspace.store.read(run_rows.get_run, prompt.run_id)
         except RunNotFound:
             return None
         if row.digest != digest_of(request):
@@ -162,7 +151,8 @@ class Runner:
         if error is None and (row is None or self._is_ownerless(row)):
             # The 202 goes out first: its request wakes before what is scheduled here.
             live.resolve_commit(True)
-            asyncio.get_running_loop().call_soon(self._durable, live)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: self._perform(self._runs.durable(live.run)))
             return
         # Not promised: the session is unknown, the store refused, or it is a repeat of a run that
         # has ended. All requests that wait for this commit get the same answer.
@@ -173,30 +163,27 @@ class Runner:
         self._perform(effects)
         self._release_claims([live])
 
-    def _durable(self, live: LiveRun) -> None:
-        self._perform(self._runs.durable(live.run))
-
     def _is_ownerless(self, row: RunRow) -> bool:
         """Whether a row that was there already belongs to no run. That happens if the store failed
         right after the commit: the client got an error, and now repeats the prompt. Rows of earlier
         boots were ended by recovery."""
         begun = row.outcome is not None or row.user_message_id
-        return not begun and row.boot_id == self._services.store.store.boot_id
+        return not begun and row.boot_id == self._workspace.store.store.boot_id
 
     async def summarize(self, session_id: str) -> None:
         """Summarize a session: a run without a row, a user message or a `run_complete`. Returns at
         its end, also if it was canceled; raises what went wrong."""
         refuse_child(session_id)
         agent = self.agents.require(session_id)
-        session = await self._services.store.read(session_rows.get_session, session_id)
+        session = await self._workspace.store.read(session_rows.get_session, session_id)
         if not session.message_count and not self.busy(session_id):
             return
         if not agent.summarizes:
             raise BadRequest("this agent cannot summarize: it has no such method")
-        self._endings.require_none()
-        request = TurnRequest(str(uuid.uuid4()), session_id, "")
+        self._workspace.endings.require_none()
+        request = Prompt(session_id, run_id=str(uuid.uuid4()))
         run = self._runs.accept(session_id, request.run_id, WhenBusy.REJECT)
-        live = LiveRun(run, request, kind=SUMMARIZE, now=self._services.clock.now())
+        live = LiveRun(run, request, self._workspace.clock.now(), SUMMARIZE)
         self._known[run.run_id] = live
         self._perform(self._runs.durable(run))
         await asyncio.shield(live.ended)
@@ -228,12 +215,10 @@ class Runner:
         return CancelReceipt(hit), endings
 
     def queue(self, session_id: str) -> list[QueuedPrompt]:
-        waiting = [self._known[run.run_id] for run in self._runs.queued(session_id)]
+        waiting = [(run, self._known[run.run_id]) for run in self._runs.queued(session_id)]
         return [
-            QueuedPrompt(
-                live.run.run_id, live.request.prompt, live.run.when_busy.value, live.accepted_at
-            )
-            for live in waiting
+            QueuedPrompt(run.run_id, live.request.prompt, run.when_busy.value, live.accepted_at)
+            for run, live in waiting
         ]
 
     def clear(self, session_id: str) -> None:
@@ -265,7 +250,7 @@ class Runner:
     # A turn --------------------------------------------------------------------------------------
 
     def _start(self, live: LiveRun) -> None:
-        live.started_at = self._services.clock.now()
+        live.started_at = self._workspace.clock.now()
         try:
             work = self._begin_work(live)
             live.agent_task = self._tasks.spawn(work)
@@ -274,7 +259,7 @@ class Runner:
             self._broke(live, error)
             resolve_once(live.agent_gone)
         if live.request.max_seconds is not None:
-            live.deadline = self._services.clock.call_later(
+            live.deadline = self._workspace.clock.call_later(
                 live.request.max_seconds, lambda: self._out_of_time(live)
             )
         self._tasks.spawn(self._take_turn(live))
@@ -293,8 +278,8 @@ class Runner:
             return  # it was cancelled before, for another reason
         if live.agent_task is not None:
             live.agent_task.cancel()
-        live.grace = self._services.clock.call_later(
-            self._settings.cancel_grace, lambda: resolve_once(live.agent_gone)
+        live.grace = self._workspace.clock.call_later(
+            self._workspace.settings.cancel_grace, lambda: resolve_once(live.agent_gone)
         )
 
     async def _take_turn(self, live: LiveRun) -> None:
@@ -311,59 +296,50 @@ class Runner:
 
     def _begin_work(self, live: LiveRun) -> Coroutine[Any, Any, None]:
         """Publish the user message of a prompt, and return what the agent task is to run."""
-        agent = live.agent = live.agent or self.agents.serving(live.run.session_id)
         if live.kind == SUMMARIZE:
-            return self._summarize(agent, live.request)
-        return self._call_agent(agent, self._begin_turn(live))
+            return self._summarize(self.agents.serving(live.run.session_id), live.request)
+        return self._call_agent(self._begin_turn(live))
 
     def _begin_turn(self, live: LiveRun) -> LiveTurn:
         """Make the turn of a run, with its prompt as the first message."""
-        request, agent = live.request, live.agent or self.agents.serving(live.run.session_id)
-
-        async def summarize() -> None:
-            if agent.summarizes:
-                used = await write_summary(self._services, request, agent)
-                if live.turn is not None:
-                    live.turn.limits.count_all(used)
-
         live.turn = LiveTurn(
-            *(self._services, request, agent.info().selected, lambda: self._fold(live), summarize),
-            notes_owner=agent.notes_owner,
-            delegate=functools.partial(run_child, self._services, request),
+            self._workspace,
+            live.request,
+            live.agent or self.agents.serving(live.run.session_id),
+            fold=self._fold,
+            summarize=summarize_turn,
+            delegate=run_child,
         )
-        live.turn.adopt(self._user_message(live))
+        live.turn.messages.append(self._user_message(live, live.turn))
         return live.turn
 
-    def _user_message(self, live: LiveRun) -> LiveMessage:
-        """Put a run's prompt into the transcript; its row is written together with the run's."""
-        scope, run_id, carrier = self._services.store.scope, live.run.run_id, live.folded_into
-        message, started_at = live.user_message(self._services.clock.now()), live.started_at
-        live.user = self._services.transcript.create(
+    def _user_message(self, live: LiveRun, turn: LiveTurn) -> LiveMessage:
+        """Put a run's prompt into the transcript, as part of a turn; its row is written together
+        with the run's."""
+        scope, run_id, carrier = self._workspace.store.scope, live.run.run_id, live.folded_into
+        message, started_at = live.user_message(self._workspace.clock.now()), live.started_at
+        live.user = self._workspace.transcript.create(
             message,
             lambda conn: run_rows.start_run(conn, scope, run_id, message, started_at, carrier),
         )
-        agent = live.agent or self.agents.serving(live.run.session_id)
-        self.titles.begin(agent, run_id, live.run.session_id, live.request.prompt, live.in_turn)
+        self.titles.begin(turn, run_id, live.request.prompt)
         return live.user
 
-    async def _call_agent(self, agent: Agent, turn: LiveTurn) -> None:
+    async def _call_agent(self, turn: LiveTurn) -> None:
         """An agent that tries to exit the process only fails its own turn."""
         try:
-            await self.agents.ready(agent)
-            await turn.admit()
-            if agent.is_async:
-                await agent.run(turn)
-            else:
-                await run_blocking(agent.run, turn)
+            await self.agents.ready(turn.agent)
+            await turn.guards.prompt(turn.prompt)
+            await run_agent(turn)
             await turn.agent_done()
         except (SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(f"the agent raised {type(error).__name__}") from error
         finally:
             turn.fence()
 
-    async def _summarize(self, agent: Agent, request: TurnRequest) -> None:
+    async def _summarize(self, agent: Agent, request: Prompt) -> None:
         await self.agents.ready(agent)
-        await write_summary(self._services, request, agent)
+        await write_summary(self._workspace, request, agent)
 
     def _outcome(self, live: LiveRun) -> Outcome:
         """How the agent left its turn, if no doom decides otherwise."""
@@ -402,8 +378,8 @@ class Runner:
         """Close what the turn has asked people, and kill its commands."""
         if live.turn is not None:
             live.turn.fence()
-        self._services.permissions.close_run(live.run.run_id)
-        self._services.questions.close_run(live.run.run_id)
+        self._workspace.permissions.close_run(live.run.run_id)
+        self._workspace.questions.close_run(live.run.run_id)
         if live.turn is not None:
             await live.turn.end_children()
             await live.turn.end_commands()
@@ -412,23 +388,24 @@ class Runner:
         log.error("run %s: the turn broke", live.run.run_id, exc_info=error)
         live.failure = Failure("Internal error", f"{type(error).__name__}: {words(error)}")
 
-    async def _fold(self, live: LiveRun) -> list[Message]:
-        """Store the prompts that were typed to steer this turn, then hand them to the agent. If
-        they cannot be stored the turn fails, and its ending stores what is missing."""
+    async def _fold(self, turn: LiveTurn) -> list[Message]:
+        """Store the prompts that were typed to steer this turn; returns them for the agent. If they
+        cannot be stored the turn fails, and its ending stores what is missing."""
+        live = self._known[turn.run_id]
         riders = [self._known[run.run_id] for run in self._runs.fold(live.run)]
         for rider in riders:
-            rider.carrier = live
-            rider.started_at = self._services.clock.now()
+            rider.turn = turn
+            rider.started_at = self._workspace.clock.now()
         if not riders:
             return []
-        messages = [self._user_message(rider) for rider in riders]
-        save = self._services.transcript.saving(messages)
+        messages = [self._user_message(rider, turn) for rider in riders]
+        save = self._workspace.transcript.saving(messages)
         try:
-            await self._services.store.write_durably(lambda conn, scope: save(conn))
+            await self._workspace.store.write_durably(lambda conn, scope: save(conn))
         except Exception as error:
             live.cause = error
             raise
-        self._services.transcript.saved(messages)
+        self._workspace.transcript.saved(messages)
         return [message.snapshot() for message in messages]
 
     # An ending -----------------------------------------------------------------------------------
@@ -460,32 +437,31 @@ class Runner:
                 turn.close(outcome, first.failure)
                 first.message_id, first.text = turn.last.message.id, turn.last.message.text
                 messages += turn.messages
-                messages += [rider.user or self._user_message(rider) for rider in riders]
+                messages += [rider.user or self._user_message(rider, turn) for rider in riders]
             except Exception as error:  # noqa: BLE001 - logged there; the run must end
                 self._broke(first, error)
-        now = self._services.clock.now()
+        now = self._workspace.clock.now()
         for live in group:
-            live.end(outcome, now)
+            live.end(first, now)
         return messages
 
     async def _commit(self, group: list[LiveRun], messages: list[LiveMessage]) -> Session | None:
         """Write an ending; None if its session is gone or it is refused for good. Raises one of
-        STORE_ERRORS if it could not be written: then it is kept, and written when that is possible
-        again."""
-        transcript = self._services.transcript
+        STORE_ERRORS if it is kept, to be written when that is possible again."""
+        transcript = self._workspace.transcript
         work = self._ending_work(group, messages)
         run = group[0].run
 
         def written(session: Session | None) -> None:
             if session is not None:
                 transcript.saved(messages)
-                self._services.hub.publish("updated", session)
+                self._workspace.hub.publish("updated", session)
             self._perform(self._recorded(group))
 
         run_ids = tuple(live.run.run_id for live in group)
-        ending = Ending(self._services.store.scope, run.session_id, run_ids, work, written)
+        ending = Ending((self._workspace.store.scope, run.session_id), run_ids, work, written)
         try:
-            session = await self._endings.commit(ending)
+            session = await self._workspace.endings.commit(ending)
         except Exception as error:
             of_store = isinstance(error, STORE_ERRORS)
             log.error("run %s is not saved: %s", run.run_id, error, exc_info=not of_store)
@@ -504,8 +480,8 @@ class Runner:
         self, group: list[LiveRun], messages: list[LiveMessage]
     ) -> Callable[[Connection], Session]:
         """The transaction that ends a run and its riders, as they are now, with their messages."""
-        scope, session_id = self._services.store.scope, group[0].run.session_id
-        save = self._services.transcript.saving(messages)
+        scope, session_id = self._workspace.store.scope, group[0].run.session_id
+        save = self._workspace.transcript.saving(messages)
         rows = [live.ending_row() for live in group]
 
         def end(conn: Connection) -> Session:
@@ -526,7 +502,7 @@ class Runner:
     def _publish_ending(
         self, group: list[LiveRun], outcome: Outcome, session: Session | None
     ) -> None:
-        hub = self._services.hub
+        hub = self._workspace.hub
         if group[0].kind != SUMMARIZE:
             self.outcomes[outcome] += len(group)
             if session is not None and outcome is not Outcome.CLEARED:
@@ -540,12 +516,13 @@ class Runner:
             resolve_once(live.ended)
 
     def _release_claims(self, group: list[LiveRun]) -> None:
-        """End the claims of detached runs. Called when all effects are performed: the last claim
-        may be among them, and then the workspace closes within this call and cancels every run,
-        also one that the machine has just started."""
+        """End the claims of detached runs, when all effects are performed: with the last claim the
+        workspace closes within this call and cancels every run, also one that has just started."""
+        workspace = self._workspace
         for live in group:
-            if live.detach:
-                self._services.lifetime.run_ended(live.run.run_id)
+            if live.request.detach:
+                effects = workspace.claims.run_ended(workspace.id, live.run.run_id)
+                workspace.perform_claims(effects)
 
     # Views of runs -------------------------------------------------------------------------------
 
@@ -560,11 +537,11 @@ class Runner:
         """One run; with `wait`, its state when it has ended or the time is up."""
         live = self._known.get(run_id)
         if live is not None and wait > 0:
-            await wait_at_most(self._services.clock, live.ended, wait)
+            await wait_at_most(self._workspace.clock, live.ended, wait)
         if live is not None and live.run.durable:
             return self._info(live)
         try:
-            return await self._services.store.read(row_info, run_id)
+            return await self._workspace.store.read(row_info, run_id)
         except RunNotFound:
             # A row comes first, for a run without a promise may repeat one that has ended.
             if live is None or live.run.over:
@@ -572,12 +549,12 @@ class Runner:
             return self._info(live)
 
     async def list_runs(self, session_id: str | None, state: str | None) -> list[RunInfo]:
-        """Runs, oldest first. The live ones are collected before the read, as in the transcript:
-        of one that ends meanwhile the object is shown, not a row that was not written yet."""
+        """Runs, oldest first. The live ones are collected before the read: of one that ends
+        meanwhile the object is shown, not a row that was not written yet."""
         known = dict(self._known)
         unsure = [key for key, live in known.items() if not live.run.durable]
         infos = []
-        for info in await self._services.store.read(row_infos, session_id, state, unsure):
+        for info in await self._workspace.store.read(row_infos, session_id, state, unsure):
             live = known.pop(info.run_id, None)
             infos.append(self._info(live) if live is not None and live.run.durable else info)
         infos += [
@@ -593,9 +570,9 @@ class Runner:
     async def drop(self, session_id: str) -> None:
         """Cancel a session that is being deleted and wait until its last ending is out."""
         self._perform(self._runs.drop(session_id))
-        bound = self._settings.cancel_grace + self._settings.drain
+        bound = self._workspace.settings.cancel_grace + self._workspace.settings.drain
         endings = [self._known[run.run_id].ended for run in self._runs.live(session_id)]
-        if not await all_done(self._services.clock, endings, bound):
+        if not await all_done(self._workspace.clock, endings, bound):
             log.error("session %s did not drain in %s s; deleted all the same", session_id, bound)
 
     def readmit(self, session_id: str) -> None:
@@ -609,46 +586,46 @@ class Runner:
     async def close(self) -> None:
         """End every run and publish the endings, or abandon what does not end in time."""
         self.begin_close()
-        clock, drain = self._services.clock, self._settings.drain
+        clock, drain = self._workspace.clock, self._workspace.settings.drain
         endings = [live.ended for live in self._known.values()]
         if not await all_done(clock, endings, drain):
             # The cancel grace may be longer than the drain: give the agents up, as after it.
             for live in self._known.values():
                 resolve_once(live.agent_gone)
         if not await all_done(clock, endings, drain):
-            log.error("workspace %s did not drain; abandoning it", self._services.path)
+            log.error("workspace %s did not drain; abandoning it", self._workspace.path)
         await self._save_last()
 
     async def _save_last(self) -> None:
         """One more try for the endings that wait. What is still not written then is written when
         the store is next opened; if that is by another process, as interrupted."""
         if self._known:
-            trying = asyncio.ensure_future(self._endings.retry())
-            await wait_at_most(self._services.clock, trying, self._settings.drain)
+            trying = asyncio.ensure_future(self._workspace.endings.retry())
+            await wait_at_most(self._workspace.clock, trying, self._workspace.settings.drain)
         if self._known:
-            log.error("workspace %s: not saved are %s", self._services.path, list(self._known))
-        self._endings.leave()
+            log.error("workspace %s: not saved are %s", self._workspace.path, list(self._known))
+        self._workspace.endings.leave()
 
     async def close_agents(self) -> None:
         """Close them, and cancel whatever they left running."""
         closing = self._tasks.spawn(self.agents.close())
-        if not await wait_at_most(self._services.clock, closing, self._settings.drain):
-            log.error("workspace %s: the agent did not close", self._services.path)
+        if not await wait_at_most(self._workspace.clock, closing, self._workspace.settings.drain):
+            log.error("workspace %s: the agent did not close", self._workspace.path)
         self._tasks.cancel()
 
     def change_agent(self, agent: Agent | None) -> None:
         """Runs that start from now on are answered by this one."""
         self.agents.replace(agent)
-        if not self._known and self.titles.tasks.idle:
+        if not (self._known or self.titles.tasks):
             self._tasks.spawn(self.agents.close_replaced())
 
 
 def _notice(live: LiveRun, session: Session | None) -> AgentEvent | None:
     """The event that goes out before the `run_complete`; none for what was canceled."""
     event = AgentEvent("agent_finished", live.run.session_id, run_id=live.run.run_id)
-    if live.outcome is Outcome.COMPLETED:
+    if live.run.outcome is Outcome.COMPLETED:
         event.session_title = session.title if session is not None else ""
-    elif live.outcome is Outcome.FAILED:
+    elif live.run.outcome is Outcome.FAILED:
         event.type, event.error = "error", live.error
     else:
         return None

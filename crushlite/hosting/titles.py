@@ -17,9 +17,8 @@ from ..store import runs as run_rows, sessions as session_rows
 from .tasks import OwnedTasks
 
 if TYPE_CHECKING:
-    from ..agent.base import Agent
-    from .services import Services
     from .turn import LiveTurn
+    from .workspace_base import WorkspaceBase
 
 log = logging.getLogger(__name__)
 
@@ -30,34 +29,31 @@ PLAIN_TITLE_CHARS = 50  # of a prompt that is its own title
 
 
 class Titles:
-    def __init__(self, services: Services) -> None:
+    def __init__(self, workspace: WorkspaceBase) -> None:
         self.tasks = OwnedTasks()
-        self._services = services
+        self._workspace = workspace
         self._asked: set[str] = set()  # sessions in which no later prompt can be the first
 
-    def begin(
-        self, agent: Agent, run_id: str, session_id: str, text: str, turn: LiveTurn | None = None
-    ) -> None:
-        """Called with every prompt that starts. `turn` says whether agents may see it."""
-        if agent.titles and text.strip() and session_id not in self._asked:
-            self._asked.add(session_id)
-            self.tasks.spawn(self._title(agent, run_id, session_id, text, turn))
+    def begin(self, turn: LiveTurn, run_id: str, text: str) -> None:
+        """Called with every prompt that starts, or joins a turn."""
+        if turn.agent.titles and text.strip() and turn.session_id not in self._asked:
+            self._asked.add(turn.session_id)
+            self.tasks.spawn(self._title(turn, run_id, text))
 
     def forget(self, session_id: str) -> None:
         """The session is deleted, or was about to be: then the store is asked once more."""
         self._asked.discard(session_id)
 
-    async def _title(
-        self, agent: Agent, run_id: str, session_id: str, text: str, turn: LiveTurn | None = None
-    ) -> None:
-        store, words = self._services.store, " ".join(text.split())[:PLAIN_TITLE_CHARS]
+    async def _title(self, turn: LiveTurn, run_id: str, text: str) -> None:
+        store, session_id = self._workspace.store, turn.session_id
+        words = " ".join(text.split())[:PLAIN_TITLE_CHARS]
         try:
             if not await store.read(run_rows.is_first_prompt, session_id, run_id):
                 return
             given = (await store.read(session_rows.get_session, session_id)).title
             try:
-                shown = turn is None or await turn.may_be_shown()
-                title = await agent.title(text) if shown else Title(words, plain=True)
+                withheld = await turn.guards.is_withheld()
+                title = Title(words, plain=True) if withheld else await turn.agent.title(text)
                 usage = title.usage
                 counts = (usage.prompt_tokens, usage.completion_tokens, usage.cost)
                 if usage.estimated:
@@ -74,16 +70,16 @@ class Titles:
             log.exception("session %s has no title of its agent", session_id)
 
     async def _save(self, session_id: str, title: str, counts: tuple[int, int, float]) -> None:
-        services, now = self._services, self._services.clock.now()
+        workspace, now = self._workspace, self._workspace.clock.now()
         try:
-            session = await services.store.write(
+            session = await workspace.store.write(
                 session_rows.set_title, session_id, title, now, *counts
             )
         except CrushliteError as error:
             log.warning("the title of session %s could not be stored: %s", session_id, error)
         else:
             if session is not None:
-                services.hub.publish("updated", session)
+                workspace.hub.publish("updated", session)
 
 
 def _was_chosen(title: str, prompt: str) -> bool:

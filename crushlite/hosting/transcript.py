@@ -19,13 +19,15 @@ Knows nothing of: runs, turns, permissions, HTTP.
 from __future__ import annotations
 
 import copy
-import functools
 import logging
+import uuid
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import SessionNotFound
 from ..protocol.codec import dumps, encode
-from ..protocol.messages import FinishPart, ReasoningPart, TextPart, ToolCallPart
+from ..protocol.messages import FinishPart, Message, ReasoningPart, TextPart, ToolCallPart
+from ..records import dataclass
 from ..store import (
     listing,
     messages as message_rows,
@@ -35,11 +37,11 @@ from ..store import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..clock import Clock, Timer
     from ..events import Hub
-    from ..protocol.messages import Message
+    from ..protocol.messages import Part
     from ..protocol.sessions import Session
     from ..store import Connection, ScopedStore
 
@@ -57,21 +59,17 @@ ROW_SECONDS = 1.0  # how stale the row of a streaming message may get,
 ROW_CHARS = 64 * 1024  # in time and in text: what a kill -9 can cost of an unfinished answer
 
 
+@dataclass(eq=False, slots=True)
 class Placement:
     """Where a message stands in its session: what the store's thread needs to insert its row. The
     only object that both threads use, so it is written once, apart from two changes that are right
     at any moment: `before` is forgotten when the row exists, `dropped` is set when there shall be
     none."""
 
-    __slots__ = ("before", "dropped", "insert", "message_id")
-
-    def __init__(
-        self, message_id: str, insert: Callable[[Connection], None], before: Placement | None
-    ) -> None:
-        self.message_id = message_id
-        self.insert = insert
-        self.before = before  # the message that began before this one
-        self.dropped = False
+    message_id: str
+    insert: Callable[[Connection], None]
+    before: Placement | None  # the message that began before this one
+    dropped: bool = False
 
     def fill(self, conn: Connection, scope: str) -> None:
         """Insert the row of this message, after those that began before it and have none: rows are
@@ -86,41 +84,24 @@ class Placement:
                 place.insert(conn)
 
 
+@dataclass(eq=False, slots=True)
 class LiveMessage:
     """A message that is still being written. Only Transcript writes these attributes."""
 
-    __slots__ = (
-        "deleted",
-        "grown",
-        "message",
-        "only_growth",
-        "place",
-        "published",
-        "row_time",
-        "row_timer",
-        "submitted",
-        "text_tail",
-        "thought_tail",
-        "timer",
-        "version",
-        "written",
-    )
-
-    def __init__(self, message: Message, place: Placement) -> None:
-        self.message = message
-        self.place = place
-        self.text_tail: list[str] = []  # pieces not yet joined: joining each would be quadratic
-        self.thought_tail: list[str] = []
-        self.version = 1  # counts changes; the next three say how far each has followed
-        self.published = 1
-        self.submitted = 0
-        self.written = 0
-        self.only_growth = True
-        self.grown = 0  # characters since the row was last written
-        self.row_time = 0.0
-        self.row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
-        self.timer: Timer | None = None
-        self.deleted = False
+    message: Message
+    place: Placement
+    text_tail: list[str] = field(default_factory=list)  # not yet joined: each would be quadratic
+    thought_tail: list[str] = field(default_factory=list)
+    version: int = 1  # counts changes; the next three say how far each has followed
+    published: int = 1
+    submitted: int = 0
+    written: int = 0
+    only_growth: bool = True
+    grown: int = 0  # characters since the row was last written
+    row_time: float = 0.0
+    row_timer: Timer | None = None  # apart: the row must follow also when growth stalls
+    timer: Timer | None = None
+    deleted: bool = False
 
     @property
     def finished(self) -> bool:
@@ -319,18 +300,14 @@ class Transcript:
     async def messages_json(self, session_id: str) -> list[bytes]:
         """The same as JSON, without making objects of all of them: pieces with one or more
         messages each, to be joined by commas."""
-        (pieces, newest), seen = await self._read_beside(
-            lambda: self._seen(session_id),
-            functools.partial(listing.message_texts, sid=session_id),
-        )
+        read = await self._read_beside(listing.message_texts, session_id)
+        (pieces, newest), seen = read
         return [*pieces, *map(_text, _overlaid(newest, seen))]
 
     async def user_messages_json(self, session_id: str | None) -> list[bytes]:
         """What was typed, newest first: in one session, or in all. Pieces, as above."""
-        (newest, pieces), seen = await self._read_beside(
-            lambda: self._seen(session_id, role="user"),
-            functools.partial(listing.user_message_texts, sid=session_id),
-        )
+        read = await self._read_beside(listing.user_message_texts, session_id, role="user")
+        (newest, pieces), seen = read
         return [*map(_text, _overlaid(newest[::-1], seen)[::-1]), *pieces]
 
     def _seen(self, session_id: str | None, role: str | None = None) -> dict[str, LiveMessage]:
@@ -344,18 +321,16 @@ class Transcript:
         }
 
     async def _read_beside(
-        self,
-        look: Callable[[], dict[str, LiveMessage]],
-        read: Callable[..., T],  # of (conn, scope, *, live, recent), with the ids of the live ones
+        self, read: Callable[..., T], session_id: str | None, role: str | None = None
     ) -> tuple[T, dict[str, LiveMessage]]:
         """Read around the live messages. One that came up meanwhile may be among the texts, where
         it cannot be found again: then the read is repeated with the newest rows as themselves.
         Once, since while a turn goes on there may be a new one each time."""
-        seen = look()
+        seen = self._seen(session_id, role)
         for recent in (0, listing.RECENT):
             ids = list(seen)
-            found: T = await self._store.read(functools.partial(read, live=ids, recent=recent))
-            seen |= look()
+            found: T = await self._store.read(read, session_id, ids, recent)
+            seen |= self._seen(session_id, role)
             if len(seen) == len(ids):
                 break
         return found, seen
@@ -496,6 +471,12 @@ class Transcript:
             if timer is not None:
                 timer.cancel()
         live.timer = live.row_timer = None
+
+
+def new_message(role: str, session_id: str, parts: Sequence[Part], now: float) -> Message:
+    at = int(now)
+    own = str(uuid.uuid4())
+    return Message(own, role, session_id, [*parts], created_at=at, updated_at=at)
 
 
 def _overlaid(rows: list[Message], seen: dict[str, LiveMessage]) -> list[Message]:

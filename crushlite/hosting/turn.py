@@ -1,6 +1,6 @@
 """What an agent's calls do: the transcript they grow, the people they ask, the commands they start.
 
-A LiveTurn is made by the runner for one run (or by summaries.py for one summary) and handed to the
+A LiveTurn is made by the runner for one run (or by subturns.py below one) and handed to the
 agent. The agent can only add to the turn; how it ends is written by `close`, which its maker calls
 once, after the agent is gone or was given up. From `fence` on every call raises TurnOver and
 publishes nothing, so an agent that was abandoned cannot reach back into a turn that clients have
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..agent.base import Agent, ToolCheck, Usage
@@ -28,40 +27,42 @@ from ..protocol.messages import (
     ToolOutput,
     ToolResultPart,
 )
+from ..protocol.questions import QuestionBatch
 from ..protocol.runs import AgentEvent
 from ..protocol.sessions import Todo
 from ..runs import Outcome
 from ..store import STORE_ERRORS, files as file_rows, notes as note_rows, sessions as session_rows
 from ..store.files import Change, FileState
-from ..wing import Author
-from . import offering
-from .files import mode_of
-from .given import fresh_call_id, json_text, typed
-from .guards import TurnGuards
-from .limits import RunLimits, may_cost_more
+from .limits import RunLimits
 from .prompts import Failure, clean
-from .turn_commands import COMMAND_SECONDS
-from .turn_requests import TurnRequests
+from .transcript import new_message
+from .turn_requests import COMMAND_SECONDS, TurnRequests, fresh_call_id, json_text, mode_of, typed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ..agent.base import AnyAgent, Delegated, OfferedTool
-    from ..protocol.config import SelectedModel
-    from ..protocol.messages import Attachment
+    from ..protocol.messages import Attachment, Prompt
     from ..protocol.sessions import Session
     from ..store import Connection
-    from .prompts import TurnRequest
-    from .services import Services
     from .transcript import LiveMessage
+    from .workspace_base import WorkspaceBase
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 OWN_REASONS = ("end_turn", "max_tokens", "content_filter", "unknown")
-NOT_RUN = "not run: the run ended before it was allowed"
-NOT_RUN_CANCELED = "not run: the user cancelled before it was allowed"
+# The result of a call that has none when its turn ends.
+NO_RESULT = {
+    Outcome.COMPLETED: "the agent ended without a result for this tool call",
+    Outcome.CANCELED: "the user cancelled this before it had a result",
+    Outcome.FAILED: "the turn failed before this tool call had a result",
+}
+NOT_ALLOWED = {
+    **dict.fromkeys(Outcome, "not run: the run ended before it was allowed"),
+    Outcome.CANCELED: "not run: the user cancelled before it was allowed",
+}
 TITLE_CHARS = 200
 PIECES = 64  # calls of say() and the like between two suspensions: see LiveTurn._yield
 
@@ -77,64 +78,47 @@ class LiveTurn(TurnRequests):
 
     def __init__(
         self,
-        services: Services,
-        request: TurnRequest,
-        selected: SelectedModel,
-        fold: Callable[[], Awaitable[list[Message]]],
-        summarize: Callable[[], Awaitable[None]] | None = None,
+        workspace: WorkspaceBase,
+        request: Prompt,
+        agent: Agent,
         *,
-        is_summary: bool = False,
-        notes_owner: str = "",
+        fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
+        summarize: Callable[[LiveTurn], Awaitable[None]] | None = None,
         delegate: Callable[[LiveTurn, str, str, Agent, str], Awaitable[Delegated]] | None = None,
+        is_summary: bool = False,
         parent: LiveTurn | None = None,
     ) -> None:
-        """`parent` is the turn of the agent that this one works for: see children.py. Its limits
-        hold for both together, and commands, files, jobs and requests are its session's."""
-        self.run_id = request.run_id
-        self.session_id = request.session_id
+        """`fold`, `summarize` and `delegate` do what `followups` and the calls of these names
+        promise; without them nothing is folded or summarized, and there are no sub-agents. `parent`
+        is the turn of the agent that this one works for: its limits hold for both together."""
+        super().__init__(workspace, request, parent)
+        self.agent = agent
         self.prompt = request.prompt
         self.attachments: Sequence[Attachment] = request.attachments
-        self.path = services.path
-        self.env = services.env
+        self.path = workspace.path
+        self.env = workspace.env
         self.max_steps = request.max_steps
         self.reasoning_effort = request.reasoning_effort
         self.reasoning = request.think
-        self.denied, self._denied_in = 0, [self] if parent is None else [self, parent]
         self.spent = Usage()  # what the last model call used
         self.limits: RunLimits = RunLimits(request) if parent is None else parent.limits
-        self._services, self._request = services, request
-        self._selected = selected
-        self._fold, self._summarize = fold, summarize
+        self._selected = agent.info().selected
+        self._fold, self._summarize, self._delegate = fold, summarize, delegate
         self._is_summary = is_summary
-        self._notes_owner = notes_owner
-        self._delegate = delegate
-        self._top: LiveTurn = parent or self
-        self._for_session = self._top.session_id
-        author = Author(self._for_session, self.run_id)
-        self._guards = TurnGuards(services.parts, author, parent._guards if parent else None)
+        self.parent = parent
         self._counting = RunLimits(request) if is_summary else self.limits  # no step of the run
         self.children: set[Child] = set()  # those that have not ended yet
-        self._commands, self._watched, self._watches = set(), {}, []
-        self._over = False
-        self._step = None
         self._new_step = True  # the next piece begins a message of its own
         self._owed = 0.0  # cost that no session row holds yet
         self._finish = FinishPart("end_turn")
         self._results: set[str] = set()  # tool calls that have one, of all steps
-        self._unallowed = set()
         self._calls: dict[str, ToolCallPart] = {}  # of this step
-        self._fresh_ids = {}
-        self._messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
+        self.messages: list[LiveMessage] = []  # of this turn, for the ending's transaction
         self._notes: str | None = None  # what the agent has kept; None if that was not read yet
         self._said = 0
-        self._yielded = services.clock.time()
+        self._yielded = workspace.clock.time()
 
     # For its maker -------------------------------------------------------------------------------
-
-    @property
-    def messages(self) -> list[LiveMessage]:
-        """Every message of this turn."""
-        return self._messages
 
     @property
     def last(self) -> LiveMessage:
@@ -143,35 +127,20 @@ class LiveTurn(TurnRequests):
         return self._step
 
     @property
-    def wrote(self) -> bool:
-        """Whether the agent said anything at all."""
-        return self._step is not None and bool(self._step.joined().text)
-
-    def adopt(self, live: LiveMessage) -> None:
-        """A message the runner wrote for this turn."""
-        self._messages.append(live)
+    def said(self) -> str:
+        """What the agent has said in its last step."""
+        return self._step.joined().text if self._step is not None else ""
 
     def add_child(self, child: Child) -> None:
         self._check()
         self.children.add(child)
 
-    async def admit(self) -> None:
-        """Let the wings look at the prompt before the agent does. Raises PromptRefused."""
-        await self._guards.prompt(self.prompt)
-
-    async def may_be_shown(self) -> bool:
-        """Whether agents may see the prompt; waits until the wings were asked, or the turn is
-        closed."""
-        await self._guards.checked
-        return not self._guards.withheld
-
     async def agent_done(self) -> None:
         """The agent has returned. If it did not ask whether the turn may end, tell the wings that
         it does: it cannot go on any more."""
-        text = self.last.joined().text if self._step else ""
-        if not self._guards.may_stop:
-            await self._guards.stop(text)
-        self._guards.notify("agent_completed", text)
+        if not self.guards.may_stop:
+            await self.guards.stop(self.said)
+        self.guards.notify("agent_completed", self.said)
 
     def fence(self) -> None:
         self._over = True
@@ -187,12 +156,12 @@ class LiveTurn(TurnRequests):
         """Remove a summary that was not finished: half a summary is worse than none."""
         self._over = True
         if self._step is not None:
-            self._services.transcript.delete(self._step)
+            self.workspace.transcript.delete(self._step)
 
     def close(self, outcome: Outcome, failure: Failure | None) -> None:
         """Write how it ended, whatever state the agent left the turn in."""
         self._over = True
-        resolve_once(self._guards.checked)
+        resolve_once(self.guards.checked)
         if self._step is None:
             self._create_step()
         self._close_calls(outcome)
@@ -203,36 +172,30 @@ class LiveTurn(TurnRequests):
             failure = failure or Failure("The agent failed", "no reason was given")
             finish = FinishPart("error", message=failure.title, details=failure.detail)
         finish.time = self._now()
-        transcript = self._services.transcript
+        transcript = self.workspace.transcript
         transcript.finish(self.last, finish, write=False)
-        prompt = self._messages[0]
-        if self._guards.withheld and prompt.message.role == "user":
+        prompt = self.messages[0]
+        if self.guards.withheld and prompt.message.role == "user":
             transcript.finish(prompt, FinishPart("stop", withheld=True), write=False)
 
     def _close_calls(self, outcome: Outcome) -> None:
         """Providers refuse a history with a call that has no result, so none is left behind."""
-        reason = "the agent ended without a result for this tool call"
-        if outcome is Outcome.CANCELED:
-            reason = "the user cancelled this before it had a result"
-        elif outcome is Outcome.FAILED:
-            reason = "the turn failed before this tool call had a result"
         if self._step is not None:
-            self._services.transcript.close_calls(self._step)
+            self.workspace.transcript.close_calls(self._step)
         for call in list(self._calls.values()):
             if call.id not in self._results:
-                asked = NOT_RUN_CANCELED if outcome is Outcome.CANCELED else NOT_RUN
-                why = asked if call.id in self._unallowed else reason
+                why = (NOT_ALLOWED if call.id in self._unallowed else NO_RESULT)[outcome]
                 self._result(ToolResultPart(call.id, call.name, why, is_error=True))
 
     # For the agent: reading ----------------------------------------------------------------------
 
     @property
     def interactive(self) -> bool:
-        return self._services.lifetime.interactive
+        return self.workspace.claims.interactive(self.workspace.id)
 
     @property
     def watchers(self) -> int:
-        return self._services.lifetime.watchers
+        return self.workspace.claims.watchers(self.workspace.id)
 
     @property
     def tokens(self) -> int:
@@ -240,37 +203,37 @@ class LiveTurn(TurnRequests):
 
     async def session(self) -> Session:
         self._check()
-        return await self._services.store.read(session_rows.get_session, self.session_id)
+        return await self.workspace.store.read(session_rows.get_session, self.session_id)
 
     async def history(self) -> list[Message]:
         self._check()
-        return _not_withheld(await self._services.transcript.messages(self.session_id))
+        return _not_withheld(await self.workspace.transcript.messages(self.session_id))
 
     async def conversation(self) -> tuple[Session, list[Message]]:
         self._check()
-        read = await self._services.transcript.conversation(self.session_id, self._notes_owner)
+        read = await self.workspace.transcript.conversation(self.session_id, self.agent.notes_owner)
         session, messages, self._notes = read
         return session, _not_withheld(messages)
 
     async def recall(self) -> str:
         self._check()
         if self._notes is None:
-            store, owner = self._services.store, self._notes_owner
+            store, owner = self.workspace.store, self.agent.notes_owner
             self._notes = await store.read(note_rows.get_notes, self.session_id, owner)
         return self._notes
 
     # For the agent: the transcript ---------------------------------------------------------------
 
     async def say(self, text: str) -> None:
-        live = self._piece(text)
-        if live is not None:
-            self._services.transcript.say(live, clean(text))
+        self._check()
+        if text:
+            self.workspace.transcript.say(self._current(), clean(text))
         await self._yield()
 
     async def think(self, text: str, signature: str = "") -> None:
-        live = self._piece(text or signature)
-        if live is not None:
-            self._services.transcript.think(live, clean(text), clean(signature))
+        self._check()
+        if text or signature:
+            self.workspace.transcript.think(self._current(), clean(text), clean(signature))
         await self._yield()
 
     async def tool_call(
@@ -292,10 +255,15 @@ class LiveTurn(TurnRequests):
             self._fresh_ids[clean(id)] = call_id
         live = self._current() if known is None else self.last
         call = ToolCallPart(call_id, clean(name), json_text(input), finished=bool(finished))
-        self._services.transcript.tool_call(live, call)
+        self.workspace.transcript.tool_call(live, call)
         self._calls[call_id] = known or call
+        if call.finished:
+            self._called(call)
         await self._yield()
         return call_id
+
+    def _called(self, call: ToolCallPart) -> None:
+        """A tool call has its whole input."""
 
     async def tool_result(
         self,
@@ -312,7 +280,7 @@ class LiveTurn(TurnRequests):
         call = self._open_call(id)
         texts, failed = (clean(content), json_text(metadata)), bool(is_error)
         try:
-            texts = await self._guards.result(call, *texts, is_error=failed)
+            texts = await self.guards.result(call, *texts, is_error=failed)
         finally:  # if the run is canceled meanwhile, too: the tool has run
             if not self._over and call.id not in self._results:
                 media = clean(data), clean(mime_type)
@@ -324,7 +292,7 @@ class LiveTurn(TurnRequests):
     async def before_tool(self, id: str, name: str, input: Mapping[str, Any]) -> ToolCheck:
         self._check()
         call_id = self._stored_id(clean(id))
-        check = await self._guards.tool(call_id, name, input)
+        check = await self.guards.tool(call_id, name, input)
         self._check()
         if check.input != input and call_id in self._calls:
             # What is on record, and shown when permission is asked, is what is run.
@@ -333,39 +301,34 @@ class LiveTurn(TurnRequests):
 
     @property
     def context(self) -> str:
-        return self._guards.context
+        return self.guards.context
 
     @property
     def halted(self) -> bool:
-        return bool(self._guards.halted)
+        return bool(self.guards.halted)
 
     async def before_stop(self) -> bool:
         self._check()
-        if self._top is not self:
+        if self.parent is not None:
             return True  # the agent that it works for goes on
-        wanted = await self._guards.stop(self.last.joined().text if self._step else "")
+        wanted = await self.guards.stop(self.said)
         self._check()
         if not wanted or self._counting.out_of_steps:
             return True
-        now = self._now()
-        parts: list[Part] = [TextPart(wanted), FinishPart("stop")]
-        message = Message(
-            str(uuid.uuid4()), "user", self.session_id, parts, created_at=now, updated_at=now
-        )
         self._end_step()
-        self._messages.append(self._services.transcript.create(message))
-        self._new_step, self._guards.may_stop = True, False
+        self._add("user", TextPart(wanted))
+        self._new_step, self.guards.may_stop = True, False
         return False
 
     def progress(self, id: str, output: str) -> None:
         self._check()
         shown = ToolOutput(self.session_id, self._stored_id(clean(id)), clean(output))
-        self._services.hub.publish("updated", shown, growth=True)
+        self.workspace.hub.publish("updated", shown, growth=True)
 
     def retrying(self, words: str) -> None:
         self._check()
         event = AgentEvent("retry", self.session_id, run_id=self.run_id, progress=clean(words))
-        self._services.hub.publish("created", event)
+        self.workspace.hub.publish("created", event)
 
     async def step(self) -> None:
         self._check()
@@ -381,7 +344,7 @@ class LiveTurn(TurnRequests):
         if self._step is not None and not self._new_step:
             for call in self._step.message.tool_calls:
                 self._calls.pop(call.id, None)
-            self._services.transcript.erase(self._step)
+            self.workspace.transcript.erase(self._step)
 
     async def finish(self, reason: str, message: str = "", details: str = "") -> None:
         self._check()
@@ -392,7 +355,9 @@ class LiveTurn(TurnRequests):
 
     async def followups(self) -> list[Message]:
         self._check()
-        if self._guards.hold_prompts:
+        if self._fold is None:
+            return []
+        if self.guards.hold_prompts:
             return []  # they must be asked about first, at the beginning of a turn
         if self._calls.keys() - self._results:
             return []  # between a call and its result nothing may stand: no provider takes that
@@ -401,7 +366,7 @@ class LiveTurn(TurnRequests):
         # What is said after them answers them, and stands behind them: also if they could not be
         # stored, as they were shown, and an agent may go on in spite of the error.
         before, self._new_step = self._new_step, True
-        folded = await self._fold()
+        folded = await self._fold(self)
         self._new_step = before or bool(folded)
         return folded
 
@@ -409,18 +374,17 @@ class LiveTurn(TurnRequests):
 
     async def offered_tools(self) -> list[OfferedTool]:
         self._check()
-        found = await offering.offered_tools(self._services.parts, self)
+        found = await self.guards.tools(self)
         self._check()
         return found
 
     async def notes_on_change(self, path: str) -> list[str]:
         self._check()
-        services = self._services
-        return await offering.notes_on_change(services.parts, self, path, services.clock)
+        return await self.guards.notes_on_change(self, path, self.workspace.clock)
 
     def instructions(self) -> list[tuple[str, str]]:
         self._check()
-        return offering.instructions(self._services.parts)
+        return self.guards.instructions()
 
     # For the agent: other work -------------------------------------------------------------------
 
@@ -429,7 +393,7 @@ class LiveTurn(TurnRequests):
         if self._summarize is not None:
             self._end_step()
             self._new_step = True
-            await self._summarize()
+            await self._summarize(self)
 
     async def delegate(
         self, id: str, prompt: str, agent: AnyAgent, *, title: str = ""
@@ -450,65 +414,57 @@ class LiveTurn(TurnRequests):
         self.limits.count(usage)
         cost = 0.0 if usage.estimated else usage.cost
         owed = min(self._owed + cost, session_rows.MOST_COST)
-        now = self._services.clock.now()
-
-        def save(conn: Connection, scope: str) -> Session:
-            known = session_rows.get_session(conn, scope, self.session_id)
-            # A count that a provider left out must not make a full context look empty.
-            prompt = usage.prompt_tokens or known.prompt_tokens
-            completion = usage.completion_tokens or known.completion_tokens
-            return session_rows.save_usage(
-                conn, scope, self.session_id, prompt, completion, owed, now
-            )
-
-        self._owed = 0.0 if await self._save("usage", self._services.store.write(save)) else owed
-        if self._top is not self and cost:
-            await self._top._charge(cost)
+        saved = await self._save("usage", _save_usage, usage, owed, self.workspace.clock.now())
+        self._owed = 0.0 if saved else owed
+        if self.parent is not None and cost:
+            await self.parent._charge(cost)
         await self._check_cost()
 
     async def _check_cost(self) -> None:
-        """Raise LimitReached if the run has cost too much, and nobody says that it may go on."""
-        if self.limits.too_expensive:
-            if not await may_cost_more(self.limits, self._services, self._for_session, self.run_id):
-                raise self.limits.stop_at_cost()
-            self._check()
+        """Raise LimitReached if the run has cost too much, and no person says that it may go on:
+        no client has said that one is there, nobody answers, or the answer is no."""
+        limits, workspace = self.limits, self.workspace
+        if not limits.too_expensive:
+            return
+        async with limits.asking:  # sub-agents may get here at once
+            if limits.too_expensive:
+                attended = workspace.claims.attended(workspace.id)
+                if limits.reached or not attended:
+                    raise limits.stop_at_cost()
+                question = QuestionBatch(
+                    session_id=self._for_session, questions=[limits.cost_question()]
+                )
+                if not limits.raised_by(await workspace.questions.ask(question, self.run_id)):
+                    raise limits.stop_at_cost()
+        self._check()
 
     async def _charge(self, cost: float) -> None:
         """Add what a sub-agent has cost to this session as well."""
         owed = min(self._owed + cost, session_rows.MOST_COST)
         self._owed = 0.0
-        now, store = self._services.clock.now(), self._services.store
-        saved = store.write(session_rows.add_cost, self.session_id, owed, now)
-        if not await self._save("usage", saved):
+        now = self.workspace.clock.now()
+        if not await self._save("usage", session_rows.add_cost, owed, now):
             self._owed += owed
 
     async def todos(self, todos: Sequence[Todo | Mapping[str, Any]]) -> None:
         self._check()
         listed = [typed(Todo, todo) for todo in todos]
-        now, store = self._services.clock.now(), self._services.store
-        saved = store.write(session_rows.set_todos, self.session_id, listed, now)
-        await self._save("to-do list", saved)
+        await self._save("to-do list", session_rows.set_todos, listed, self.workspace.clock.now())
 
     async def title(self, text: str) -> None:
         self._check()
-        title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self._services.clock.now()
-        row = self.session_id, title, now, 0, 0, 0.0
-        saved = self._services.store.write(session_rows.set_title, *row)
-        await self._save("title", saved)
+        title, now = clean(text).replace("\0", "")[:TITLE_CHARS], self.workspace.clock.now()
+        await self._save("title", session_rows.set_title, title, now, 0, 0, 0.0)
 
     async def remember(self, notes: str) -> None:
         self._check()
         self._notes = None
-        kept, owner, store = clean(notes), self._notes_owner, self._services.store
-        try:
-            await store.write(note_rows.set_notes, self.session_id, kept, owner)
-        except STORE_ERRORS as error:
-            log.warning("run %s: its notes could not be written: %s", self.run_id, error)
+        await self._save("notes", note_rows.set_notes, clean(notes), self.agent.notes_owner)
 
     async def file_read(self, path: str) -> None:
         self._check()
-        now, store = self._services.clock.now(), self._services.store
-        for part in self._services.parts:
+        now, store = self.workspace.clock.now(), self.workspace.store
+        for part in self.workspace.parts:
             part.file_read(path)
         await store.write(file_rows.mark_read, self.session_id, path, now)
 
@@ -519,7 +475,7 @@ class LiveTurn(TurnRequests):
         # A change of the content keeps the mode: it was the same before.
         old, new = (FileState(text, None if text is None else mode) for text in (before, after))
         change = Change(path, old, new, self.run_id)
-        await self._services.files.record(self._for_session, [change])
+        await self.workspace.record_changes(self._for_session, [change])
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -530,11 +486,7 @@ class LiveTurn(TurnRequests):
         return call
 
     def _now(self) -> int:
-        return int(self._services.clock.now())
-
-    def _piece(self, text: str) -> LiveMessage | None:
-        self._check()
-        return self._current() if text else None
+        return int(self.workspace.clock.now())
 
     def _current(self) -> LiveMessage:
         if self._new_step:
@@ -547,50 +499,39 @@ class LiveTurn(TurnRequests):
         self._counting.steps += 1
         self._new_step = False
         self._calls = {}
-        now = self._now()
-        message = Message(
-            str(uuid.uuid4()),
-            "assistant",
-            self.session_id,
-            model=self._selected.model,
-            provider=self._selected.provider,
-            created_at=now,
-            updated_at=now,
-            is_summary_message=self._is_summary,
-        )
-        self._step = self._services.transcript.create(message)
-        self._messages.append(self._step)
+        message = new_message("assistant", self.session_id, (), self.workspace.clock.now())
+        message.model, message.provider = self._selected.model, self._selected.provider
+        message.is_summary_message = self._is_summary
+        self._step = self.workspace.transcript.create(message)
+        self.messages.append(self._step)
 
     def _end_step(self) -> None:
         """Close the step before this one: its calls must all have results by now."""
         if self._step is not None and not self._step.finished:
             self._close_calls(Outcome.COMPLETED)
             finish = FinishPart("tool_use", self._now())
-            self._services.transcript.finish(self._step, finish)
+            self.workspace.transcript.finish(self._step, finish)
 
     def _result(self, result: ToolResultPart) -> None:
         self._results.add(result.tool_call_id)
-        now = self._now()
-        message = Message(
-            str(uuid.uuid4()),
-            "tool",
-            self.session_id,
-            [result, FinishPart("stop")],
-            created_at=now,
-            updated_at=now,
-        )
-        self._messages.append(self._services.transcript.create(message))
+        self._add("tool", result)
 
-    async def _save(self, what: str, saved: Awaitable[Session | None]) -> bool:
-        """Wait for a write about the session that is not worth failing a turn for, and publish it.
+    def _add(self, role: str, part: Part) -> None:
+        """Add a complete message."""
+        parts, now = (part, FinishPart("stop")), self.workspace.clock.now()
+        message = new_message(role, self.session_id, parts, now)
+        self.messages.append(self.workspace.transcript.create(message))
+
+    async def _save(self, what: str, work: Callable[..., Session | None], *values: Any) -> bool:
+        """Write something about the session that is not worth failing a turn for, and publish it.
         False if the store could not write."""
         try:
-            session = await saved
+            session = await self.workspace.store.write(work, self.session_id, *values)
         except STORE_ERRORS as error:
             log.warning("run %s: its %s could not be written: %s", self.run_id, what, error)
             return False
         if session is not None:
-            self._services.hub.publish("updated", session)
+            self.workspace.hub.publish("updated", session)
         return True
 
     async def _yield(self) -> None:
@@ -600,12 +541,22 @@ class LiveTurn(TurnRequests):
         could not be cancelled. The count bounds that also where time stands still, as in tests.
         """
         self._said += 1
-        now = self._services.clock.time()
-        if self._said >= PIECES or now - self._yielded >= self._services.coalesce:
+        now = self.workspace.clock.time()
+        if self._said >= PIECES or now - self._yielded >= self.workspace.settings.coalesce:
             self._said = 0
             await asyncio.sleep(0)
-            self._yielded = self._services.clock.time()
+            self._yielded = self.workspace.clock.time()
             self._check()
+
+
+def _save_usage(
+    conn: Connection, scope: str, session_id: str, usage: Usage, cost: float, now: float
+) -> Session:
+    known = session_rows.get_session(conn, scope, session_id)
+    # A count that a provider left out must not make a full context look empty.
+    prompt = usage.prompt_tokens or known.prompt_tokens
+    completion = usage.completion_tokens or known.completion_tokens
+    return session_rows.save_usage(conn, scope, session_id, prompt, completion, cost, now)
 
 
 def _not_withheld(messages: list[Message]) -> list[Message]:

@@ -1,46 +1,78 @@
-"""What an agent asks users: permissions and questions."""
+"""What an agent asks users, and the commands that it runs: the half of LiveTurn that reaches out of
+the transcript."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import stat
+import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.base import Scope, Verdict
+from ..commands.background import UNKNOWN_JOB
+from ..errors import BadRequest, TurnOver
+from ..protocol.codec import decode, dumps
 from ..protocol.permissions import PermissionRequest
-from ..protocol.questions import QuestionBatch
-from .dialogs import Allowed
-from .given import directory_of, questions_of
+from ..protocol.questions import Question, QuestionBatch
+from ..wing import Author
+from .guards import TurnGuards
 from .prompts import clean
-from .turn_commands import TurnCommands
+from .shell import begin_watches, end_watches, start_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ..commands.background import JobInfo, JobOutput
+    from ..commands.process import Command, Exit
+    from ..protocol.messages import Prompt
     from ..protocol.permissions import PermissionOption
-    from ..protocol.questions import Question, QuestionResponse
-    from .guards import TurnGuards
-    from .prompts import TurnRequest
+    from ..protocol.questions import QuestionResponse
+    from ..wing import CommandWatch
+    from .shell import WatchedCommand
     from .transcript import LiveMessage
+    from .workspace_base import WorkspaceBase
 
 
-class TurnRequests(TurnCommands):
-    """The part of a LiveTurn that asks users. What a sub-agent asks is asked for the session that
-    it works for."""
+T = TypeVar("T")
 
-    path: Path
-    denied: int  # requests, with those of its sub-agents
-    _denied_in: Sequence[TurnRequests]  # the turn itself, and the one that a sub-agent works for
-    _request: TurnRequest
-    _guards: TurnGuards
-    _step: LiveMessage | None  # the assistant message of the current step
-    _unallowed: set[str]  # tool calls that wait for a permission
-    _fresh_ids: dict[str, str]  # of calls whose own id was used before; the newest
+COMMAND_SECONDS = 3.0  # how long a killed command may take to be gone before the run ends anyway
+
+
+class TurnRequests:
+    """The part of a LiveTurn that asks users and runs commands. `parent` is the turn of the agent
+    that this one works for, if it is a sub-agent's: requests, commands and jobs are its session's.
+    """
+
+    def __init__(
+        self, workspace: WorkspaceBase, request: Prompt, parent: TurnRequests | None
+    ) -> None:
+        self.workspace, self.request = workspace, request
+        self.run_id, self.session_id = request.run_id, request.session_id
+        self.denied = 0  # requests, with those of its sub-agents
+        self._above = parent
+        self._for_session = self.session_id if parent is None else parent.session_id
+        self._author = Author(self._for_session, self.run_id)
+        above = parent.guards if parent is not None else None
+        self.guards: TurnGuards = TurnGuards(workspace.parts, self._author, above)
+        self._over = False
+        self._step: LiveMessage | None = None  # the assistant message of the current step
+        self._unallowed: set[str] = set()  # tool calls that wait for a permission
+        self._fresh_ids: dict[str, str] = {}  # of calls whose own id was used before; the newest
+        self._commands: set[Command] = set()  # those that die with the run
+        self._watched: dict[Command, WatchedCommand] = {}  # until their watches have recorded them
+        self._watches: list[CommandWatch] = []  # of the turn as a whole
+
+    def _check(self) -> None:
+        if self._over:
+            raise TurnOver(f"the turn of run {self.run_id} has ended")
 
     def _show_calls(self) -> None:
         """Publish the calls of this step: clients must know a call before they hear of it."""
         if self._step is not None:
-            self._services.transcript.flush(self._step)
+            self.workspace.transcript.flush(self._step)
 
     def _stored_id(self, call_id: str) -> str:
         """The id on record of what the agent calls by this one."""
@@ -67,7 +99,7 @@ class TurnRequests(TurnCommands):
             description=clean(description),
             action=action,
             params=dict(params or {}),
-            path=directory_of(path, self.path),
+            path=directory_of(path, self.workspace.path),
             scope=clean(scope.words) if scope is not None else "",
             rule=clean(scope.rule_words) if scope is not None else "",
             options=[replace(option, name=clean(option.name)) for option in options],
@@ -76,30 +108,30 @@ class TurnRequests(TurnCommands):
         verdict = await self._decide(request, scope)
         self._unallowed.discard(request.tool_call_id)
         if not verdict:
-            for turn in self._denied_in:
-                turn.denied += 1
+            self.denied += 1
+            if self._above is not None:
+                self._above.denied += 1
         return verdict
 
     async def _decide(self, request: PermissionRequest, scope: Scope | None) -> Verdict:
         """Decide a request: by the wings, which can always refuse, by policy and rules, or by the
         users."""
-        permissions = self._services.permissions
-        ruled = await self._guards.permission(request)
+        permissions = self.workspace.permissions
+        ruled = await self.guards.permission(request)
         if ruled is not None and not ruled:
             return ruled
-        if self._request.auto_approve:
+        if self.request.auto_approve:
             return Verdict(True)
-        always = self._guards.must_ask(request.tool_call_id)
+        always = self.guards.must_ask(request.tool_call_id)
         if always:
             scope = Scope((), "nothing: a hook wants you to be asked")
         if always or not permissions.is_settled(request, scope):
-            ruled = ruled or await self._guards.answer(request)
+            ruled = ruled or await self.guards.answer(request)
             if ruled is not None:
                 permissions.announce(request, granted=bool(ruled))
                 return ruled
-            self._guards.notify("permission_prompt", request.description)
-        answer = await permissions.ask(request, self.run_id, scope, always=always)
-        return Verdict(isinstance(answer, Allowed), answer.reason, answer.option)
+            self.guards.notify("permission_prompt", request.description)
+        return await permissions.ask(request, self.run_id, scope, always=always)
 
     async def ask(
         self,
@@ -116,5 +148,142 @@ class TurnRequests(TurnCommands):
             questions=questions_of(questions),
             confirm_title=confirm_title,
         )
-        self._guards.notify("agent_needs_input", batch.questions[0].question if questions else "")
-        return await self._services.questions.ask(batch, self.run_id)
+        self.guards.notify("agent_needs_input", batch.questions[0].question if questions else "")
+        return await self.workspace.questions.ask(batch, self.run_id)
+
+    # Commands and jobs ---------------------------------------------------------------------------
+
+    async def command(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+        read_only: bool = False,
+    ) -> Command:
+        self._check()
+        await self._watches_ended()
+        watched = await start_command(
+            self.workspace,
+            command,
+            self._author,
+            cwd=cwd,
+            env=env,
+            on_output=on_output,
+            read_only=read_only,
+        )
+        started = watched.command
+        self._commands.add(started)
+        self._watched[started] = watched
+        watched.reported.add_done_callback(lambda _: self._watched.pop(started, None))
+        if self._over:
+            started.kill()
+            self._check()
+        return started
+
+    def job_output(self, job_id: str) -> JobOutput:
+        self._check()
+        return self.workspace.background.output(job_id, self._for_session)
+
+    def job_info(self, job_id: str) -> JobInfo:
+        self._check()
+        return self.workspace.background.info(job_id, self._for_session)
+
+    async def wait_for_job(self, job_id: str, seconds: float) -> None:
+        self._check()
+        await self.workspace.background.wait(job_id, self._for_session, seconds)
+
+    async def kill_job(self, job_id: str) -> Exit | None:
+        self._check()
+        return await self.workspace.background.kill(job_id, self._for_session)
+
+    def keep(self, command: Command, info: JobInfo = UNKNOWN_JOB) -> str:
+        self._check()
+        job_id = self.workspace.background.adopt(self._for_session, command, info)
+        self._commands.discard(command)
+        if command in self._watched:
+            self._watched[command].keep()
+        return job_id
+
+    async def end_commands(self) -> None:
+        """Kill what the agent's commands left running: when a run is reported ended, the processes
+        of its foreground commands are dead."""
+        for command in self._commands:
+            command.kill()
+        if self._commands:
+            await asyncio.wait(
+                [command.done for command in self._commands], timeout=COMMAND_SECONDS
+            )
+        if self._watched:
+            reported = [watched.reported for watched in self._watched.values()]
+            await asyncio.wait(reported, timeout=COMMAND_SECONDS)
+        if self._watches:
+            ending = asyncio.ensure_future(end_watches(self._watches))
+            self._watches = []
+            await asyncio.wait([ending], timeout=COMMAND_SECONDS)
+
+    async def watch_files(self) -> None:
+        self._check()
+        if not self._watches:
+            self._watches = await begin_watches(self.workspace, self._author)
+
+    async def _watches_ended(self) -> None:
+        """Wait until the watches of commands that have ended are done: what comes next must not be
+        taken for the doing of those commands."""
+        due = [watched.reported for watched in self._watched.values() if watched.due]
+        if due:
+            await asyncio.wait(due)
+            self._check()
+
+
+# The forms in which agents give things -----------------------------------------------------------
+
+
+def fresh_call_id() -> str:
+    return f"call_{uuid.uuid4().hex}"
+
+
+def json_text(value: str | Mapping[str, Any]) -> str:
+    """What travels as a string of JSON may be given as the object it stands for."""
+    if isinstance(value, str):
+        return clean(value)
+    try:
+        return dumps(dict(value)).decode("ascii")
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"this cannot be written as JSON: {error}") from None
+
+
+def typed(cls: type[T], value: T | Mapping[str, Any]) -> T:
+    """Our own dataclasses may be given in the shape they have on the wire."""
+    return value if isinstance(value, cls) else decode(cls, value, cls.__name__.lower())
+
+
+def questions_of(
+    given: str | Sequence[str | Question | Mapping[str, Any]],
+) -> list[Question]:
+    """Questions, given as such, in the shape of the wire, or as texts that want a text."""
+    asked = [given] if isinstance(given, str) else given
+    return [
+        Question(type="free_text", question=each, description="Asked by the agent.")
+        if isinstance(each, str)
+        else typed(Question, each)
+        for each in asked
+    ]
+
+
+def directory_of(path: str, root: Path) -> str:
+    """Approving one file covers its folder: the key of a permission is a directory."""
+    if path in ("", "."):
+        return str(root)
+    target = Path(root, path)
+    # Not target.is_file(): it raises for what may not be looked at, which is to be asked for.
+    return str(target.parent) if os.path.isfile(target) else path
+
+
+def mode_of(path: str) -> int | None:
+    """The permission bits of a file; None if there is none. Blocks."""
+    try:
+        return stat.S_IMODE(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return None

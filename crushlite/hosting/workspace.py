@@ -9,39 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import logging
 import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..clock import all_done, wait_at_most
-from ..commands.background import Background
 from ..errors import BadRequest, NotFound
-from ..events import Bounds, Hub
-from ..protocol.sessions import Session
-from ..store import ScopedStore, files as file_rows, sessions as session_rows
-from .dialogs import Permissions, Questions
-from .files import FileHistory
+from ..store import sessions as session_rows
 from .runner import Runner
-from .services import Services
 from .shell import END_SECONDS, Shells
-from .transcript import Transcript
+from .tasks import OwnedTasks
+from .workspace_base import WorkspaceBase
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Coroutine
 
     from ..agent.base import Agent
-    from ..clock import Clock
     from ..protocol.permissions import PermissionRule
-    from ..protocol.sessions import File
-    from ..settings import Settings
-    from ..store import Store
-    from ..store.files import Change
-    from ..wing import Profile, WorkspacePart
-    from .endings import Endings
-    from .lifetime import Lifetime
+    from ..protocol.sessions import Session
+    from ..protocol.workspaces import CreateWorkspace
+    from ..wing import WorkspacePart
     from .runner import CancelResult
 
 log = logging.getLogger(__name__)
@@ -51,70 +39,18 @@ T = TypeVar("T")
 TITLE_LENGTH = 1000  # characters: a title is a line in a list, not a document
 
 
-class Workspace:
-    """`scope` names its rows in the store; `endings` are those of the store. Implements
-    wing.OpenWorkspace."""
+class Workspace(WorkspaceBase):
+    """Implements wing.OpenWorkspace. `asked` is what its first creator asked for, without the
+    environment: later creates get the same back. For the rest see its base."""
 
-    def __init__(  # noqa: PLR0913 - everything a workspace is made of, by keyword
-        self,
-        workspace_id: str,
-        *,
-        path: Path,
-        env: Mapping[str, str],
-        store: Store,
-        scope: str,
-        endings: Endings,
-        profile: Profile,
-        lifetime: Lifetime,
-        clock: Clock,
-        settings: Settings,
-    ) -> None:
-        self.id, self.path, self.env, self.profile = workspace_id, path, env, profile
-        self.store = ScopedStore(store, scope)
-        self.clock = clock
-        self.hub = Hub(clock=clock, bounds=Bounds(keepalive=settings.keepalive))
+    def __init__(self, workspace_id: str, asked: CreateWorkspace, **made_of: Any) -> None:
+        super().__init__(workspace_id, **made_of)
+        self.asked = asked
+        self.envs: dict[str, list[str]] = {}  # by client: shown to that client only
         self.closing = False
-        self.parts: list[WorkspacePart] = []
-        show = functools.partial(self.hub.publish, "created")
-
-        def watched() -> bool:
-            return lifetime.interactive
-
-        alone = settings.unattended
-        self.permissions = Permissions(
-            show,
-            clock=clock,
-            interactive=watched,
-            policy=profile.allows,
-            kept=self._kept_rules,
-            unattended=alone,
-        )
-        self.questions = Questions(show, clock=clock, interactive=watched, unattended=alone)
-        self.transcript = Transcript(
-            store=self.store, hub=self.hub, clock=clock, coalesce=settings.coalesce
-        )
-        self.background = Background(clock)
-        self._files = FileHistory(self.store, self.hub, clock, self.parts)
-        services = Services(
-            path=path,
-            env=env,
-            command_env=functools.partial(profile.command_env, env),
-            store=self.store,
-            hub=self.hub,
-            clock=clock,
-            transcript=self.transcript,
-            permissions=self.permissions,
-            questions=self.questions,
-            lifetime=lifetime,
-            background=self.background,
-            files=self._files,
-            coalesce=settings.coalesce,
-            parts=self.parts,
-        )
-        self.shells = Shells(services, endings)
-        self.runs = Runner(services, functools.partial(profile.make_agent, env), settings, endings)
-        self._drain = settings.drain
-        self._errands: set[asyncio.Task[Any]] = set()  # a teardown waits for them
+        self.shells = Shells(self)
+        self.runs = Runner(self)
+        self._errands = OwnedTasks()  # a teardown waits for them
 
     # For wings -----------------------------------------------------------------------------------
 
@@ -131,15 +67,9 @@ class Workspace:
         if not self.closing:
             self.runs.change_agent(agent)
 
-    async def record_changes(self, session_id: str, changes: Sequence[Change]) -> None:
-        await self._files.record(session_id, changes)
-
     async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that goes on when its request is gone; a teardown waits for it."""
-        task = asyncio.create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._errands.spawn(work))
 
     # Runs and requests ---------------------------------------------------------------------------
 
@@ -158,9 +88,6 @@ class Workspace:
         return [*self.questions.listed(), *([shown] if shown is not None else [])]
 
     # Rules ---------------------------------------------------------------------------------------
-
-    def _kept_rules(self) -> list[PermissionRule]:
-        return [rule for part in self.parts for rule in part.kept_rules()]
 
     @property
     def keeps_rules(self) -> bool:
@@ -187,17 +114,7 @@ class Workspace:
     # Sessions ------------------------------------------------------------------------------------
 
     async def create_session(self, title: str, parent: str = "") -> Session:
-        now = int(self.clock.now())
-        session = Session(
-            id=str(uuid.uuid4()),
-            parent_session_id=parent,
-            title=_checked(title),
-            created_at=now,
-            updated_at=now,
-        )
-        await self.store.write(session_rows.insert_session, session)
-        self.hub.publish("created", copy.copy(session))
-        return session
+        return await self.add_session(str(uuid.uuid4()), _checked(title), parent)
 
     async def session(self, session_id: str) -> Session:
         return self._with_busy(await self.store.read(session_rows.get_session, session_id))
@@ -245,22 +162,6 @@ class Workspace:
         session.is_busy = self.runs.busy(session.id)
         return session
 
-    # Files ---------------------------------------------------------------------------------------
-
-    async def history(self, session_id: str) -> list[File]:
-        """Every stored version of every file the session changed."""
-        return await self.store.read(file_rows.list_files, session_id)
-
-    async def read_files(self, session_id: str) -> list[str]:
-        """What the session has read, the last read first."""
-        return await self.store.read(file_rows.list_read, session_id)
-
-    async def mark_read(self, session_id: str, path: str) -> None:
-        await self.store.write(file_rows.mark_read, session_id, path, self.clock.now())
-
-    async def last_read(self, session_id: str, path: str) -> float | None:
-        return await self.store.read(file_rows.last_read, session_id, path)
-
     def totals(self) -> Counter[str]:
         """What only grows, to be added up over all workspaces."""
         return Counter(
@@ -284,9 +185,10 @@ class Workspace:
         lose the last events or write to a closed database."""
         self.closing = True
         await self.runs.close()
-        if not await all_done(self.clock, list(self._errands), self._drain):
+        if not await all_done(self.clock, list(self._errands), self.settings.drain):
             log.error("workspace %s: a request was not carried out in time", self.path)
-        await self.shells.close()
+        await self.shells.end()
+        await self.shells.tasks.end(END_SECONDS)
         await self.runs.titles.tasks.end(END_SECONDS)
         await self.background.close()
         for part in reversed(self.parts):
@@ -300,7 +202,7 @@ class Workspace:
         may ignore that, too."""
         closing = asyncio.ensure_future(part.close())
         name = type(part).__name__
-        if not await wait_at_most(self.clock, closing, self._drain):
+        if not await wait_at_most(self.clock, closing, self.settings.drain):
             closing.cancel()
             log.error("workspace %s: %s did not close in time", self.path, name)
         elif not closing.cancelled() and closing.exception() is not None:

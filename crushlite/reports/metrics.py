@@ -80,7 +80,7 @@ def _of_daemon(vitals: Vitals) -> Iterator[Family]:
 
 
 def _of_workspaces(backend: Backend) -> Iterator[Family]:
-    open_ = [hosted.workspace for hosted in backend.everything()]
+    open_ = backend.everything()
     clients, streams = backend.claims.census()
     asked = sum(len(workspace.permissions.listed()) for workspace in open_)
     questions = sum(len(workspace.questions.listed()) for workspace in open_)
@@ -93,7 +93,7 @@ def _of_workspaces(backend: Backend) -> Iterator[Family]:
 
 
 def _of_runs(backend: Backend) -> Iterator[Family]:
-    open_ = [hosted.workspace for hosted in backend.everything()]
+    open_ = backend.everything()
     live = Counter(state for workspace in open_ for _, state in workspace.runs.states())
     totals = backend.totals()
     outcomes = {outcome.value: totals[outcome.value] for outcome in Outcome}
@@ -110,7 +110,7 @@ def _of_runs(backend: Backend) -> Iterator[Family]:
 
 def _of_events(backend: Backend) -> Iterator[Family]:
     totals = backend.totals()
-    queued = sum(hosted.workspace.hub.queued_bytes for hosted in backend.everything())
+    queued = sum(workspace.hub.queued_bytes for workspace in backend.everything())
     closed = {"slow": totals["closed_slow"], "failed": totals["closed_failed"]}
     yield Family("crushlite_events_published_total", "Events published.", totals["published"])
     yield Family(

@@ -48,12 +48,6 @@ class Checkpoints:
         self._entry = threading.Lock()  # taken to begin a read, and to hold off the next one
         self._read = threading.Lock()  # held during a read
 
-    @staticmethod
-    def configure(conn: sqlite3.Connection) -> None:
-        """Turn off SQLite's own checkpoints on the read-write connection."""
-        conn.execute("PRAGMA wal_autocheckpoint = 0")
-        conn.execute(f"PRAGMA journal_size_limit = {KEEP}")
-
     def measure(self, conn: sqlite3.Connection) -> None:
         """Measure the log after a commit, before that is acknowledged. A log deleted in use
         still works but would be gone with the process, so copy it into the database now."""

@@ -17,6 +17,7 @@ from sqlite3 import Connection as Connection  # so that others can name what the
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import BadRequest, CorruptDatabase, CrushliteError, StoreBusy, StoreFailed, StoreFull
+from .checkpoints import KEEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,6 +85,8 @@ def configure(conn: sqlite3.Connection) -> None:
     """Set up a read-write connection, whatever factory opened it."""
     conn.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
     conn.execute("PRAGMA foreign_keys = ON")
+    conn.execute("PRAGMA wal_autocheckpoint = 0")  # the writer makes them: see checkpoints.py
+    conn.execute(f"PRAGMA journal_size_limit = {KEEP}")
     distrust(conn)
     (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -185,12 +188,3 @@ def translate(error: BaseException, path: Path) -> BaseException:
 
 def _code(error: BaseException) -> int:
     return int(getattr(error, "sqlite_errorcode", 0))  # absent on errors of the Python module
-
-
-@contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Raise errors of sqlite3 and of the system as `translate` has them."""
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise translate(error, path) from error

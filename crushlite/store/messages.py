@@ -6,13 +6,12 @@ finish part, so that recovery finds the open messages without reading all of the
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, CorruptDatabase, NotFound
 from ..protocol.codec import decode, dumps, encode
-from ..protocol.messages import Message, Part
+from ..protocol.messages import Message
 from .connection import check_row
 from .sessions import require_session
 
@@ -36,7 +35,7 @@ def insert_message(
     conn: sqlite3.Connection, scope: str, message: Message, position: int | None = None
 ) -> None:
     """Add a message at the end of its session, or right behind those at `position`. Raises
-    SessionNotFound, or BadRequest if an integer does not fit."""
+    SessionNotFound."""
     require_session(conn, scope, message.session_id)
     values = {
         **_values(scope, message),
@@ -119,8 +118,6 @@ def message_from_row(row: tuple[Any, ...]) -> Message:
 
 
 def _values(scope: str, message: Message) -> dict[str, object]:
-    for part in message.parts:
-        _check_integers(part)
     parts = [{"type": part.tag, "data": encode(part)} for part in message.parts]
     return {
         "scope": scope,
@@ -131,11 +128,3 @@ def _values(scope: str, message: Message) -> dict[str, object]:
         "provider": message.provider,
         "updated_at": message.updated_at,
     }
-
-
-def _check_integers(part: Part) -> None:
-    # JSON would take any, but the codec refuses to read it back: the session could not be listed.
-    for field in dataclasses.fields(part):  # type: ignore[arg-type]  # every Part is a dataclass
-        value = getattr(part, field.name)
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise BadRequest(f"{part.tag}.{field.name} does not fit in 64 bits")

@@ -220,18 +220,15 @@ def _last_answers(turn: list[_Placed]) -> dict[str, int]:
 
 def _unanswered(turn: list[_Placed]) -> list[tuple[_Placed, ToolCallPart]]:
     """The tool calls without a result, each with the message that it is in."""
-    # By place, not by a set of ids: some providers start their ids anew in every step.
-    calls: list[tuple[_Placed, ToolCallPart]] = []
-    answered: set[int] = set()
-    waiting: defaultdict[str, deque[int]] = defaultdict(deque)  # by the id of the call
+    # By id several, in their order: some providers start their ids anew in every step.
+    waiting: defaultdict[str, deque[tuple[_Placed, ToolCallPart]]] = defaultdict(deque)
     for place in turn:
         for call in place.message.tool_calls:
-            waiting[call.id].append(len(calls))
-            calls.append((place, call))
+            waiting[call.id].append((place, call))
         for result in place.message.tool_results:
             if waiting[result.tool_call_id]:
-                answered.add(waiting[result.tool_call_id].popleft())
-    return [call for number, call in enumerate(calls) if number not in answered]
+                waiting[result.tool_call_id].popleft()
+    return [call for calls in waiting.values() for call in calls]
 
 
 def _close_message(message: Message, is_last: bool, now: float) -> bool:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,14 +31,7 @@ from ..records import dataclass
 from ..threads import DaemonThreads
 from .callqueue import Executor, run_in
 from .checkpoints import Checkpoints
-from .connection import (
-    Connections,
-    configure,
-    connect as default_connect,
-    says_damage,
-    transaction,
-    translated,
-)
+from .connection import Connections, configure, connect as default_connect, says_damage, transaction
 from .directory import DirectoryLock, create_database_file, make_directory, refuse_links
 from .inspection import damaged, inspect, no_litter
 from .migrations import VERSION, migrate
@@ -257,36 +251,37 @@ class Stores:
 
     async def _open_file(self, path: Path) -> Store:
         writing, reading = self._executor("crushlite-writer"), self._executor("crushlite-reader")
+        connect_writer = partial(self._connected, path, read_only=False)
+        connect_reader = partial(self._connected, path, read_only=True)
         lock, conn = await run_in(writing, path, lambda: self._prepare(path))
         checkpoints = Checkpoints(path)
-        writer = Writer(writing, conn, path, lambda: self._writing(path), checkpoints)
+        writer = Writer(writing, conn, path, connect_writer, checkpoints)
         try:
-            conn = await run_in(reading, path, lambda: self._reading(path))
+            conn = await run_in(reading, path, connect_reader)
         except BaseException:
             if await self.closed(path, writer.close(), WRITE_SECONDS):
                 lock.release()
             raise
-        reader = Reader(reading, conn, path, lambda: self._reading(path), checkpoints)
+        reader = Reader(reading, conn, path, connect_reader, checkpoints)
         return Store(path, self._boot_id, lock, writer, reader)
 
     def _prepare(self, path: Path) -> tuple[DirectoryLock, sqlite3.Connection]:
-        with translated(path):
-            make_directory(path.parent)
-            refuse_links(path)
-            lock = DirectoryLock(path.parent)
-            try:
-                with no_litter(path):
-                    inspect(path, self._connect, lock.note)
-                    create_database_file(path)
-                    conn = self._open_writer(path)
-                lock.opened()
-                return lock, conn
-            except BaseException:
-                lock.release()
-                raise
+        make_directory(path.parent)
+        refuse_links(path)
+        lock = DirectoryLock(path.parent)
+        try:
+            with no_litter(path):
+                inspect(path, self._connect, lock.note)
+                create_database_file(path)
+                conn = self._open_writer(path)
+            lock.opened()
+            return lock, conn
+        except BaseException:
+            lock.release()
+            raise
 
     def _open_writer(self, path: Path) -> sqlite3.Connection:
-        conn = self._writing(path)
+        conn = self._connected(path, read_only=False)
         try:
             migrate(conn, path)
             with transaction(conn):
@@ -299,7 +294,7 @@ class Stores:
             # If no reader can be opened the file is refused for the same reason.
             last = conn
             with contextlib.suppress(sqlite3.Error, OSError):
-                last = self._reading(path)
+                last = self._connected(path, read_only=True)
             conn.close()
             last.close()
             raise damaged(path, str(error)) from error
@@ -311,22 +306,15 @@ class Stores:
             )
         return conn
 
-    def _reading(self, path: Path) -> sqlite3.Connection:
-        conn = self._connect(path, True)
+    def _connected(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        conn = self._connect(path, read_only)
         try:
-            # It must read once: only then does it count as open, and the writer can close without
-            # being the last, which would merge the log into the file.
-            conn.execute("SELECT 1 FROM sqlite_master").fetchall()
-        except BaseException:
-            conn.close()
-            raise
-        return conn
-
-    def _writing(self, path: Path) -> sqlite3.Connection:
-        conn = self._connect(path, False)
-        try:
-            configure(conn)
-            Checkpoints.configure(conn)
+            if read_only:
+                # It must read once: only then does it count as open, and the writer can close
+                # without being the last, which would merge the log into the file.
+                conn.execute("SELECT 1 FROM sqlite_master").fetchall()
+            else:
+                configure(conn)
         except BaseException:
             conn.close()
             raise

@@ -148,7 +148,7 @@ class ChoiceTests(HostedTestCase):
         session = await client.session()
         await self.choose(client, session, "quirky")
         await self.ask(client, session, "say a")
-        store = daemon.backend.hosted(client.workspace["id"]).workspace.store
+        store = daemon.backend.get(client.workspace["id"]).store
         kept = json.loads(await store.read(notes.get_notes, session, "acp:quirky"))
         self.assertTrue(kept["session"])
         self.assertNotIn(str(QUIRKY), str(kept))
@@ -203,7 +203,7 @@ class ChoiceTests(HostedTestCase):
         daemon, client = await self.open()
         session, other = await client.session(), await client.session()
         await self.choose(client, session, "quirky")
-        store = daemon.backend.hosted(client.workspace["id"]).workspace.store
+        store = daemon.backend.get(client.workspace["id"]).store
         sealed = await store.read(notes.get_notes, session, "agent-choice")
         for note in (sealed, sealed[:64] + f" acp:{quirky()}", "0" * 64 + " quirky", "quirky"):
             await store.write(notes.set_notes, other, note, "agent-choice")
@@ -239,7 +239,7 @@ class ChoiceTests(HostedTestCase):
         self.assertIn("agents.quirky", client.workspace["warning"])
         self.assertEqual((await client.call("GET", "/agents")).json, [])
         self.assertEqual(await self.choose(client, session, "quirky"), 400)
-        files = daemon.backend.hosted(client.workspace["id"]).workspace.profile.files  # type: ignore[attr-defined]
+        files = daemon.backend.get(client.workspace["id"]).profile.files  # type: ignore[attr-defined]
         files.trust(files.project_files())
         self.assertEqual(await self.choose(client, session, "quirky"), 200)
         self.assertEqual((await self.ask(client, session, "say a"))["text"], "a")
@@ -249,7 +249,7 @@ class ChoiceTests(HostedTestCase):
             json.dumps({"agents": {"quirky": {"args": ["--yolo"], "env": {"A": "b"}}}})
         )
         daemon, client = await self.open()
-        files = daemon.backend.hosted(client.workspace["id"]).workspace.profile.files  # type: ignore[attr-defined]
+        files = daemon.backend.get(client.workspace["id"]).profile.files  # type: ignore[attr-defined]
         files.trust(files.project_files())
         await client.call("POST", "/agent/update")
         (agent,) = (await client.call("GET", "/agents")).json

@@ -152,8 +152,8 @@ class DetachTests(DetachCase):
 
         workspace = (await self.daemon.join()).workspace["id"]
         hosted = self.daemon.backend.everything()[0]
-        self.assertEqual(hosted.workspace.id, workspace)
-        self.enterContext(mock.patch.object(hosted.workspace, "create_session", hang))
+        self.assertEqual(hosted.id, workspace)
+        self.enterContext(mock.patch.object(hosted, "create_session", hang))
         child = await self.spawn("run", self.host, "--detach", "hello")
         async with asyncio.timeout(PATIENCE):
             await asked.wait()

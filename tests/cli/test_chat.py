@@ -113,7 +113,7 @@ class ConversationTests(ChatCase):
         ending = RunComplete(
             run.turn.session_id, "m", run.turn.run_id, error="not saved: disk full"
         )
-        self.daemon.backend.everything()[0].workspace.hub.publish("updated", ending)
+        self.daemon.backend.everything()[0].hub.publish("updated", ending)
         await terminal.shows("\n✗ not saved: disk full\n")
 
     async def test_what_others_do_in_the_session_is_shown_once(self) -> None:

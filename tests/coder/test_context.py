@@ -3,7 +3,6 @@ about what has changed."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -234,7 +233,7 @@ class NoteTests(CoderBench):
         self.provider.answers += [viewing(1, "none"), said("ok")]
         folded = iter([False, True, False])
 
-        async def fold() -> list[Message]:
+        async def fold(turn: object) -> list[Message]:
             if not next(folded):
                 return []
             (self.path / "AGENTS.md").write_text("Use spaces.")
@@ -254,8 +253,7 @@ class NoteTests(CoderBench):
         kept.facts.date = "2001-01-01"
         await self.turn().remember(kept.dump())
         for interactive, expected in ((True, ""), (False, UNWATCHED), (True, WATCHED)):
-            lifetime = self.lifetime(interactive=interactive)
-            self.services = dataclasses.replace(self.services, lifetime=lifetime)
+            self.workspace.claims = self.claims(interactive=interactive)
             request = await self.ask(f"{interactive}")
             self.assertIn(expected, texts(request)[-2])
             names = {tool.name for tool in request.tools}
@@ -441,7 +439,7 @@ class GitTests(CoderBench):
     async def test_a_git_that_does_not_answer_is_not_waited_for(self) -> None:
         self.git("init", "-b", "trunk")
         sleeping = ["/bin/sleep", "600"]
-        self.services = dataclasses.replace(self.services, clock=SystemClock())
+        self.workspace.clock = SystemClock()
         with (
             mock.patch.object(gitfacts, "SECONDS", 0.01),
             mock.patch.object(gitfacts, "_commands", return_value=[sleeping] * 2),

@@ -173,7 +173,7 @@ class OverflowTests(CoderBench):
         (await self.converse(agent, "one")).close(Outcome.COMPLETED, None)
         folded = iter([False, True, False])
 
-        async def fold() -> list[Message]:
+        async def fold(turn: object) -> list[Message]:
             if not next(folded):
                 return []
             self.user("and this", BinaryPart("a.txt", "text/plain", "cmliYml0"))
@@ -205,7 +205,7 @@ class OverflowTests(CoderBench):
         with self.assertRaisesRegex(ProviderError, "no such"):
             await self.run_turn([ProviderError("no such model", status=404)])
         provider = PlannedProvider([TOO_LONG])
-        self.services.transcript.forget(["session-1"])
+        self.workspace.transcript.forget(["session-1"])
         await self.execute("DELETE FROM messages")
         with self.assertRaisesRegex(ProviderError, "too long"):
             await self.converse(self.coder(provider), "a prompt that is too long by itself")

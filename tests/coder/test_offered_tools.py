@@ -94,7 +94,7 @@ class OfferedToolTests(CoderBench):
         self.offer(Offered("zeta", ToolAnswer("hidden")), Offered("echo"))
         provider = PlannedProvider(use("zeta"), use("echo"), said("done"))
         own = EchoTool()
-        with self.assertLogs("crushlite.hosting.offering", "ERROR"):
+        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
             await self.converse(self.coder(provider, tools=[own]))
         names = [[tool.name for tool in request.tools] for request in provider.requests]
         self.assertEqual(names, [["echo", "zeta", "alpha"]] * 3)
@@ -102,7 +102,7 @@ class OfferedToolTests(CoderBench):
         self.assertEqual(len(own.ran), 1)
         part.offered = [second]
         provider = PlannedProvider(said("done"))
-        with self.assertLogs("crushlite.hosting.offering", "ERROR"):
+        with self.assertLogs("crushlite.hosting.guards", "ERROR"):
             await self.converse(self.coder(provider))
         self.assertEqual([t.name for t in provider.requests[0].tools], ["alpha", "zeta", "echo"])
 
@@ -117,14 +117,13 @@ class OfferedToolTests(CoderBench):
             if isinstance(event, PermissionRequest):
                 requests.put_nowait(event)
 
-        permissions = Permissions(show, clock=self.clock)
-        self.services = dataclasses.replace(self.services, permissions=permissions)
+        self.workspace.permissions = Permissions(show, clock=self.clock)
         for action, calls in (("deny", 0), ("allow", 1)):
             turn = asyncio.create_task(self.converse(agent, action, run_id=action))
             asked = await requests.get()
             shown = (asked.tool_name, asked.action, asked.params, asked.path)
             self.assertEqual(shown, ("danger", "execute", {"a": "b"}, str(self.path)))
-            self.services.permissions.resolve(asked.id, action)
+            self.workspace.permissions.resolve(asked.id, action)
             await turn
             self.assertEqual(len(tool.calls), calls)
         self.assertEqual(len(provider.requests), 3, "the denied turn had no second step")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from dataclasses import replace
 from typing import Any
 
 from crushlite.clock import SystemClock
@@ -24,11 +23,10 @@ class TurnTests(Bench):
         self.path = self.path.resolve() / "demo"
         self.path.mkdir()
         self.permissions = Permissions(self.on_event, clock=self.clock)
-        self.services = replace(
-            self.services, path=self.path, clock=SystemClock(), permissions=self.permissions
-        )
+        self.workspace.path, self.workspace.clock = self.path, SystemClock()
+        self.workspace.permissions = self.permissions
         self.action = "deny"
-        self.addAsyncCleanup(self.services.background.close)
+        self.addAsyncCleanup(self.workspace.background.close)
         self.live = self.turn()
         self.context = ToolContext(self.path, {"PATH": os.environ["PATH"]})
         self.tools = {tool.name: tool for tool in all_tools()}
@@ -124,5 +122,5 @@ class TurnTests(Bench):
         await self.clock.settle()
         batch = self.published(QuestionBatch)[0].payload
         answer = QuestionResponse(batch.questions[0].id, yes=True)
-        self.services.questions.answer(batch.id, [answer])
+        self.workspace.questions.answer(batch.id, [answer])
         self.assertEqual((await task).content, "Q1: Sure?\nUser answered: yes")

@@ -71,7 +71,7 @@ class WhoseConfigurationTests(unittest.IsolatedAsyncioTestCase):
             request = CreateWorkspace(path=path, client_id=str(uuid.uuid4()), env=client)
             await backend.create(request)
             [hosted] = backend.everything()
-            self.looked = look(cast("FileProfile", hosted.workspace.profile))
+            self.looked = look(cast("FileProfile", hosted.profile))
             await backend.shutdown()
         return self.seen[-1]
 

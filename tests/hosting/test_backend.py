@@ -403,7 +403,7 @@ class JoinTests(BackendTestCase):
         (hosted,) = self.backend.everything()
         self.assertEqual(describe(hosted).env, [])
         # It is no whole environment, so it adds to the daemon's own.
-        self.assertEqual(dict(hosted.workspace.env), {**os.environ, "TOKEN": "anna"})
+        self.assertEqual(dict(hosted.env), {**os.environ, "TOKEN": "anna"})
 
     async def test_an_environment_is_forgotten_when_its_client_has_left(self) -> None:
         stays = await self.create(env=["TOKEN=anna"])
@@ -418,7 +418,7 @@ class JoinTests(BackendTestCase):
     async def test_a_whole_environment_stands_for_itself(self) -> None:
         await self.create(env=["TOKEN=anna", "PATH=/bin"])
         (hosted,) = self.backend.everything()
-        self.assertEqual(dict(hosted.workspace.env), {"TOKEN": "anna", "PATH": "/bin"})
+        self.assertEqual(dict(hosted.env), {"TOKEN": "anna", "PATH": "/bin"})
 
     async def test_other_channels_are_refused_without_a_claim(self) -> None:
         first = await self.create(channels=["a", "b"])

@@ -60,7 +60,7 @@ class EndingsTestCase(BoundedTestCase):
         def written(session: Session | None) -> None:
             self.late.append(word if session is not None else f"{word} in vain")
 
-        return Ending("", session_id, (word,), work, written)
+        return Ending(("", session_id), (word,), work, written)
 
     async def refused(self, session_id: str, word: str) -> None:
         with self.assertRaises(StoreFull):
@@ -143,7 +143,7 @@ class KeepingTests(EndingsTestCase):
         def refuse(conn: Connection) -> Session:
             raise BadRequest("not a word")
 
-        bad = Ending("", "a", ("1",), refuse, lambda session: None)
+        bad = Ending(("", "a"), ("1",), refuse, lambda session: None)
         with self.assertRaises(BadRequest):
             await self.endings.commit(bad)
         self.assertEqual(self.endings.waiting, 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from crushlite.agent.base import Usage, Verdict
 from crushlite.errors import BadRequest, CorruptDatabase, LimitReached, TurnOver
-from crushlite.hosting.blocking import run_blocking
+from crushlite.hosting.agents import run_blocking
 from crushlite.hosting.prompts import Failure
 from crushlite.hosting.turn import PIECES, LiveTurn
 from crushlite.protocol.messages import (
@@ -262,8 +262,8 @@ class ToolTests(TurnBench):
             turn.ask([Question("q", "yes_no", "l", "Q?", "d")], tool_call_id="c")
         )
         await self.clock.settle()
-        self.services.permissions.close_run(turn.run_id)
-        self.services.questions.close_run(turn.run_id)
+        self.workspace.permissions.close_run(turn.run_id)
+        self.workspace.questions.close_run(turn.run_id)
         await asyncio.gather(asking, form)
         for kind in (ToolOutput, PermissionRequest, QuestionBatch):
             (event,) = self.published(kind)
@@ -548,10 +548,10 @@ class BookkeepingTests(TurnBench):
         spending = asyncio.ensure_future(turn.usage(Usage(1, 1, 0.5)))
         for _ in range(3):  # the write of the usage, and the question
             await asyncio.sleep(0)
-        asked = self.services.questions.listed()
+        asked = self.workspace.questions.listed()
         (question,) = asked[0].questions
         reply = QuestionResponse(question.id, **response)
-        self.services.questions.answer(asked[0].id, [reply])
+        self.workspace.questions.answer(asked[0].id, [reply])
         await spending
         return question
 
@@ -678,24 +678,21 @@ class ReadingTests(TurnBench):
     async def test_followups_are_whatever_the_workspace_folds(self) -> None:
         rider = Message("u", "user", SESSION, [TextPart("also this")])
 
-        async def fold() -> list[Message]:
+        async def fold(turn: LiveTurn) -> list[Message]:
             return [rider]
 
-        turn = self.turn()
-        folding = LiveTurn(self.services, turn._request, turn._selected, fold)
-        self.assertEqual(await folding.followups(), [rider])
-        self.assertEqual(await turn.followups(), [])
+        self.assertEqual(await self.turn(fold=fold).followups(), [rider])
+        self.assertEqual(await self.turn().followups(), [])
 
     async def test_nothing_is_folded_between_a_call_and_its_result(self) -> None:
         asked = 0
 
-        async def fold() -> list[Message]:
+        async def fold(turn: LiveTurn) -> list[Message]:
             nonlocal asked
             asked += 1
             return []
 
-        plain = self.turn()
-        turn = LiveTurn(self.services, plain._request, plain._selected, fold)
+        turn = self.turn(fold=fold)
         one = await turn.tool_call("ls", "{}")
         two = await turn.tool_call("ls", "{", finished=False)
         await turn.followups()
@@ -738,7 +735,7 @@ class PeopleTests(TurnBench):
                 self.assertEqual((request.tool_name, request.action), ("bash", "execute"))
                 self.assertEqual((request.description, request.params), ("d?", {"command": "ls"}))
                 self.assertEqual((request.tool_call_id, request.session_id), ("c", SESSION))
-                self.services.permissions.resolve(request.id, "allow")
+                self.workspace.permissions.resolve(request.id, "allow")
                 self.assertTrue(await asking)
 
     async def test_a_denial_gives_its_reason_and_is_counted(self) -> None:
@@ -746,7 +743,7 @@ class PeopleTests(TurnBench):
         asking = asyncio.ensure_future(turn.permission("bash", "execute"))
         await self.clock.settle()
         request = self.published(PermissionRequest)[-1].payload
-        self.services.permissions.resolve(request.id, "deny", "", "not on a Friday")
+        self.workspace.permissions.resolve(request.id, "deny", "", "not on a Friday")
         verdict = await asking
         self.assertEqual((bool(verdict), verdict.reason), (False, "not on a Friday"))
         self.assertEqual(turn.denied, 1)
@@ -760,11 +757,11 @@ class PeopleTests(TurnBench):
             batch = self.published(QuestionBatch)[-1].payload
             self.assertEqual((batch.session_id, batch.tool_call_id), (SESSION, "c"))
             if responses is None:
-                self.services.questions.cancel(batch.id)
+                self.workspace.questions.cancel(batch.id)
                 self.assertIsNone(await asking)
             else:
                 answer = QuestionResponse(request_id=batch.questions[0].id, yes=True)
-                self.services.questions.answer(batch.id, [answer])
+                self.workspace.questions.answer(batch.id, [answer])
                 answers = await asking
                 assert answers is not None
                 self.assertEqual([(a.request_id, a.yes) for a in answers], [("mine", True)])
@@ -824,7 +821,7 @@ class BlockingAgentTests(TurnBench):
         with self.assertRaises(asyncio.CancelledError):
             await task
         self.assertEqual(len(raised), 1)
-        self.assertEqual(self.services.permissions.listed(), [])
+        self.assertEqual(self.workspace.permissions.listed(), [])
 
 
 class OverHTTPTests(BoundedTestCase):

@@ -361,7 +361,7 @@ class EventTests(MetricsTestCase):
         await self.start()
         anna = await self.daemon.join()
         [hosted] = self.daemon.backend.everything()
-        hub = hosted.workspace.hub
+        hub = hosted.hub
         reader = hub.subscribe()  # and never reads
         message = Message(id="m", role="assistant", session_id="s")
         for _ in range(3):

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from crushlite.agent.base import Usage
 from crushlite.claims import Graces
@@ -61,7 +62,7 @@ class MediaScenarios(BoundedTestCase):
 class ContinueScenarios(ScriptedCase):
     async def session(self, title: str, parent: str = "") -> str:
         [hosted] = self.daemon.backend.everything()
-        return (await hosted.workspace.create_session(title, parent)).id
+        return (await hosted.create_session(title, parent)).id
 
     async def assert_refused(self, *arguments: str) -> None:
         child = await self.run_it(*arguments, "hello")
@@ -171,9 +172,8 @@ class TitleTests(PromptTestCase):
             await anna.prompt(session, "later", run_id="two")
             await anna.events.wait_for("run_complete", run_id="two")
             (hosted,) = daemon.backend.everything()
-            titles, titling = hosted.workspace.runs.titles, hosted.workspace.agent
-            assert titling is not None
-            late = titles.tasks.spawn(titles._title(titling, "two", session, "later"))
+            titles, turn = hosted.runs.titles, mock.Mock(agent=hosted.agent, session_id=session)
+            late = titles.tasks.spawn(titles._title(turn, "two", "later"))
             await asyncio.sleep(0)
             late.cancel()
             await asyncio.wait([late])
@@ -237,7 +237,7 @@ class DeletedTests(PromptTestCase):
             late = await anna.try_prompt(session, "late")
             self.assertEqual((late.status, late.json["code"]), (404, "session_not_found"))
             (hosted,) = daemon.backend.everything()
-            self.assertEqual(hosted.workspace.runs._runs._dropped, set())
+            self.assertEqual(hosted.runs._runs._dropped, set())
 
 
 class AgentValueTests(PromptTestCase):

@@ -81,11 +81,15 @@ def descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
 
+def threads_of_stores() -> list[threading.Thread]:
+    """Those of `make_stores`."""
+    return [thread for thread in threading.enumerate() if thread.name == "stores-under-test"]
+
+
 def store_threads_ended() -> None:
     """Wait for the threads of stores that are closed."""
-    for thread in threading.enumerate():
-        if thread.name == "crushlite-store":
-            thread.join(LIMIT)
+    for thread in threads_of_stores():
+        thread.join(LIMIT)
 
 
 class OpenCase(unittest.IsolatedAsyncioTestCase):
@@ -97,7 +101,7 @@ class OpenCase(unittest.IsolatedAsyncioTestCase):
 
     def make_stores(self, connect: ConnectionFactory = connect) -> Stores:
         """Stores whose threads end soon when they have nothing to do."""
-        threads = DaemonThreads(64, "crushlite-store", idle_seconds=0.01)
+        threads = DaemonThreads(64, "stores-under-test", idle_seconds=0.01)
         return Stores(
             clock=FakeClock(), boot_id="boot", executor=lambda _: threads, connect=connect
         )
@@ -200,16 +204,17 @@ class SharingTests(OpenCase):
 
     async def test_the_last_release_closes_threads_files_and_lock(self) -> None:
         store_threads_ended()  # of earlier stores
-        threads, files = threading.active_count(), descriptors()
+        threads, files = len(threads_of_stores()), descriptors()
         async with asyncio.timeout(LIMIT):
             first = await self.stores.open(self.directory)
             second = await self.stores.open(self.directory)
-            self.assertGreater(threading.active_count(), threads)
+            used = await first.submit(lambda _: threading.current_thread())
+            self.assertEqual(used.name, "stores-under-test")
             await self.stores.release(first)
             self.assertEqual(await second.submit(lambda _: 1), 1)
             await self.stores.release(second)
             store_threads_ended()
-            self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+            self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
             await self.open_elsewhere()
 
     async def test_an_open_during_the_close_waits_for_it_and_gets_a_new_store(self) -> None:
@@ -252,14 +257,14 @@ class RefusalTests(OpenCase):
     async def refused(self, error: type[StoreUnusable], exit_code: int) -> str:
         """Opening fails with this error, changes no byte, and leaks nothing."""
         store_threads_ended()  # of earlier stores
-        before, threads, files = digests(self.directory), threading.active_count(), descriptors()
+        before, threads, files = digests(self.directory), len(threads_of_stores()), descriptors()
         async with asyncio.timeout(LIMIT):
             for _ in range(2):
                 with self.assertRaises(error) as caught:
                     await self.stores.open(self.directory)
         self.assertEqual(digests(self.directory), before)
         store_threads_ended()
-        self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+        self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
         self.assertEqual(caught.exception.exit_code, exit_code)
         return caught.exception.message
 
@@ -315,12 +320,12 @@ class RefusalTests(OpenCase):
             with self.subTest(connection=failing):
                 stores = self.make_stores(failing_at(failing))
                 store_threads_ended()  # of earlier stores
-                threads, files = threading.active_count(), descriptors()
+                threads, files = len(threads_of_stores()), descriptors()
                 async with asyncio.timeout(LIMIT):
                     with self.assertRaises(StoreUnusable):
                         await stores.open(self.directory)
                     store_threads_ended()
-                    self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+                    self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
                     store = await self.stores.open(self.directory)
                     await self.stores.release(store)
 
@@ -333,13 +338,13 @@ class RefusalTests(OpenCase):
                 breaking = Breaking(failures + 1)
                 stores = self.make_stores(breaking.connect)
                 store_threads_ended()  # of earlier stores
-                threads, files = threading.active_count(), descriptors()
+                threads, files = len(threads_of_stores()), descriptors()
                 try:
                     await stores.release(await stores.open(self.directory))
                 except StoreUnusable:
                     failures += 1
                     store_threads_ended()
-                    self.assertEqual((threading.active_count(), descriptors()), (threads, files))
+                    self.assertEqual((len(threads_of_stores()), descriptors()), (threads, files))
                 else:
                     break
             # Pragmas, the schema statement by statement, recovery.

@@ -20,7 +20,7 @@ from tests.support.store import Gate, StoreCase, add, ids
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAME = "crushlite-store"
+NAME = "stores-under-test"
 ENDLESS = """
     WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n
 """
@@ -39,11 +39,6 @@ def of_stores() -> list[threading.Thread]:
 
 
 class ThreadTests(StoreCase):
-    def setUp(self) -> None:
-        super().setUp()
-        for thread in of_stores():  # of the test before
-            thread.join(LIMIT)
-
     async def test_calls_of_one_store_run_one_at_a_time_and_in_order(self) -> None:
         threads = DaemonThreads(8, NAME, idle_seconds=0.01)
         stores = Stores(clock=FakeClock(), boot_id="boot", executor=lambda _: threads)

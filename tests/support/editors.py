@@ -20,7 +20,7 @@ from crushlite.jsonrpc.peer import PeerOptions, RpcHandler, RpcPeer
 from crushlite.launch import Wanted
 from crushlite.testing import LocalDaemon
 from tests.support.basics import BoundedTestCase
-from tests.support.crush import Tui
+from tests.support.crush import Tui, WireCase
 from tests.support.places import ROOT
 from tests.support.streams import stream_pair
 
@@ -141,39 +141,21 @@ class EditorCase(BoundedTestCase):
         return script, answer["sessionId"]
 
 
-class ProcessCase(BoundedTestCase):
-    """Programs with a home, sockets and a project of their own; their daemon is ended."""
+class ShimCase(BoundedTestCase):
+    """Starts `crushlite acp` as an editor does."""
 
-    async def asyncSetUp(self) -> None:
-        # A socket's path must be short: not below a long TMPDIR.
-        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp"))
-        self.root = Path(folder)
-        self.cwd = str(self.root / "project")
-        os.mkdir(self.cwd)
-        (self.root / "run").mkdir(mode=0o700)
-        self.address = f"unix://{self.root}/d.sock"
-        self.addAsyncCleanup(self.kill_daemon)
+    root: Path
+    cwd: str
+    host: tuple[str, ...]  # arguments that lead to the daemon
 
     def environment(self) -> dict[str, str]:
         places = {"HOME": str(self.root), "XDG_RUNTIME_DIR": str(self.root / "run")}
         return {**places, "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 
-    async def daemon_pid(self) -> int:
-        """Raises CrushliteError if there is no daemon."""
-        async with Client(self.address) as client:
-            return (await client.vitals()).pid
-
-    async def kill_daemon(self) -> None:
-        try:
-            os.kill(await self.daemon_pid(), signal.SIGKILL)
-        except (CrushliteError, ProcessLookupError):
-            pass  # it has left
-
     @property
     def command(self) -> list[str]:
         """What an editor starts."""
-        host = ("--host", self.address, "--agent", "offline")
-        return [sys.executable, "-m", "crushlite", "acp", *host]
+        return [sys.executable, "-m", "crushlite", "acp", *self.host]
 
     async def start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -192,6 +174,32 @@ class ProcessCase(BoundedTestCase):
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+class ProcessCase(ShimCase):
+    """Programs with a home, sockets and a project of their own; their daemon is ended."""
+
+    async def asyncSetUp(self) -> None:
+        # A socket's path must be short: not below a long TMPDIR.
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp"))
+        self.root = Path(folder)
+        self.cwd = str(self.root / "project")
+        os.mkdir(self.cwd)
+        (self.root / "run").mkdir(mode=0o700)
+        self.address = f"unix://{self.root}/d.sock"
+        self.host = ("--host", self.address, "--agent", "offline")
+        self.addAsyncCleanup(self.kill_daemon)
+
+    async def daemon_pid(self) -> int:
+        """Raises CrushliteError if there is no daemon."""
+        async with Client(self.address) as client:
+            return (await client.vitals()).pid
+
+    async def kill_daemon(self) -> None:
+        try:
+            os.kill(await self.daemon_pid(), signal.SIGKILL)
+        except (CrushliteError, ProcessLookupError):
+            pass  # it has left
 
     async def crush_client(self, session: str) -> Tui:
         """A Crush client that shows a session, and comes back when the daemon does."""
@@ -217,6 +225,16 @@ class ProcessCase(BoundedTestCase):
         self.addAsyncCleanup(close)
         await script.request("initialize", protocolVersion=1)
         return script, process
+
+
+class CoderShimCase(WireCase, ShimCase):
+    """The command against a daemon in this process, whose agent works with the fake model."""
+
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        (self.root / "run").mkdir(mode=0o700)
+        self.cwd = str(self.project)
+        self.host = ("--host", self.unix)
 
 
 def prompt(session: str, text: str = "hello") -> dict[str, Any]:

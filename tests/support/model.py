@@ -17,12 +17,11 @@ from crushlite.coder.providers.base import ModelStop, Text
 from crushlite.coder.providers.openai import OpenAIProvider
 from crushlite.coder.tools.base import ToolContext, ToolOutcome, ToolUse
 from crushlite.fake_model import End, FakeModel, Say
-from crushlite.hosting import shell, turn_commands, workspace
-from crushlite.hosting.prompts import TurnRequest
-from crushlite.hosting.summaries import write_summary
+from crushlite.hosting import shell, turn_requests, workspace
+from crushlite.hosting.subturns import summarize_turn
 from crushlite.hosting.turn import LiveTurn
 from crushlite.protocol.config import Model, SelectedModel
-from crushlite.protocol.messages import FinishPart, Message, TextPart
+from crushlite.protocol.messages import FinishPart, Message, Prompt, TextPart
 from crushlite.testing import LocalDaemon
 from tests.support.agents import AgentTestCase
 from tests.support.basics import LIMIT, BoundedTestCase
@@ -176,7 +175,7 @@ class CoderDaemonTestCase(BoundedTestCase):
         # Killed commands are waited for as long as it takes: on a busy machine that may be more
         # than the few seconds after which the daemon gives up.
         for module, name in (
-            (turn_commands, "COMMAND_SECONDS"),
+            (turn_requests, "COMMAND_SECONDS"),
             (shell, "END_SECONDS"),
             (workspace, "END_SECONDS"),
         ):
@@ -359,23 +358,18 @@ class CoderBench(Bench):
         prompt: str = "hello",
         parts: Sequence[Part] = (),
         *,
-        fold: Callable[[], Awaitable[list[Message]]] | None = None,
+        fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
         **order: Any,
     ) -> LiveTurn:
         """Run the agent on a turn, into which `fold` brings more prompts. Writing the turn's ending
         is left to the caller."""
         self.user(prompt, *parts)
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
-        asked = TurnRequest(**fields)
+        asked = Prompt(**fields)
 
-        async def no_followups() -> list[Message]:
-            return []
-
-        async def summarize() -> None:
-            await write_summary(self.services, asked, Agent(agent))
-
-        selected = SelectedModel(model="m", provider="p")
-        self.live = LiveTurn(self.services, asked, selected, fold or no_followups, summarize)
+        self.live = LiveTurn(
+            self.workspace, asked, Agent(agent), fold=fold, summarize=summarize_turn
+        )
         await agent.run(self.live)
         return self.live
 

@@ -50,22 +50,24 @@ class FrameCheck:
         self._validator = validator  # a class of the package jsonschema
         self._validators: dict[str, Any] = {}  # one for each type: making one takes long
         self._schema = acp_schema()
-        self._asked: dict[Any, str] = {}  # methods of requests to the agent, by their ids
+        self.open: dict[Any, str] = {}  # methods of requests to the agent, by ids, until answered
         self.checked: list[str] = []  # what was checked, by the names of types
 
     def to_agent(self, message: dict[str, Any]) -> None:
         if "method" in message and "id" in message:
-            self._asked[message["id"]] = message["method"]
+            self.open[message["id"]] = message["method"]
 
     def from_agent(self, message: dict[str, Any]) -> None:
-        """Raises ValidationError, or KeyError for a message of no known type."""
+        """Raises ValidationError, or KeyError for a message of no known type and for a result that
+        nobody waits for."""
         if "method" in message:
             kind = "Request" if "id" in message else "Notification"
             self._check(message["params"], message["method"], kind)
         elif "error" in message:
+            self.open.pop(message["id"], None)
             self._check_type(message["error"], "Error")
         else:
-            self._check(message["result"], self._asked[message["id"]], "Response")
+            self._check(message["result"], self.open.pop(message["id"]), "Response")
 
     def _check(self, value: Any, method: str, kind: str) -> None:
         if method == "$/cancel_request":

@@ -3,33 +3,32 @@ and one time limit per test."""
 
 from __future__ import annotations
 
-import functools
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from crushlite.claims import Graces
+from crushlite.agent.base import Agent, Info
+from crushlite.claims import Claims, Graces
 from crushlite.clock import FakeClock
-from crushlite.commands.background import Background
 from crushlite.events import Hub
-from crushlite.hosting.dialogs import Permissions, Questions
-from crushlite.hosting.files import FileHistory
-from crushlite.hosting.lifetime import Lifetime, Lifetimes
-from crushlite.hosting.prompts import TurnRequest
-from crushlite.hosting.services import Services
-from crushlite.hosting.transcript import Transcript
+from crushlite.hosting import workspace_base
+from crushlite.hosting.endings import Endings
 from crushlite.hosting.turn import LiveTurn
+from crushlite.hosting.workspace_base import WorkspaceBase
 from crushlite.protocol.config import SelectedModel
-from crushlite.protocol.messages import Message
+from crushlite.protocol.messages import Message, Prompt
 from crushlite.protocol.sessions import Session
-from crushlite.store import InlineExecutor, ScopedStore, Stores, messages as message_rows, sessions
+from crushlite.settings import Settings
+from crushlite.store import InlineExecutor, Stores, messages as message_rows, sessions
 from tests.support.basics import BoundedTestCase
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from crushlite.agent.base import Turn
     from crushlite.store import Connection
-    from crushlite.wing import WorkspacePart
 
 SESSION = "session-1"
 SCOPE = ""
@@ -51,13 +50,23 @@ class Published:
 class TappedHub(Hub):
     """A hub that also keeps what was published: a subscriber's queue would join growth."""
 
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock=clock)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.log: list[Published] = []
 
     def publish(self, action: str, payload: object, *, growth: bool = False) -> int:
         self.log.append(Published(action, payload, growth))
         return super().publish(action, payload, growth=growth)
+
+
+class SilentAgent:
+    """The agent of turns whose calls are made by the test."""
+
+    def info(self) -> Info:
+        return Info(selected=SelectedModel(model="m", provider="p"))
+
+    async def run(self, turn: Turn) -> None:
+        pass
 
 
 class Bench(BoundedTestCase):
@@ -72,59 +81,55 @@ class Bench(BoundedTestCase):
         stores = Stores(clock=self.clock, boot_id="boot", executor=InlineExecutor)
         self.store = await stores.open(self.path / "data")
         self.addAsyncCleanup(stores.release, self.store)
-        self.hub = TappedHub(self.clock)
-        self.addCleanup(self.hub.close)
         row = Session(id=SESSION, title="a session", created_at=1, updated_at=1)
         await self.store.submit(lambda conn: sessions.insert_session(conn, SCOPE, row))
-        self.scoped = ScopedStore(self.store, SCOPE)
-        self.parts: list[WorkspacePart] = []
-        self.transcript = Transcript(
-            store=self.scoped, hub=self.hub, clock=self.clock, coalesce=self.coalesce
-        )
-        show = functools.partial(self.hub.publish, "created")
-        self.services = Services(
-            path=self.path,
-            env={"HOME": "/home/kim"},
-            command_env=lambda: {"HOME": "/home/kim"},
-            store=self.scoped,
-            hub=self.hub,
-            clock=self.clock,
-            transcript=self.transcript,
-            permissions=Permissions(show, clock=self.clock),
-            questions=Questions(show, clock=self.clock),
-            lifetime=self.lifetime(interactive=True),
-            coalesce=self.coalesce,
-            background=Background(self.clock),
-            files=FileHistory(self.scoped, self.hub, self.clock, self.parts),
-            parts=self.parts,
-        )
+        profile = mock.Mock()
+        profile.command_env.side_effect = dict
+        profile.allows.return_value = False
+        with mock.patch.object(workspace_base, "Hub", TappedHub):
+            self.workspace = WorkspaceBase(
+                "workspace",
+                path=self.path,
+                env={"HOME": "/home/kim"},
+                store=self.store,
+                scope=SCOPE,
+                endings=Endings(self.store, self.clock),
+                profile=profile,
+                claims=self.claims(interactive=True),
+                perform_claims=mock.Mock(),
+                clock=self.clock,
+                settings=Settings(coalesce=self.coalesce, unattended=None),
+            )
+        hub = self.workspace.hub
+        assert isinstance(hub, TappedHub)
+        self.hub = hub
+        self.addCleanup(self.hub.close)
+        self.scoped, self.transcript = self.workspace.store, self.workspace.transcript
+        self.parts = self.workspace.parts
 
     def leave(self) -> None:
         """From now on no person attends."""
-        self.services = replace(self.services, lifetime=self.lifetime(interactive=False))
+        self.workspace.claims = self.claims(interactive=False)
 
-    def lifetime(self, *, interactive: bool) -> Lifetime:
+    def claims(self, *, interactive: bool) -> Claims:
         """The claims on a workspace that one client streams, a person's or not."""
-        lifetimes = Lifetimes(Graces(), self.clock, mock.Mock())
-        lifetimes.perform(lifetimes.claims.admit("client"))
-        lifetimes.perform(lifetimes.claims.create("workspace", "client"))
-        lifetimes.perform(lifetimes.claims.attach("workspace", "client"))
-        lifetimes.claims.say_interactive("workspace", "client", interactive)
-        return Lifetime(lifetimes, "workspace")
+        claims = Claims(Graces())
+        claims.admit("client")
+        claims.create("workspace", "client")
+        claims.attach("workspace", "client")
+        claims.say_interactive("workspace", "client", interactive)
+        return claims
 
-    def turn(self, prompt: str = "hello", **order: Any) -> LiveTurn:
-        """A turn as the workspace would make it, except that nothing waits to be folded."""
-
-        async def no_followups() -> list[Message]:
-            return []
-
+    def turn(
+        self,
+        prompt: str = "hello",
+        *,
+        fold: Callable[[LiveTurn], Awaitable[list[Message]]] | None = None,
+        **order: Any,
+    ) -> LiveTurn:
+        """A turn as the workspace would make it, except that only `fold` brings prompts into it."""
         fields = {"run_id": "run-1", "session_id": SESSION, "prompt": prompt, **order}
-        return LiveTurn(
-            self.services,
-            TurnRequest(**fields),
-            SelectedModel(model="m", provider="p"),
-            no_followups,
-        )
+        return LiveTurn(self.workspace, Prompt(**fields), Agent(SilentAgent()), fold=fold)
 
     async def rows(self) -> list[Message]:
         """The session's messages as the database holds them: what a restart would find."""

@@ -4,7 +4,6 @@ cost."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import random
 import stat
@@ -295,7 +294,7 @@ class CommandTests(Bench):
         await super().asyncSetUp()
         self.root = self.path / "project"
         self.root.mkdir()
-        self.services = dataclasses.replace(self.services, path=self.root)
+        self.workspace.path = self.root
         self.changes = self.watch(None)
         (self.root / "a.txt").write_text("one\n")
         self.env = {"PATH": os.environ["PATH"]}
@@ -303,7 +302,7 @@ class CommandTests(Bench):
     def watch(self, limits: SnapshotLimits | None) -> ChangesPart:
         """Let only the undo wing watch the commands of this workspace."""
         workspace = mock.Mock(path=self.root, store=self.scoped)
-        workspace.record_changes = self.services.files.record
+        workspace.record_changes = self.workspace.record_changes
         self.parts[:] = [part := ChangesPart(workspace, limits)]
         return part
 

@@ -69,7 +69,7 @@ class Stream(Connection):
     def __init__(self, url: str, target: str) -> None:
         super().__init__(url)
         self.send("GET", target)
-        head, self._framed, self._rest = b"", b"", b""
+        head, self._framed, self._rest, self.found = b"", b"", b"", b""
         while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows are events
             head += self._received(1)
         if head[9:12] != b"200":
@@ -77,12 +77,13 @@ class Stream(Connection):
         self._chunked = b"\r\ntransfer-encoding:" in head.lower()
 
     def wait(self, *marks: bytes) -> float:
-        """Read until an event holds all of these; return when it came. Later ones that came in the
-        same piece are dropped."""
+        """Read until an event holds all of these; return when it came, and keep it in `found`.
+        Later ones that came in the same piece are dropped."""
         while True:
-            lines = self.feed(self._received(1 << 18))
-            if any(all(mark in line for mark in marks) for line in lines):
-                return time.monotonic()
+            for line in self.feed(self._received(1 << 18)):
+                if all(mark in line for mark in marks):
+                    self.found = line
+                    return time.monotonic()
 
     def skip(self, pause: float) -> None:
         """Drop what has come and what comes in so many seconds."""

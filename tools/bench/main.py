@@ -12,12 +12,8 @@ same round, not figures of different days. Linux only, as processor time comes f
 """
 
 import argparse
-import datetime
 import itertools
 import json
-import os
-import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,11 +23,22 @@ from functools import partial
 from pathlib import Path
 
 import report
+from circumstances import allow_many_files, circumstances
 from client import BenchError
 from rows import ROWS, TOY, Figures, Measure, Row, Stage, idle
-from servers import HERE, Recipe, checkout, crush, fixed_points, say
+from servers import (
+    HERE,
+    ROOT,
+    Recipe,
+    checkout,
+    crush,
+    fake_model,
+    fixed_points,
+    git,
+    say,
+    this_checkout,
+)
 
-ROOT = HERE.parents[1]
 FULL = {"rounds": 5, "scale": 1.0, "idle": 60.0}
 QUICK = {"rounds": 3, "scale": 0.25, "idle": 20.0}
 
@@ -75,12 +82,6 @@ def options() -> argparse.Namespace:
     return chosen
 
 
-def git(*arguments: str) -> str:
-    """What a git command prints, or an empty string if it fails."""
-    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=False)
-    return done.stdout.decode().strip() if done.returncode == 0 else ""
-
-
 def base_recipe(spec: str, folder: Path) -> Recipe:
     """The base: a checkout, or a commit, whose files are copied to `folder`."""
     if Path(spec).is_dir():
@@ -105,8 +106,7 @@ def recipes(chosen: argparse.Namespace, folder: Path) -> list[Recipe]:
     usual = stored.read_text().strip() if stored.is_file() else ""
     usual = usual or git("describe", "--tags", "--abbrev=0")
     spec = chosen.base or ("none" if chosen.crush else usual)
-    state = git("describe", "--always", "--dirty")
-    found = [checkout("here", ROOT, f"commit {state}" if state else str(ROOT))]
+    found = [this_checkout()]
     if spec != "none":
         found.append(base_recipe(spec, folder))
     if chosen.crush:
@@ -148,32 +148,16 @@ def results(chosen: argparse.Namespace) -> report.Result:
     rows = [row for row in ROWS if row.key in chosen.rows.split(",")]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         found = recipes(chosen, Path(folder))
-        command = [sys.executable, str(HERE / "peers.py"), "model"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as model:
-            assert model.stdin is not None
-            assert model.stdout is not None
-            url = model.stdout.readline().decode().strip()
+        with fake_model() as url:
             much = (url, chosen.folder, chosen.scale, chosen.size, chosen.idle)
             table = measured([Stage(recipe, *much) for recipe in found], rows, chosen.rounds)
-            model.stdin.close()
-    load = os.getloadavg()[1]  # of the last five minutes
-    if load > 2:  # the benchmark alone keeps one or two processes busy
-        say(f"other programs ran too (load average {load:.1f}): the figures are partly theirs")
-    meta = {
-        "command": " ".join(["tools/bench/run", *sys.argv[1:]]),
-        "servers": {recipe.name: recipe.what for recipe in found},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.platform()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "load": load,
-    }
-    return {"meta": meta, "rows": table}
+    servers = {recipe.name: recipe.what for recipe in found}
+    return {"meta": {"servers": servers, **circumstances("tools/bench/run")}, "rows": table}
 
 
 def main() -> int:
     chosen = options()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # hundreds of streams
+    allow_many_files()
     found = json.loads(chosen.stored.read_text()) if chosen.stored else results(chosen)
     print(*(f"{key}: {value}" for key, value in found["meta"].items()), "", sep="\n")
     print(report.table(found))

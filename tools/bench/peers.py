@@ -1,7 +1,8 @@
 """The other processes of the benchmark: `peers.py model`, `peers.py asyncio|starlette URL`.
 
 The model prints its address and answers until its input ends, at once, from bytes made beforehand.
-It says a word; after `@deltas N` N words in N pieces; after `@hold` it never ends.
+It says a word; after `@deltas N` N words in N pieces; after `@size` how many bytes the request had;
+after `@hold` it never ends.
 
 The toy servers are fixed points: health, a workspace, sessions whose creation is published, prompts
 that get their 202 and are published as ended at once, and the event stream. They store and bound
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COMMAND = re.compile(r"@(hold|deltas) ?(\d*)")
+COMMAND = re.compile(r"@(hold|deltas|size) ?(\d*)")
 NUMBERS = itertools.count()
 
 
@@ -33,8 +34,9 @@ async def serve_model() -> None:
             messages = call.request.get("messages") or [""]
             found = COMMAND.search(json.dumps(messages[-1])) if call.request.get("tools") else None
             command, number = found.groups() if found else ("", "")
+            said = chat.text(str(len(call.body))) if command == "size" else word
             for _ in range(int(number or 1)):
-                call.raw(word)
+                call.raw(said)
             if command != "hold":
                 call.raw(end)
                 call.end()

@@ -8,6 +8,7 @@ question; a ratio is its figure over another's in the same round.
 import html
 import math
 import statistics
+from itertools import zip_longest
 from typing import Any
 
 TOLERANCE = 1.10  # a median ratio that is worse by less than this passes the gate
@@ -69,7 +70,14 @@ def table(results: Result) -> str:
             mark = " worse" if other == "base" and worse(row, other) else ""
             cells += [spread(ratios(row, other)) + mark]
         lines.append([row["title"], row["unit"], *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return aligned(lines)
+
+
+def aligned(lines: list[list[str]]) -> str:
+    """Lines of cells as text in columns; a line may have fewer cells than others."""
+    columns = zip_longest(*lines, fillvalue="")
+    widths = [max(map(len, column)) for column in columns]
+    # Not strict: a short line has no further cells.
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from client import BenchError, Collector, Connection
+from history import fill
 from servers import Recipe, Server
 
 PER_SESSION = 25  # turns before the next session, so that the history sent to the model stays short
@@ -87,18 +88,23 @@ def own_run(stage: Stage) -> Figures:
         return medians(("run", "run_cpu"), [server.ask() for _ in range(stage.times(10))], 1e3)
 
 
+def turned(server: Server, count: int) -> tuple[list[tuple[float, float]], float]:
+    """Turns one by one: the seconds of each to its 202 and to its end, and the processor time of
+    one. The first of a session is not timed, as a title is made beside it; the processor time is of
+    all."""
+    took = []
+    server.turn(server.session())
+    before = server.cpu()
+    for number in range(count):
+        if number % PER_SESSION == 0:
+            server.turn(session := server.session())
+        took.append(server.turn(session))
+    return took, (server.cpu() - before) / (count + -(-count // PER_SESSION))
+
+
 def turns(stage: Stage) -> Figures:
-    """Turns one by one. The first of a session is not timed, as a title is made beside it; the
-    processor time is of all."""
-    took, count = [], stage.times(400)
     with stage.server() as server:
-        server.turn(server.session())
-        before = server.cpu()
-        for number in range(count):
-            if number % PER_SESSION == 0:
-                server.turn(session := server.session())
-            took.append(server.turn(session))
-        cpu = (server.cpu() - before) / (count + -(-count // PER_SESSION))
+        took, cpu = turned(server, stage.times(400))
     figures = {"turn_cpu": cpu * 1e3, "worst": max(ended for _, ended in took) * 1e3}
     figures["stalls"] = sum(ended > 0.1 for _, ended in took)
     return figures | medians(("post", "turn"), [(p * 1e3, ended) for p, ended in took], 1e3)
@@ -198,15 +204,20 @@ def health(stage: Stage) -> Figures:
     return {"health": median(took) * 1e6, "health_cpu": cpu / len(took) * 1e6}
 
 
+def attached(server: Server, count: int) -> tuple[float, float]:
+    """The memory of a server after one turn, and what each of so many idle streams adds, in KiB."""
+    server.turn(server.session())
+    time.sleep(0.3)
+    before = server.memory()
+    streams = server.subscribe(count)
+    time.sleep(0.3)
+    return before, (server.memory() - before) / len(streams)
+
+
 def memory(stage: Stage) -> Figures:
     with stage.server() as server:
-        server.turn(server.session())
-        time.sleep(0.3)
-        before = server.memory()
-        streams = server.subscribe(stage.sized(500))
-        time.sleep(0.3)
-        grown = server.memory() - before
-    return {"memory": before / 1024, "stream_kb": grown / len(streams)}
+        before, each = attached(server, stage.sized(500))
+    return {"memory": before / 1024, "stream_kb": each}
 
 
 def idle(stage: Stage) -> Figures:
@@ -257,7 +268,7 @@ def beside(stage: Stage) -> Figures:
         server.prompt(busy := server.session(), "@hold")
         server.line.answer()
         long = server.session()
-        server.fill(long, stage.sized(20_000))
+        fill(server.database, stage.sized(20_000), long)
         reading, target = Connection(server.url), f"{server.base}/sessions/{long}/messages"
         clock = partial(clocked, stage.times(10), reading, target)
         reader = multiprocessing.get_context("fork").Process(target=clock)

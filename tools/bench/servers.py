@@ -10,12 +10,12 @@ import json
 import os
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from client import BenchError, Connection, Stream
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 START = 30.0  # seconds a server may take to answer
 
 
@@ -49,6 +50,11 @@ def checkout(name: str, folder: Path, what: str) -> Recipe:
     return Recipe(name, what, serve, ask, {"PYTHONPATH": str(folder)})
 
 
+def this_checkout() -> Recipe:
+    state = git("describe", "--always", "--dirty")
+    return checkout("here", ROOT, f"commit {state}" if state else str(ROOT))
+
+
 def crush(path: str) -> Recipe:
     found = shutil.which(path)
     if found is None:
@@ -73,6 +79,12 @@ def fixed_points(python: str) -> list[Recipe]:
     ]
 
 
+def git(*arguments: str) -> str:
+    """What a git command prints, or an empty string if it fails."""
+    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=False)
+    return done.stdout.decode().strip() if done.returncode == 0 else ""
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -87,13 +99,17 @@ class Server:
         config = self._home / ".config" / "crush"
         config.mkdir(parents=True)
         (config / "crush.json").write_text(json.dumps(configuration(model)))
-        self._project = self._home / "project"
-        self._project.mkdir()
+        self.project = self._home / "project"
+        self.project.mkdir()
         with socket.create_server(("127.0.0.1", 0)) as probe:
             tcp = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
         self.url = f"unix://{self._home}/s" if transport == "unix" else tcp
+        self.start()
+
+    def start(self) -> None:
+        """Start the process and wait until it answers."""
         began = time.monotonic()
-        self.process = self._spawn(recipe.serve)
+        self.process = self._spawn(self.recipe.serve)
         while True:
             try:
                 Connection(self.url).call("GET", "/v1/health")
@@ -102,7 +118,7 @@ class Server:
                 if self.process.poll() is not None or time.monotonic() > began + START:
                     said = self.last_words()
                     self.close()
-                    raise BenchError(f"{recipe.name} did not start: {said}") from None
+                    raise BenchError(f"{self.recipe.name} did not start: {said}") from None
                 time.sleep(0.002)
         self.cold = time.monotonic() - began
 
@@ -113,11 +129,16 @@ class Server:
         env |= self.recipe.environment
         with (self._home / "log").open("ab") as log:
             return subprocess.Popen(
-                words, cwd=self._project, env=env, stdin=none, stdout=log, stderr=log
+                words, cwd=self.project, env=env, stdin=none, stdout=log, stderr=log
             )
 
     def last_words(self) -> str:
         return (self._home / "log").read_text(errors="replace")[-400:].strip()
+
+    def stop(self) -> None:
+        """End the process in order, as a user would; `start` begins another with the same files."""
+        self.process.terminate()
+        self.process.wait(START)
 
     def close(self) -> None:
         self.process.kill()
@@ -126,24 +147,36 @@ class Server:
 
     # What the measurements do with it -----------------------------------------------------------
 
-    def join(self) -> None:
-        """Open the project: `line` is a connection, `base` the workspace, `stream` its events."""
+    def join(self, project: str = "project") -> float:
+        """Open a project, one in the home: `line` is a connection, `base` the workspace, `stream`
+        its events. Return the seconds until the workspace was there, and wait for its agent."""
         self.line = Connection(self.url)
-        self.stream = self.subscribe(1)[0]
+        self.project = self._home / project
+        self.project.mkdir(exist_ok=True)
+        began = time.monotonic()
+        client = self._workspace()
+        took = time.monotonic() - began
+        self.stream = Stream(self.url, f"{self.base}/events?client_id={client}")
         if self.recipe.toy:
-            return
+            return took
         self.line.call("POST", f"{self.base}/agent/init", {"interactive": True})
         deadline = time.monotonic() + START
         while not self.json("GET", f"{self.base}/agent")["is_ready"]:
             if time.monotonic() > deadline:
                 raise BenchError(f"its agent was not ready after {START:g} s")
             time.sleep(0.01)
+        return took
+
+    def _workspace(self) -> str:
+        """Open the project for a new client; return the id of the client."""
+        client, path = str(uuid.uuid4()), str(self.project)
+        body = {"path": path, "client_id": client, "env": [f"PWD={path}"]}
+        self.base = f"/v1/workspaces/{self.json('POST', '/v1/workspaces', body)['id']}"
+        return client
 
     def subscribe(self, count: int, query: str = "") -> list[Stream]:
         """Open event streams of a new client."""
-        client, path = str(uuid.uuid4()), str(self._project)
-        body = {"path": path, "client_id": client, "env": [f"PWD={path}"]}
-        self.base = f"/v1/workspaces/{self.json('POST', '/v1/workspaces', body)['id']}"
+        client = self._workspace()
         target = f"{self.base}/events?client_id={client}{query}"
         return [Stream(self.url, target) for _ in range(count)]
 
@@ -160,10 +193,10 @@ class Server:
         (line or self.line).send("POST", f"{self.base}/agent", body)
         return run.encode()
 
-    def turn(self, session: str) -> tuple[float, float]:
+    def turn(self, session: str, text: str = "hello") -> tuple[float, float]:
         """Send a prompt and wait for its end; return the seconds to the 202 and to the end."""
         began = time.monotonic()
-        run = self.prompt(session, "hello")
+        run = self.prompt(session, text)
         self.line.answer()
         promised = time.monotonic()
         return promised - began, self.stream.wait(b"run_complete", run) - began
@@ -178,22 +211,12 @@ class Server:
             raise BenchError(f"its client ended with {child.returncode}: {self.last_words()}")
         return time.monotonic() - began, usage.ru_utime + usage.ru_stime
 
-    def fill(self, session: str, messages: int) -> None:
-        """Put messages into a session behind the daemon's back: posting them would take long."""
-        file = self._project / ".crushlite" / "crushlite.db"
+    @property
+    def database(self) -> Path:
+        file = self.project / ".crushlite" / "crushlite.db"
         if not file.exists():
             raise BenchError("only a database of crushlite can be filled")
-        texts = {"type": "text", "data": {"text": "some words of an ordinary message, " * 6}}
-        parts = json.dumps([texts, {"type": "finish", "data": {"reason": "stop", "time": 0}}])
-        with contextlib.closing(sqlite3.connect(file, timeout=START)) as database:
-            database.executemany(
-                "INSERT INTO messages (scope, id, session_id, position, role, parts, finished,"
-                " model, provider, created_at, updated_at) SELECT scope, ?, id, ?, 'user', ?, 1,"
-                " '', '', 0, 0 FROM sessions WHERE id = ?",
-                ((str(uuid.uuid4()), number, parts, session) for number in range(messages)),
-            )
-            database.commit()
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its log is not the daemon's
+        return file
 
     def cpu(self) -> float:
         """Seconds of processor time so far, of all threads: the kernel has a clock for each
@@ -201,10 +224,22 @@ class Server:
         10 ms, so that a short measurement may show none."""
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
+    def threads(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
     def memory(self) -> float:
         """Resident memory in KiB."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1024
+
+
+@contextlib.contextmanager
+def fake_model() -> Iterator[str]:
+    """The address of a model in a process of its own."""
+    command = [sys.executable, str(HERE / "peers.py"), "model"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as model:
+        assert model.stdout is not None
+        yield model.stdout.readline().decode().strip()
 
 
 def configuration(model: str) -> dict[str, Any]:

@@ -43,7 +43,6 @@ STORE_ERRORS = (
     "is not saved:",
     "endings are not saved, prompts are refused",
     "not saved are",
-    "a failed summary could not be stored",
 )
 
 

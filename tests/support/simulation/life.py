@@ -174,7 +174,7 @@ class Life:
 
     def _busy_sessions(self) -> list[str]:
         hosted = self._daemon.backend.everything()
-        states = [state for one in hosted for state in one.workspace.runs.states()]
+        states = [state for one in hosted for state in one.runs.states()]
         return sorted({session_id for session_id, _ in states})
 
     async def _pause(self, deadline: float) -> None:

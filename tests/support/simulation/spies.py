@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from crushlite.events import Hub
-from crushlite.hosting import runner as runner_module, workspace as workspace_module
+from crushlite.hosting import runner as runner_module, workspace_base
 from crushlite.hosting.backend import Backend
 from crushlite.hosting.runner import Runner
 from crushlite.http import client as http_client
@@ -57,7 +57,7 @@ def spies(ledger: Ledger) -> Iterator[None]:
     runs, hub = functools.partial(SpiedRuns, ledger), functools.partial(SpiedHub, ledger)
     with (
         mock.patch.object(runner_module, "Runs", runs),
-        mock.patch.object(workspace_module, "Hub", hub),
+        mock.patch.object(workspace_base, "Hub", hub),
         mock.patch.object(Runner, "accept", accept_prompt),
         mock.patch.object(Backend, "attach", note_attach),
         mock.patch.object(http_client._PooledConnection, "__hash__", number, create=True),

@@ -21,7 +21,7 @@ from unittest import mock
 
 from crushlite.claims import Graces
 from crushlite.events import Bounds
-from crushlite.hosting import workspace as workspace_module
+from crushlite.hosting import workspace_base
 from crushlite.settings import Settings
 from tests.support.simulation.ledger import Ledger, Trace, Violation
 from tests.support.simulation.life import Life
@@ -163,7 +163,7 @@ class World:
             return contextlib.nullcontext()
         self.ledger.counts["short ring"] += 1
         small = functools.partial(Bounds, entries=24, bytes=40_000)
-        return mock.patch.object(workspace_module, "Bounds", small)
+        return mock.patch.object(workspace_base, "Bounds", small)
 
     def _live(self, main: Callable[[Life], Any], death: Death | None) -> None:
         """Run one daemon from its start to its end."""
