@@ -13,6 +13,7 @@ for it, and mypy with --types.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -26,10 +27,31 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 NO_TESTS = 5  # pytest's exit code for "nothing was collected", as with -k
 
-# How long a file takes is guessed from its lines. Tests that drive models, processes, terminals
-# and browsers, or look at all sources, take longer than their length says.
-SLOW = {"coder": 2, "cli": 2, "console": 4, "daemon": 4, "house": 4, "machines": 2}
-PART = 5000  # lines: about half a minute
+# How long a file takes is guessed from its lines; those that take much longer than their length
+# says were measured. An old figure costs some time at the end of the check, and nothing else.
+LINES = 300  # in a second
+SECONDS = {
+    "api": {"test_auth": 9, "test_input": 8},
+    "cli": {"test_care": 6, "test_chat": 7, "test_data": 6, "test_run": 6, "test_run_terminal": 6},
+    "coder": {
+        "test_hostile_repos": 13,
+        "test_mistakes": 8,
+        "test_prompt_caching": 10,
+        "test_tools_paths": 8,
+        "test_tools_safe": 10,
+        "test_tools_search": 12,
+    },
+    "commands": {"test_process": 6},
+    "console": {"test_browser": 80, "test_comfort": 25, "test_features": 15},
+    "daemon": {"test_bounded_exit": 8, "test_daemon": 20},
+    "house": {"test_bench": 5, "test_wings": 26},
+    "machines": {"test_claims": 9, "test_runs": 19},
+    "scenarios": {"test_events": 10},
+    "simulation": {"test_simulation": 10},
+    "store": {"test_damage": 8, "test_migrations": 6},
+    "wire": {"test_restart": 7},
+}
+PART = 20  # seconds
 
 
 # Installs the real programs, in $0's environment, and runs the tests against them in their own.
@@ -42,16 +64,16 @@ class Job(NamedTuple):
     command: list[str]
 
 
-def parts(files: list[Path]) -> dict[str, dict[Path, int]]:
-    """The files that one process each gets, with their weights. A folder above PART is split into
-    parts of equal weight; smaller ones share a process."""
-    folders: dict[str, dict[Path, int]] = defaultdict(dict)
+def parts(files: list[Path]) -> dict[str, dict[Path, float]]:
+    """The files that one process each gets, with their seconds. A folder above PART is split into
+    parts that take about as long; smaller ones share a process."""
+    folders: dict[str, dict[Path, float]] = defaultdict(dict)
     for file in files:
-        lines = file.read_text("utf-8").count("\n")
         folder = file.relative_to(TESTS).parts[0]
-        folders[folder][file] = lines * SLOW.get(folder, 1)
-    answer: dict[str, dict[Path, int]] = {}
-    shared: dict[Path, int] = {}
+        guess = file.read_text("utf-8").count("\n") / LINES
+        folders[folder][file] = SECONDS.get(folder, {}).get(file.stem, guess)
+    answer: dict[str, dict[Path, float]] = {}
+    shared: dict[Path, float] = {}
     names: list[str] = []
     for folder, weights in sorted(folders.items(), key=lambda item: -sum(item[1].values())):
         if sum(weights.values()) > PART:
@@ -67,12 +89,14 @@ def parts(files: list[Path]) -> dict[str, dict[Path, int]]:
     return answer
 
 
-def _split(folder: str, weights: dict[Path, int]) -> dict[str, dict[Path, int]]:
-    count = -(-sum(weights.values()) // PART)
-    split: list[dict[Path, int]] = [{} for _ in range(count)]
-    for file in sorted(weights, key=lambda file: -weights[file]):
-        min(split, key=lambda part: sum(part.values()))[file] = weights[file]
-    return {f"{folder} {number}/{count}": part for number, part in enumerate(split, 1) if part}
+def _split(folder: str, weights: dict[Path, float]) -> dict[str, dict[Path, float]]:
+    split: list[dict[Path, float]] = [{f: w} for f, w in weights.items() if w >= PART]
+    rest = {file: weight for file, weight in weights.items() if weight < PART}
+    smaller: list[dict[Path, float]] = [{} for _ in range(math.ceil(sum(rest.values()) / PART))]
+    for file in sorted(rest, key=lambda file: -rest[file]):
+        min(smaller, key=lambda part: sum(part.values()))[file] = rest[file]
+    split += smaller
+    return {f"{folder} {number}/{len(split)}": part for number, part in enumerate(split, 1)}
 
 
 def run(job: Job) -> tuple[Job, int, float, str]:
@@ -85,8 +109,8 @@ def run(job: Job) -> tuple[Job, int, float, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
-    # One more than there are cores: tests wait for processes and disks.
-    parser.add_argument("--jobs", type=int, default=1 + (os.cpu_count() or 1))
+    # Two more than there are cores: tests wait for processes, browsers and disks.
+    parser.add_argument("--jobs", type=int, default=2 + (os.cpu_count() or 1))
     for name in ("--types", "--coverage", "--peers"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--ignore", action="append", default=[])

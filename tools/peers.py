@@ -35,7 +35,9 @@ def stamp_of(root: Path) -> str:
 
 def commands(root: Path, folder: Path, npm: str) -> list[list[str]]:
     python = str(folder / "venv" / "bin" / "python")
-    pip = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # The pip of this environment: to put another one there takes as long as all packages.
+    pip = [sys.executable, "-I", "-m", "pip", "--python", python, "install", "--quiet"]
+    pip.append("--disable-pip-version-check")
     wanted = ["--editable", f"{root}[test]", "-r", str(root / "tests" / "peers/requirements.txt")]
     packages = ["install", "--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel=error"]
     return [[*pip, "--no-input", *wanted], [npm, *packages]]
@@ -47,7 +49,7 @@ def install(root: Path, folder: Path) -> int:
         say(f"the peers cannot be installed: {NODE_ADVICE}")
         return 1
     say(f"installing the peers into {folder} (needed once, takes some minutes) ...")
-    venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder / "venv")
+    venv.EnvBuilder(with_pip=False, clear=True, symlinks=True).create(folder / "venv")
     shutil.copy(root / "tests" / "peers" / "package.json", folder / "package.json")
     environment = {
         name: value

@@ -110,8 +110,7 @@ def _of_runs(backend: Backend) -> Iterator[Family]:
 
 def _of_events(backend: Backend) -> Iterator[Family]:
     totals = backend.totals()
-    hubs = [workspace.hub.statistics() for workspace in backend.everything()]
-    queued = sum(hub.queued_bytes for hub in hubs)
+    queued = sum(workspace.hub.queued_bytes for workspace in backend.everything())
     closed = {"slow": totals["closed_slow"], "failed": totals["closed_failed"]}
     yield Family("crushlite_events_published_total", "Events published.", totals["published"])
     yield Family(

@@ -196,8 +196,8 @@ class EventBoundsTests(Bench):
     async def test_the_longest_answer_fits_into_the_replay_and_into_a_stream(self) -> None:
         message = Message("m" * 36, "assistant", "s" * 36, [TextPart("x" * ANSWER_BYTES)])
         self.hub.publish("updated", message)
-        self.assertEqual(self.hub.statistics().ring_entries, 1)
-        self.assertLessEqual(2 * self.hub.statistics().ring_bytes, self.hub.bounds.bytes)
+        self.assertEqual(len(self.hub.ring.entries), 1)
+        self.assertLessEqual(2 * self.hub.ring.bytes, self.hub.bounds.bytes)
 
 
 class DecoderTests(BoundedTestCase):

@@ -55,8 +55,7 @@ def tearDownModule() -> None:
 
 class BrowserCase(BoundedTestCase):
     async def asyncSetUp(self) -> None:
-        self.browser = _shared[0]
-        await self.browser.reset()
+        self.browser = _shared[0]  # as new: each test leaves one blank window
         self.window = self.browser.first
         folder = self.enterContext(tempfile.TemporaryDirectory(prefix="crushlite-"))
         self.runtime = folder
@@ -64,10 +63,10 @@ class BrowserCase(BoundedTestCase):
         self.enterContext(mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder}))
 
     async def asyncTearDown(self) -> None:
-        # No page may log an error, such as a refusal by its own policy.
         logged = [line for line in await self.browser.complaints() if "Failed to load" not in line]
-        self.assertEqual([line for line in logged if "net::ERR" not in line], [])
         await self.browser.reset()
+        # No page may log an error, such as a refusal by its own policy.
+        self.assertEqual([line for line in logged if "net::ERR" not in line], [])
 
     async def serve(self, **options: Any) -> LocalDaemon:
         self.daemon = await self.enterAsyncContext(LocalDaemon(tcp=True, **options))
