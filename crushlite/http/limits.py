@@ -102,6 +102,8 @@ class Deadline:
     again. So on a connection whose requests each arrive whole, `set` only stores a number.
     """
 
+    __slots__ = ("_clock", "_due", "_fires", "_passed", "_timer")
+
     def __init__(self, clock: Clock, passed: Callable[[], None]) -> None:
         self._clock = clock
         self._passed = passed
