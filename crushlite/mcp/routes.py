@@ -14,12 +14,13 @@ from ..protocol.features import (
     McpPromptArgument,
     McpState,
     NamedServer,
+    WantServers,
 )
 from .errors import ServerError
 
 if TYPE_CHECKING:
     from ..api.context import Context
-    from ..http.messages import Request, Response
+    from ..http.messages import Request, Response, Stream
     from .part import McpPart
     from .server import Server
 
@@ -66,6 +67,13 @@ def _state(server: Server) -> McpState:
         left_out=list(server.left_out),
         last_lines=server.last_words,
     )
+
+
+async def want_servers(context: Context, request: Request) -> Stream:
+    wanted, part = body(WantServers, request), _part(context, request)
+    if part is None:
+        raise NotFound("no tool servers here: the daemon reads no configuration")
+    return part.of_clients.want(wanted.servers, part.configured)
 
 
 async def prompts(context: Context, request: Request) -> Response:

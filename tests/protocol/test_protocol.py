@@ -36,6 +36,7 @@ from crushlite.protocol.config import (
 )
 from crushlite.protocol.events import ConfigChanged, Envelope, Resync
 from crushlite.protocol.features import (
+    ClientServer,
     CommandArgument,
     CommandInfo,
     ExpandCommand,
@@ -52,6 +53,8 @@ from crushlite.protocol.features import (
     SkillsEvent,
     SkillState,
     SkillSummary,
+    UsedServers,
+    WantServers,
 )
 from crushlite.protocol.health import Check, Health
 from crushlite.protocol.lsp import LSPClientInfo, LSPEvent, StartLSP
@@ -159,6 +162,9 @@ SHAPES: list[tuple[type, str, str]] = [
     (LSPEvent, "type name state", "error diagnostic_count"),
     (StartLSP, "path", ""),
     (NamedServer, "name", "uri"),
+    (ClientServer, "name type command args env url headers", ""),
+    (WantServers, "servers", ""),
+    (UsedServers, "used refused", ""),
     (GetPrompt, "client_id prompt_id", "args"),
     (
         McpState,
