@@ -1,9 +1,9 @@
 """Who keeps a workspace alive, who keeps the server alive, and when both may go.
 
-Two rules, as for every state machine here. First: everything that can change a claim is in this
-file. Second: nothing in this file waits, sleeps or does I/O. Each call decides at once, on one
-event loop, and returns what has to be done as data; so there are no locks, and the decision to
-leave is atomic against a create. The backend performs the effects, in the order of the list.
+Everything that can change a claim is in this file, and nothing in it waits, sleeps or does I/O.
+Each call decides at once, on one event loop, and returns what has to be done as data; so there are
+no locks, and the decision to leave is atomic against a create. The backend performs the effects, in
+the order of the list.
 
 What a claim is
 ---------------
@@ -16,13 +16,13 @@ is bounded by a timer, for a client can die without a word at any moment:
     STREAMING_RELEASED  the same, but the client has said goodbye: no grace after the last stream
     HELD_DETACH         the last stream closed unannounced; the detach grace runs
 
-A detached run is a claim as well, proven by the run itself: it does not depend on any client.
-When such a run was the last claim, the workspace *lingers* for one detach grace, so that its owner
-can come back to look at the result. A workspace without any claim, run or linger is torn down; a
-server without any workspace or pending create is idle and leaves after the idle grace.
+A detached run is a claim as well, proven by the run itself, whatever clients do. When such a run
+was the last claim, the workspace *lingers* for one detach grace, so that its owner can come back to
+look at the result. A workspace without any claim, run or linger is torn down; a server without any
+workspace or pending create is idle and leaves after the idle grace.
 
-The events, and who raises them
--------------------------------
+The events of a claim
+---------------------
     create       the commit of a create request; `admit` came before it, `failed` ends it otherwise
     attach       an event stream was opened
     detach_last  the only open stream of the client was closed, by whichever side
@@ -30,19 +30,15 @@ The events, and who raises them
     expire       the claim's own timer ran out
     retire       the client said it will never come back (DELETE client)
 
-`TRANSITIONS` says what each does to one claim; the method named like the event does the rest. A
-pair that is absent cannot happen: `transition` raises IllegalCall for it.
+`TRANSITIONS` says what each does to one claim. What the table does not say:
 
-Where the table is not the whole story
---------------------------------------
-* A detach while other streams of the client are open changes a count, not the state.
-* A cell that stays in a HELD state re-arms the grace only for `create`; a detach there is a stray.
+* A detach while other streams of the client are open changes a count, not the state. A detach or a
+  release without such a stream or claim does nothing.
 * A detach grace of zero: HELD_DETACH expires inside the same call. A create grace of zero is a
   timer of zero seconds, so that the create itself still succeeds.
 * An idle grace of zero: the server leaves inside the call that made it idle, except in `begin`,
   or no client could ever reach it.
-* Nothing is refused by the table. Retired clients and a latched server are refused before it.
-* A detached run and the linger after it have no states of their own: `run_began`, `run_ended`.
+* Retired clients and a latched server are refused before the table is asked.
 
 Invariants, each checked in every reachable state by the tests
 --------------------------------------------------------------
@@ -53,17 +49,14 @@ Invariants, each checked in every reachable state by the tests
 3. The idle timer is armed exactly while the server is idle, not latched, and has an idle grace
    (with the exception of `begin` above).
 4. The latch never opens. A latched server has no workspace and no timer, and gains none.
-5. A retired client has no claim and gains none: two HTTP requests have no order, and a create that
-   was overtaken by its client's retirement must still be refused. The marks of the last
-   MOST_RETIRED clients are kept: more than ever overtake a request, and memory is bounded.
+5. A retired client has no claim and gains none: a create that was overtaken by its client's
+   retirement must still be refused. The marks of the last MOST_RETIRED clients are kept.
 6. A timer counts by its generation. The expiry of one that was disarmed, replaced or already fired
    changes nothing, however late it is delivered.
 7. A call that raises changes nothing.
 
-Deliberately not known here: clocks and loops (the backend turns `Arm` and `Disarm` into real
-timers); paths (the backend finds the id of a path and commits the create in one synchronous step,
-and never uses an id twice); sessions other than as opaque names; what a teardown does, and how
-long it takes.
+Knows nothing of: clocks and loops, paths (the backend finds the id of a path and commits the create
+in one synchronous step, and never uses an id twice), what a teardown does.
 """
 
 from __future__ import annotations
@@ -83,7 +76,7 @@ from .errors import (
 )
 from .records import dataclass
 
-MOST_RETIRED = 10_000  # clients that are remembered after they have retired
+MOST_RETIRED = 10_000  # clients that are remembered: more than ever overtake a request
 
 
 class ClaimState(Enum):
@@ -98,14 +91,10 @@ TRANSITIONS: dict[ClaimState, dict[str, ClaimState]] = {
     ClaimState.NONE: {
         "create": ClaimState.HELD_CREATE,
         "attach": ClaimState.STREAMING,
-        "detach_last": ClaimState.NONE,
-        "release": ClaimState.NONE,
-        "retire": ClaimState.NONE,
     },
     ClaimState.HELD_CREATE: {
         "create": ClaimState.HELD_CREATE,
         "attach": ClaimState.STREAMING,
-        "detach_last": ClaimState.HELD_CREATE,
         "release": ClaimState.NONE,
         "expire": ClaimState.NONE,
         "retire": ClaimState.NONE,
@@ -127,7 +116,6 @@ TRANSITIONS: dict[ClaimState, dict[str, ClaimState]] = {
     ClaimState.HELD_DETACH: {
         "create": ClaimState.HELD_CREATE,
         "attach": ClaimState.STREAMING,
-        "detach_last": ClaimState.HELD_DETACH,
         "release": ClaimState.NONE,
         "expire": ClaimState.NONE,
         "retire": ClaimState.NONE,
@@ -226,8 +214,8 @@ class Claims:
         self._graces = graces
         self._workspaces: dict[str, _Workspace] = {}  # exactly the live ones
         self._retired: dict[str, None] = {}  # the last ones, the oldest first
-        self._pending = 0  # creates admitted, and neither committed nor failed yet
-        self._latched = False
+        self.pending = 0  # creates admitted, and neither committed nor failed yet
+        self.is_latched = False
         # The armed timers by what they are for: at most one each. A generation is used only once.
         self._armed: dict[tuple[TimerKind, str, str], ClaimTimer] = {}
         self._generation = 0
@@ -241,7 +229,7 @@ class Claims:
     def admit(self, client: str) -> list[Effect]:
         """A create begins. It counts as use of the server until `create` or `failed`."""
         self._refuse(client)
-        self._pending += 1
+        self.pending += 1
         return self._disarm("idle")
 
     def create(self, workspace: str, client: str) -> list[Effect]:
@@ -250,22 +238,22 @@ class Claims:
         # Again, not only in `admit`: opening a workspace takes time, and the client may have been
         # retired or the server latched meanwhile.
         self._refuse(client)
-        self._pending -= 1
+        self.pending -= 1
         self._workspaces.setdefault(workspace, _Workspace())
         return self._claim(workspace, client, "create")
 
     def failed(self) -> list[Effect]:
         """An admitted create ended without a claim, for whatever reason."""
         self._check_admitted()
-        self._pending -= 1
+        self.pending -= 1
         return self._rest()
 
     # Claims of clients
 
     def attach(self, workspace: str, client: str) -> list[Effect]:
         """An event stream opens. A create is not needed before it, only a live workspace."""
-        if workspace not in self._workspaces and not self._latched:
-            raise WorkspaceNotFound("workspace not found: create it again")
+        if not self.is_latched:
+            self._live(workspace)
         self._refuse(client)
         effects = self._claim(workspace, client, "attach")
         self._workspaces[workspace].claims[client].streams += 1
@@ -287,9 +275,7 @@ class Claims:
 
     def retire(self, client: str) -> list[Effect]:
         """The client is gone for good: all its claims end, and no request of it makes a new one."""
-        self._retired.pop(
-            client, None
-        )  # a client that says it again is the last one to be forgotten
+        self._retired.pop(client, None)  # said again, it is the last one to be forgotten
         self._retired[client] = None
         if len(self._retired) > MOST_RETIRED:
             del self._retired[next(iter(self._retired))]
@@ -354,11 +340,9 @@ class Claims:
         return len(self._streaming(workspace))
 
     def say_interactive(self, workspace: str, client: str | None, interactive: bool) -> None:
-        """Whether a person sits at this client. Nothing is recorded for one without a claim.
-
-        The base protocol does not name the client. A client says this soon after its create, so
-        the newest one that has not said it yet is the best guess.
-        """
+        """Whether a person sits at this client; nothing is recorded for one without a claim. The
+        base protocol does not name the client, which says this soon after its create: the newest
+        one that has not said it yet is the best guess."""
         claims = self._live(workspace).claims
         guessed = client is None
         if client is None:
@@ -379,36 +363,27 @@ class Claims:
     # The end of the server
 
     def shutdown_if_idle(self) -> list[Effect]:
-        """Leave if no workspace is live, else raise ServerInUse. Does nothing if the server is
-        leaving already."""
-        if self._latched:
+        """Leave, if it does not already. Raises ServerInUse if a workspace is live."""
+        if self.is_latched:
             return []
-        if self._workspaces or self._pending:
+        if self._workspaces or self.pending:
             raise ServerInUse("server is hosting live workspaces: it leaves when they do")
         return [*self.latch(), Shutdown()]
 
     def latch(self) -> list[Effect]:
         """A signal: leave now, also with live workspaces. Admitted creates still call `failed`."""
-        self._latched = True
+        self.is_latched = True
         effects: list[Effect] = [Disarm(timer) for timer in self._armed.values()]
         effects += [Teardown(workspace) for workspace in self._workspaces]
         self._armed.clear()
         self._workspaces.clear()
         return effects
 
-    # For the eye of an operator, and of a test
-
-    @property
-    def is_latched(self) -> bool:
-        return self._latched
+    # For the eye of an operator
 
     @property
     def live(self) -> list[str]:
         return list(self._workspaces)
-
-    @property
-    def pending(self) -> int:
-        return self._pending
 
     def clients(self, workspace: str) -> list[tuple[str, str, int]]:
         """(client, name of its state, open streams), oldest claim first."""
@@ -423,11 +398,11 @@ class Claims:
     def __repr__(self) -> str:
         claims = [claim for found in self._workspaces.values() for claim in found.claims.values()]
         return (
-            f"<Claims {'latched' if self._latched else 'open'}"
+            f"<Claims {'latched' if self.is_latched else 'open'}"
             f" live={len(self._workspaces)} claims={len(claims)}"
             f" streams={sum(claim.streams for claim in claims)}"
             f" runs={sum(len(found.runs) for found in self._workspaces.values())}"
-            f" pending={self._pending} armed={len(self._armed)} retired={len(self._retired)}>"
+            f" pending={self.pending} armed={len(self._armed)} retired={len(self._retired)}>"
         )
 
     # How claims come and go. Every way to lose one ends in `_leave`, and only `_leave` and `failed`
@@ -460,7 +435,7 @@ class Claims:
 
     def _rest(self) -> list[Effect]:
         seconds = self._graces.idle
-        busy = self._workspaces or self._pending or self._latched
+        busy = self._workspaces or self.pending or self.is_latched
         if busy or seconds is None or ("idle", "", "") in self._armed:
             return []
         return self._arm(seconds, "idle") if seconds > 0 else self.shutdown_if_idle()
@@ -468,13 +443,13 @@ class Claims:
     # Small change
 
     def _refuse(self, client: str) -> None:
-        if self._latched:
+        if self.is_latched:
             raise ShuttingDown("server is shutting down: start another one")
         if client in self._retired:
             raise ClientRetired("client has been retired: use a new client id")
 
     def _check_admitted(self) -> None:
-        if not self._pending:
+        if not self.pending:
             raise IllegalCall("a create ended that was never admitted")
 
     def _live(self, workspace: str) -> _Workspace:

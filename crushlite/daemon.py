@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from .agent.base import agent_factory
 from .api.auth import Guard, WrongKeys
-from .api.context import Context, translate
+from .api.context import Context, Vitals, translate
 from .api.routes import build_router, whole_table
-from .api.vitals import Vitals
 from .bounded_exit import BoundedExit
 from .clock import SystemClock, wait_at_most
 from .errors import IllegalCall, ShuttingDown, UsageError
@@ -79,8 +78,7 @@ LAST_SECONDS = 0.5  # for what agents left behind, before it is left behind for 
 class Daemon:
     """`hosts` are URLs (`unix:///path`, `tcp://127.0.0.1:PORT`); none means the default socket.
     `auth` is "token" or "none" and concerns TCP only. `agent` is anything agent.base accepts;
-    `agents` a ready factory instead. `wings` are what is added to the core: those of wings.py
-    unless others, or none, are given."""
+    `agents` a ready factory instead. `wings` are those of wings.py unless others are given."""
 
     def __init__(  # noqa: PLR0913 - the root of everything takes everything, by keyword
         self,
@@ -112,7 +110,9 @@ class Daemon:
         self._opening = asyncio.Lock()  # one new port at a time
         self._stopping: asyncio.Task[None] | None = None
         self._begun = False  # `start` was called
-        self._stop_seconds = _stop_seconds(self.settings)
+        # How long a stop may take, whatever hangs.
+        needed = (self.settings.drain, self.settings.cancel_grace + STOP_SECONDS / 2)
+        self._stop_seconds = max(STOP_SECONDS, *needed)
         self.wings = standard_wings() if wings is None else list(wings)
         self._stores = stores or Stores(clock=self.clock, boot_id=str(uuid.uuid4()))
         factory = agents or agent_factory(agent)
@@ -127,10 +127,7 @@ class Daemon:
         for wing in self.wings:
             wing.use_ports(self, self.clock)
         table = whole_table(self.wings)
-        self._guard = Guard(
-            allowed_hosts=frozenset(allow_hosts),
-            wrong=WrongKeys(self.clock),
-        )
+        self._guard = Guard(frozenset(allow_hosts), WrongKeys(self.clock))
         self._vitals = Vitals(self.clock, lambda: self.server.statistics, self.watchdog)
         self.server = HTTPServer(
             build_router(Context(self.backend, self._vitals, table), self._guard),
@@ -220,7 +217,9 @@ class Daemon:
                     self._shared_store = await self._stores.open(Path(self.settings.data_dir))
                 if self._stopping is not None:
                     raise ShuttingDown("this daemon was stopped while it started")
-                for listener in self._bind():
+                for address in self._hosts or [Address(path=str(default_socket()))]:
+                    self._bound(self._listen(address))
+                for listener in self._listeners:
                     await self.server.listen(listener.sock)
                     log.info("listening on %s", listener.address.url)
                 for wing in self.wings:
@@ -297,11 +296,6 @@ class Daemon:
             raise UsageError(f"{HOSTS} other hosts are allowed already: use one of them")
         self._guard.allowed_hosts = allowed
 
-    def _bind(self) -> list[Listener]:
-        for address in self._hosts or [Address(path=str(default_socket()))]:
-            self._bound(self._listen(address))
-        return self._listeners
-
     def _listen(self, address: Address) -> Listener:
         default = default_socket()
         if address.path == str(default) or (address.host and self._auth == "token"):
@@ -316,7 +310,7 @@ class Daemon:
         self.addresses.append(listener.address)
         if listener.address.port:
             token = self.tokens.get(listener.address.port)
-            self._guard.add_port(listener.address.port, token.token if token is not None else None)
+            self._guard.add_port(listener.address.port, None if token is None else token.token)
 
     def _write_token(self, port: int) -> None:
         """Called before the port accepts connections, so that a client that sees the port finds the
@@ -344,11 +338,6 @@ class Daemon:
         self.backend.leaving.set()
 
 
-def _stop_seconds(settings: Settings) -> float:
-    """How long a stop may take, whatever hangs."""
-    return max(STOP_SECONDS, settings.drain, settings.cancel_grace + STOP_SECONDS / 2)
-
-
 def _write_addresses(daemon: Daemon) -> None:
     sys.stderr.write("".join(f"serving at {url}\n" for url in daemon.urls))
     sys.stderr.flush()
@@ -371,7 +360,6 @@ def _allowed_files() -> int:
 
 
 def _raise_file_limit() -> None:
-    """As far as is allowed and useful."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _allowed_files()
     if soft != resource.RLIM_INFINITY and soft < wanted:

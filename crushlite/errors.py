@@ -1,47 +1,9 @@
-"""Every error crushlite raises on purpose, as one tree.
+"""Every error that crushlite raises on purpose, as one tree.
 
-A leaf carries the HTTP status and the stable `code` it is answered with, so that the route
-functions never translate anything and a client can branch on `code` without reading prose.
-
-    CrushliteError                     500 internal
-    ├── BadRequest                     400 bad_request      the caller must change the request
-    │   ├── ConfigError                400 bad_config       a configuration file cannot be used
-    │   └── NoAgent                    400 no_agent         exit 9
-    ├── NotFound                       404 not_found
-    │   ├── WorkspaceNotFound          404 workspace_not_found   clients re-register on this one
-    │   ├── SessionNotFound            404 session_not_found
-    │   ├── RunNotFound                404 run_not_found
-    │   └── RequestNotFound            404 request_not_found     (a permission or a question)
-    ├── Conflict                       409 conflict
-    │   ├── WorkspaceClosing           409 workspace_closing
-    │   ├── ClientRetired              409 client_retired
-    │   ├── NotAttached                409 not_attached     not 404: 404 means "workspace gone"
-    │   ├── ChannelMismatch            409 channel_mismatch
-    │   ├── RunIdReused                409 run_id_reused
-    │   ├── SessionBusy                409 session_busy
-    │   ├── NotQueued                  409 not_queued
-    │   ├── ServerInUse                409 server_in_use
-    │   └── StoreUnusable              409 store_unusable   never 503: see ShuttingDown
-    │       ├── CorruptDatabase        409 corrupt_database     exit 4
-    │       ├── NewerSchema            409 newer_schema         exit 5
-    │       └── DataDirectoryInUse     409 data_directory_in_use exit 6
-    ├── Unavailable                    503 unavailable
-    │   ├── ShuttingDown               503 shutting_down    the Crush client then spawns a server
-    │   ├── StoreOverloaded            503 store_overloaded
-    │   ├── StoreBusy                  503 store_busy
-    │   └── StoreFailed                503 store_failed     an I/O error; it may pass
-    ├── StoreFull                      507 store_full
-    │   └── NotSaved                   507 not_saved        the endings of earlier runs wait
-    ├── ProviderFailed                 502 provider_failed
-    ├── UsageError                     (no status) exit 2   bad flags, refused bind
-    ├── WrongPeer                      (no status) exit 3   the other end is another user
-    ├── TurnOver                       (no status) an agent called a Turn that has ended
-    ├── LimitReached                   (no status) a limit of a run: steps, cost, time, tokens
-    ├── PromptRefused                  (no status) a hook does not let a prompt be answered
-    └── IllegalCall                    (no status) a bug in the caller of a state machine
-
-Foreign errors are translated at the edge of the layer that meets them: h11's never leave `http/`,
-sqlite3's never leave `store/`.
+A class has the HTTP status and the stable `code` it is answered with, so that route functions
+translate nothing and a client can branch on `code` without reading prose. `exit_code` is that of a
+command it ends. Foreign errors are translated at the edge of the layer that meets them: h11's never
+leave `http/`, sqlite3's never leave `store/`.
 """
 
 from __future__ import annotations
@@ -63,6 +25,8 @@ class CrushliteError(Exception):
 
 
 class BadRequest(CrushliteError):
+    """The caller must change the request."""
+
     status = 400
     code = "bad_request"
 
@@ -87,7 +51,7 @@ class NotFound(CrushliteError):
 
 
 class WorkspaceNotFound(NotFound):
-    code = "workspace_not_found"
+    code = "workspace_not_found"  # clients re-register on this one
 
 
 class SessionNotFound(NotFound):
@@ -99,7 +63,7 @@ class RunNotFound(NotFound):
 
 
 class RequestNotFound(NotFound):
-    code = "request_not_found"
+    code = "request_not_found"  # a permission or a question
 
 
 class Conflict(CrushliteError):
@@ -116,7 +80,7 @@ class ClientRetired(Conflict):
 
 
 class NotAttached(Conflict):
-    code = "not_attached"
+    code = "not_attached"  # not a NotFound: for clients that means "workspace gone"
 
 
 class ChannelMismatch(Conflict):
@@ -140,7 +104,8 @@ class ServerInUse(Conflict):
 
 
 class StoreUnusable(Conflict):
-    """The database of a data directory cannot be used at all; the file is left as it is."""
+    """The database of a data directory cannot be used at all; the file is left as it is. Never 503:
+    see ShuttingDown."""
 
     code = "store_unusable"
 
@@ -166,7 +131,7 @@ class Unavailable(CrushliteError):
 
 
 class ShuttingDown(Unavailable):
-    code = "shutting_down"
+    code = "shutting_down"  # on a create, the Crush client then starts a server
 
 
 class StoreOverloaded(Unavailable):
@@ -178,7 +143,7 @@ class StoreBusy(Unavailable):
 
 
 class StoreFailed(Unavailable):
-    """The database cannot be reached: an I/O error, a file that was removed, a closed store."""
+    """The database cannot be reached: an I/O error, a removed file, a closed store. May pass."""
 
     code = "store_failed"
 
@@ -199,17 +164,26 @@ class ProviderFailed(CrushliteError):
     code = "provider_failed"
 
 
+# What follows is never answered on purpose, and has no status of its own.
+
+
 class UsageError(CrushliteError):
+    """Bad flags, a bind that was refused."""
+
     code = "usage"
     exit_code = 2
 
 
 class WrongPeer(CrushliteError):
+    """The other end of a socket is another user's."""
+
     code = "wrong_peer"
     exit_code = 3
 
 
 class TurnOver(CrushliteError):
+    """An agent called a Turn that has ended."""
+
     code = "turn_over"
 
 
@@ -230,6 +204,8 @@ class PromptRefused(CrushliteError):
 
 
 class IllegalCall(CrushliteError):
+    """A bug in the caller of a state machine."""
+
     code = "illegal_call"
 
 

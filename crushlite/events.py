@@ -1,11 +1,11 @@
 """The event hub of a workspace: one sequence, bounded conflating queues, a replay ring.
 
-The backpressure rule: **the publisher never waits, a fact is never dropped, a slow reader loses
-its stream.** Growth (a snapshot of a streaming message that only got longer) may be skipped for a
-slow reader: a newer snapshot removes the queued one and is queued at the end, a structural update
-of that message removes it as well. Every other event is a fact. A stream that would hold more than
-its bounds, or whose socket takes nothing for a while although something waits, is closed as `slow`
-and counted; its client can resume, because the hub keeps the latest events in a ring.
+**The publisher never waits, a fact is never dropped, a slow reader loses its stream.** Growth (a
+snapshot of a streaming message that only got longer) may be skipped for a slow reader: a newer
+snapshot removes the queued one and is queued at the end, a structural update of that message
+removes it as well. Every other event is a fact. A stream that would hold more than its bounds, or
+whose socket takes nothing for a while although something waits, is closed as `slow`; its client can
+resume, because the hub keeps the latest events in a ring.
 
 How an event travels. `publish` encodes it once and gives it the next number. Subscribers are in
 one of four groups: *base*, *tagged* and *linear* (their sink takes bytes and nothing is queued) and
@@ -84,9 +84,10 @@ class Bounds:
     stall: float = 20.0  # seconds without progress on a socket for which something waits
     keepalive: float = 15.0
 
+    # The ring has half the bounds, so that a full replay fits into a new queue.
+
     @property
     def ring_entries(self) -> int:
-        """The ring has half the bounds, so that a full replay fits into a new queue."""
         return self.entries // 2
 
     @property
@@ -97,37 +98,15 @@ class Bounds:
 _DEFAULT = Bounds()
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriberStatistics:
-    entries: int  # queued events
-    bytes: int  # their size
-    buffered: int  # bytes in the transport
-    conflated: int  # growth that was skipped
-
-
-@dataclass(frozen=True, slots=True)
-class HubStatistics:
-    published: int  # events since the hub was made
-    subscribers: int  # open streams and in-process consumers
-    waiting: int  # those of them that are read from a queue
-    queued_bytes: int  # in their queues and in their transports
-    ring_entries: int
-    ring_bytes: int
-    conflated: int  # growth skipped, summed over all subscribers
-    closed_slow: int  # streams closed at a bound or because their socket took nothing
-    failed: int  # streams closed because their sink raised
-
-
 class Subscriber(asyncio.Queue[Event | None]):
     """One reader of a hub: a consumer in this process, or a stream with a sink.
 
-    A consumer awaits `get` (at the end, and from then on always, it returns None) or iterates. For
-    a stream its connection calls `opened`, `resumed` and `closed`, so it needs no task. Only the
-    hub calls `put_nowait`; `join` and `task_done` have no meaning here.
+    A consumer awaits `get`, which returns None from the end on, or iterates. A stream has no task:
+    its connection calls `opened`, `resumed` and `closed`. Only the hub calls `put_nowait`.
 
     `closed_reason` is empty while the stream is open, then `closed` (by its owner), `hub`, `peer`,
-    `slow` or `failed`. `when_closed` is called once after that, from the event loop, never from
-    inside `publish`; if it is set later, it is called at the next call of the connection.
+    `slow` or `failed`. `when_closed` is called once after that, from the event loop; if it is set
+    later, at the next call of the connection.
     """
 
     def __init__(
@@ -145,7 +124,7 @@ class Subscriber(asyncio.Queue[Event | None]):
         self.when_closed: Callable[[], object] | None = None
         self.sink: Sink | None = None
         self._first_id = first_id  # the id line that a stream begins with, until it is written
-        self._conflated = 0
+        self.conflated = 0  # growth that was skipped
         # For a stream that waits: the next check of its socket. Else: the next keep-alive comment.
         self._timer: Timer | None = None
         self._seen = 0  # sink.buffered at the last check
@@ -175,7 +154,7 @@ class Subscriber(asyncio.Queue[Event | None]):
         if self.closed_reason:  # closed by an earlier event of the same batch
             return
         if backlog.add(item):
-            self._conflated += 1
+            self.conflated += 1
             self._hub.conflated += 1
         if len(backlog.entries) > 1 and self._is_over(item):
             # Removed again: a consumer in this process may still read its queue up to the bound.
@@ -193,11 +172,7 @@ class Subscriber(asyncio.Queue[Event | None]):
         bounds, backlog = self._hub.bounds, self._queue
         if len(backlog.entries) > bounds.entries or newest.size > bounds.bytes:
             return True
-        return backlog.bytes + max(0, self._buffered - self._excess) > bounds.bytes
-
-    @property
-    def _buffered(self) -> int:
-        return 0 if self.sink is None else self.sink.buffered
+        return backlog.bytes + max(0, self.buffered - self._excess) > bounds.bytes
 
     # For consumers in this process, and for the owner of a stream.
 
@@ -215,13 +190,15 @@ class Subscriber(asyncio.Queue[Event | None]):
         self._hub.flush()
         self.end("closed")
 
-    def statistics(self) -> SubscriberStatistics:
-        return SubscriberStatistics(
-            entries=len(self._queue.entries),
-            bytes=self._queue.bytes,
-            buffered=self._buffered,
-            conflated=self._conflated,
-        )
+    @property
+    def backlog(self) -> Backlog:
+        """What is queued for it."""
+        return self._queue
+
+    @property
+    def buffered(self) -> int:
+        """Bytes in the transport."""
+        return 0 if self.sink is None else self.sink.buffered
 
     # Called by the connection of a stream.
 
@@ -248,8 +225,7 @@ class Subscriber(asyncio.Queue[Event | None]):
     # Called by the hub.
 
     def start_waiting(self, events: list[Event]) -> None:
-        """Leave the group that is written to directly, and queue the events that the sink, being
-        paused, did not get."""
+        """Leave the group that is written to, and queue the events that the paused sink missed."""
         self._direct.pop(self, None)
         self._hub.waiting[self] = None
         self._start_watch()
@@ -321,12 +297,12 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._arm(self._hub.bounds.keepalive if self._tagged else None, self._comment)
 
     def _start_watch(self) -> None:
-        self._seen = self._buffered + 1  # so that the first check counts as progress
+        self._seen = self.buffered + 1  # so that the first check counts as progress
         self._watch()
 
     def _watch(self) -> None:
         # Nothing is written to a paused sink, so if its buffer got smaller, the peer reads.
-        buffered = self._buffered
+        buffered = self.buffered
         self._still = 0 if buffered < self._seen else self._still + 1
         self._seen = buffered
         if self._still == _STALL_CHECKS:
@@ -335,8 +311,7 @@ class Subscriber(asyncio.Queue[Event | None]):
             self._arm(self._hub.bounds.stall / _STALL_CHECKS, self._watch)
 
     def _comment(self) -> None:
-        """Write a comment if no event was published for a while, so that neither the client nor a
-        proxy takes the stream for dead."""
+        """If no event was published for a while: show client and proxies that the stream lives."""
         keepalive = self._hub.bounds.keepalive
         silent = self._hub.clock.time() - self._hub.published_at
         if silent < keepalive - _EARLY:
@@ -398,21 +373,24 @@ class Hub:
         self._batch: list[Event] = []
         self._batch_bytes = 0
         self._batching = False
-        self._ring = Backlog(bounds.bytes)
+        self.ring = Backlog(bounds.bytes)
         self._growing: OrderedDict[str, Message] = OrderedDict()  # as published last, by id
         # Counted by the subscribers.
-        self.conflated = 0
-        self.closed_slow = 0
-        self.failed = 0
+        self.conflated = 0  # growth skipped for one of them
+        self.closed_slow = 0  # streams closed at a bound, or because their socket took nothing
+        self.failed = 0  # streams closed because their sink raised
 
     # Publishing.
 
-    def publish(self, action: str, payload: object, *, growth: bool = False) -> int:
+    def publish(
+        self, action: str, payload: object, *, growth: bool = False, more: bool = False
+    ) -> int:
         """Send an event to every subscriber; return its number, or 0 if the hub is closed.
 
         `growth` marks an update of a message in which text or reasoning got longer and nothing
-        else. Output of a running tool is always growth, and goes to streams with ids only. Raises
-        only for a payload that is no event, never because of a subscriber.
+        else. Output of a running tool is always growth, and goes to streams with ids only.
+        `more` says that the caller publishes more at once: one write for all of it. Raises only for
+        a payload that is no event, never because of a subscriber.
         """
         if self.closed:
             return 0
@@ -429,8 +407,9 @@ class Hub:
             if not self._batching:
                 self._batching = True
                 asyncio.get_running_loop().call_soon(self._end_tick)
-                self.flush()
-            elif self._batch_bytes >= self.chunk:
+                if not more:
+                    self.flush()
+            if self._batch_bytes >= self.chunk:
                 self.flush()
         return event.seq
 
@@ -475,7 +454,7 @@ class Hub:
         return f"id: {self.epoch}-{seq}\n".encode()
 
     def _remember(self, event: Event) -> None:
-        ring, bounds = self._ring, self.bounds
+        ring, bounds = self.ring, self.bounds
         if event.size > bounds.ring_bytes:
             ring.clear()
             self.floor = event.seq
@@ -531,10 +510,10 @@ class Hub:
     ) -> Subscriber:
         """A new reader of all events from now on.
 
-        With `resume` its stream has ids and comments. With `last_id` it has them too, and begins
-        with the events after that id or, if the ring does not hold them all, with a resync.
-        `pending` gives the open requests: those that are not in the replay are sent again. With
-        `deltas` a stream with ids gets growth as what was appended.
+        With `resume` its stream has ids and comments. With `last_id` too, and it begins with the
+        events after that id or, if the ring does not hold them all, with a resync. Open requests,
+        which `pending` gives, are sent again unless they are in the replay. With `deltas` a stream
+        with ids gets growth as what was appended.
         """
         self.flush()
         tagged = resume or last_id is not None
@@ -578,7 +557,7 @@ class Hub:
         elif seq > self.current:
             reason = "the last event id is from the future"
         else:
-            return seq, [event for event in self._ring.entries.values() if event.seq > seq]
+            return seq, [event for event in self.ring.entries.values() if event.seq > seq]
         return None, [self._event("", Resync(reason), self.current)]
 
     def forget(self, subscriber: Subscriber) -> None:
@@ -589,23 +568,14 @@ class Hub:
         """End every stream after what is queued for it. Later `subscribe` returns a closed one."""
         self.flush()
         self.closed = True
-        for subscriber in self._subscribers():
+        for subscriber in self.subscribers():
             subscriber.end("hub")
 
-    def _subscribers(self) -> list[Subscriber]:
+    def subscribers(self) -> list[Subscriber]:
+        """The open streams and the consumers in this process."""
         return [*self.base, *self.tagged, *self.linear, *self.waiting]
 
-    def statistics(self) -> HubStatistics:
-        subscribers = self._subscribers()
-        each = [subscriber.statistics() for subscriber in subscribers]
-        return HubStatistics(
-            published=self.current,
-            subscribers=len(subscribers),
-            waiting=len(self.waiting),
-            queued_bytes=sum(one.bytes + one.buffered for one in each),
-            ring_entries=len(self._ring.entries),
-            ring_bytes=self._ring.bytes,
-            conflated=self.conflated,
-            closed_slow=self.closed_slow,
-            failed=self.failed,
-        )
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for all subscribers, in their queues and in their transports."""
+        return sum(each.backlog.bytes + each.buffered for each in self.subscribers())

@@ -16,11 +16,10 @@ def python_command(module: str, *words: str) -> list[str]:
 
 
 def python_path(known: str) -> str:
-    """PYTHONPATH for `python_command`, given what it is now. The directory or zip archive that this
-    package was imported from comes first: a checkout may have been found through the current
-    directory, which -P takes away. An installed package is found anyhow, and naming its directory
-    would put its neighbours before the standard library. Relative entries are left out, as they
-    mean another place in each directory."""
+    """PYTHONPATH for `python_command`, given what it is, without relative entries. The directory or
+    zip archive that this package was imported from comes first: a checkout may have been found
+    through the current directory, which -P takes away. An installed package is found anyhow, and
+    naming its directory would put its neighbours before the standard library."""
     entries = [entry for entry in known.split(os.pathsep) if os.path.isabs(entry)]
     home = os.path.realpath(__file__)
     for _ in range(PACKAGE.count(".") + 2):

@@ -4,16 +4,13 @@
         print((await workspace.ask("what is this?")).text)
 
 However many clients begin at once, one of them starts a daemon and the others find it. A lock saves
-the others from starting one too. It is not what makes this correct: a daemon never takes the socket
-of a living one, so even clients that share no lock end up with one daemon.
+the others from starting one too; it is not what makes this correct: a daemon never takes the socket
+of a living one.
 
-A daemon is ready when it answers GET /v1/health. CRUSHLITE_READY_TIMEOUT is how many seconds that
-may take, 10 if it is not set. The output of a daemon that was started here goes to a log file in
-the directory of the default socket.
-
-A daemon of another version is asked to leave if it has nothing to do, and replaced. One that is
-needed stays and is used: any update looks like a new version, and must not end work that is going
-on.
+A daemon is ready when it answers GET /v1/health, within CRUSHLITE_READY_TIMEOUT seconds (10 if that
+is not set). The output of one that was started here goes to a log file in the directory of the
+default socket. One of another version is asked to leave if it has nothing to do, and replaced; one
+that is needed stays and is used: any update looks like a new version, and must not end work.
 
 A daemon is started as `python -P -m PACKAGE serve`, whatever name this package was vendored under.
 A tool that has no such command says in `Wanted.command` how its own daemon is started.
@@ -68,26 +65,21 @@ LOG_LIMIT = 1 << 20  # bytes: a longer log is emptied when the next daemon start
 Probe = Literal["alive", "silent", "absent"]
 
 
-def _say_nothing(text: str) -> None:
-    """The default of Wanted.say."""
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which daemon to use, how to start it if it is not there, and what to ask it for.
 
-    `command` is the argv that starts a daemon, used as it is: the daemon must listen on `url`. If
-    it is empty, `python -P -m PACKAGE serve` is started with `agent`, or, if that is empty, with
-    the one in CRUSHLITE_AGENT, else `auto`. With an `agent`, a daemon that serves another one is
-    replaced if it is idle, and else refused. `say` is called with a line of text when there is
-    something to wait for."""
+    `command` is the argv that starts a daemon, which must listen on `url`; if empty, `python -P -m
+    PACKAGE serve` with `agent`, else with that of CRUSHLITE_AGENT, else `auto`. With an `agent`, a
+    daemon that serves another one is replaced if it is idle, and else refused. `say` is called with
+    a line of text when there is something to wait for."""
 
     url: str | None = None  # the default socket if None
     token: str = ""
     agent: str = ""
     path: str | os.PathLike[str] = ""  # the current directory if empty
     yolo: bool = False
-    say: Callable[[str], None] = _say_nothing
+    say: Callable[[str], None] = lambda text: None
     clock: Clock = field(default_factory=SystemClock)
     command: Sequence[str] = ()
 
@@ -223,8 +215,8 @@ def _require_agent(daemon: VersionInfo, address: str, wanted: Wanted) -> None:
 
 
 async def _ask_to_leave(client: Client) -> None:
-    """Raises CrushliteError if the daemon stays. An old one knows only the unconditional command;
-    it gets that if it has no workspace."""
+    """Raises CrushliteError if the daemon stays. An old one knows only the unconditional command,
+    which it gets if it has no workspace."""
     try:
         await client.control("shutdown_if_idle")
     except BadRequest:
@@ -243,10 +235,10 @@ async def _start(address: str, state: Probe, wanted: Wanted) -> None:
             starter.check(state)
             if clock.time() > deadline:
                 raise starter.failure("did not get ready in time (CRUSHLITE_READY_TIMEOUT)")
-            if state == "absent" and starter.locked and not starter.spawned:
+            if state == "absent" and starter.locked is not None and not starter.spawned:
                 wanted.say(f"starting a daemon at {address}")
                 starter.spawn()
-            elif state == "absent" and not starter.locked and starter.lock():
+            elif state == "absent" and starter.locked is None and starter.lock():
                 # The client that held the lock before may have started one: probe before spawning.
                 state = await _probe(address)
                 continue
@@ -283,27 +275,19 @@ class _Starter:
         self._lock_path = _own_file("start", address, ".lock")
         self._log_path = log_path(address)
         self._log_start = 0  # where this start begins in the log
-        self._lock: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self.locked: int | None = None  # the descriptor of the lock file, while we hold the lock
+        self.spawned: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> _Starter:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-        if self._process is not None:
+        if self.locked is not None:
+            os.close(self.locked)
+        if self.spawned is not None:
             # It may outlive this process. If it does not, its end must be waited for: a program
             # that uses this as a library would otherwise collect dead children.
-            threading.Thread(target=self._process.wait, name="daemon's end", daemon=True).start()
-
-    @property
-    def locked(self) -> bool:
-        return self._lock is not None
-
-    @property
-    def spawned(self) -> bool:
-        return self._process is not None
+            threading.Thread(target=self.spawned.wait, name="daemon's end", daemon=True).start()
 
     def lock(self) -> bool:
         """Try to become the client that starts a daemon; returns whether this worked. The file
@@ -314,7 +298,7 @@ class _Starter:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        self._lock = descriptor
+        self.locked = descriptor
         return True
 
     def spawn(self) -> None:
@@ -325,7 +309,7 @@ class _Starter:
                 os.ftruncate(log, 0)
             self._log_start = os.fstat(log).st_size
             # A session of its own: Ctrl-C in this terminal is not for the daemon.
-            self._process = subprocess.Popen(
+            self.spawned = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -341,8 +325,7 @@ class _Starter:
     def check(self, state: Probe) -> None:
         """Raise CrushliteError if the process has ended, unless another daemon is there: then it
         ended because of that one."""
-        code = self._process.poll() if self._process is not None else None
-        if code is not None and state == "absent":
+        if self.spawned and state == "absent" and (code := self.spawned.poll()) is not None:
             error = self.failure(f"ended with exit code {code}")
             error.exit_code = code if code in range(2, 7) else 1  # those that have a meaning
             raise error
@@ -432,8 +415,8 @@ def _compare(workspace: RemoteWorkspace, wanted: Wanted) -> None:
 
 
 async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: Clock) -> None:
-    """Wait until the socket of a leaving daemon has gone or is another one's, at most as long as a
-    start may take."""
+    """Wait until the socket of a leaving daemon is gone or replaced, at most as long as a start
+    may take."""
     deadline = clock.time() + ready_seconds()
     while socket is not None and _identity(address) == socket:
         if clock.time() > deadline:
@@ -442,8 +425,7 @@ async def _until_gone(address: str, socket: tuple[int, int, int] | None, clock: 
 
 
 def _identity(address: str) -> tuple[int, int, int] | None:
-    """What distinguishes a socket file from its successor at the same path; None if there is no
-    file."""
+    """What distinguishes a socket file from its successor at the same path; None without one."""
     try:
         info = os.stat(address.removeprefix("unix://"))
     except OSError:

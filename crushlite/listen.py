@@ -147,21 +147,26 @@ def _listen_unix(address: Address) -> Listener:
     if len(os.fsencode(address.path)) > PATH_LIMIT:
         raise UsageError(f"{address.path}: longer than {PATH_LIMIT} bytes; use a shorter path")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _closed_on_failure(sock, address.path), directory_lock(os.path.dirname(address.path)):
+        _remove_stale(address.path)
+        before = os.umask(0o177)  # 0600 from the start: a chmod later would leave a gap
+        try:
+            sock.bind(address.path)
+        finally:
+            os.umask(before)
+        sock.listen(BACKLOG)
+        return Listener(sock, address)
+
+
+@contextlib.contextmanager
+def _closed_on_failure(sock: socket.socket, where: str) -> Iterator[None]:
     try:
-        with directory_lock(os.path.dirname(address.path)):
-            _remove_stale(address.path)
-            before = os.umask(0o177)  # 0600 from the start: a chmod later would leave a gap
-            try:
-                sock.bind(address.path)
-            finally:
-                os.umask(before)
-            sock.listen(BACKLOG)
-            return Listener(sock, address)
-    except OSError as error:
+        yield
+    except BaseException as error:
         sock.close()
-        raise UsageError(f"cannot listen on {address.path}: {error.strerror or error}") from None
-    except BaseException:
-        sock.close()
+        if isinstance(error, OSError):
+            reason = f"cannot listen on {where}: {error.strerror or error}"
+            raise UsageError(reason) from None
         raise
 
 
@@ -220,20 +225,14 @@ def is_stale(error: OSError) -> bool:
 def _listen_tcp(address: Address, prepare: Callable[[int], None] | None) -> Listener:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    with _closed_on_failure(sock, address.url):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address.host, address.port))
         port = sock.getsockname()[1]
         if prepare is not None:
             prepare(port)
         sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise UsageError(f"cannot listen on {address.url}: {error.strerror or error}") from None
-    except BaseException:
-        sock.close()
-        raise
-    return Listener(sock, Address(host=address.host, port=port))
+        return Listener(sock, Address(host=address.host, port=port))
 
 
 class TokenFile:

@@ -1,11 +1,10 @@
 """`dataclass`, with its methods made when a class is first used.
 
-The standard decorator writes and compiles up to seven methods for every class when its module is
-imported. For the 170 classes that a daemon imports this took a quarter of its start, and most of
-them are not used before the first request is answered. This one makes only the class with its
-`__slots__`. The first construction of an instance, or the first look at `__dataclass_fields__`
-(by `fields`, `is_dataclass` and the like), has the standard decorator add the rest. From then on
-there is no difference.
+The standard decorator compiles up to seven methods for every class when its module is imported. For
+the 170 classes that a daemon imports this took a quarter of its start. This one makes only the
+class with its `__slots__`. The first construction of an instance, or the first look at
+`__dataclass_fields__` (by `fields`, `is_dataclass` and the like), has the standard decorator add
+the rest. From then on there is no difference.
 """
 
 from __future__ import annotations

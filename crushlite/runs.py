@@ -1,8 +1,8 @@
 """The state machine of runs: everything that decides about a run's state is in this file.
 
-Two rules keep it auditable. Nothing in it awaits, sleeps, stores or publishes: a call changes the
-machine, returns what must be done now as data (*effects*), and is over. And nothing outside it
-decides about the state of a run: hosting/runner.py performs the effects, in the order of the list.
+Nothing in it awaits, sleeps, stores or publishes: a call changes the machine, returns what must be
+done now as data (*effects*), and is over. Nothing outside it decides about the state of a run:
+hosting/runner.py performs the effects, in the order of the list.
 
 Theory of operation
 -------------------
@@ -108,35 +108,20 @@ class WhenBusy(Enum):
     REJECT = "reject"  # refuse
 
 
+@dataclass(slots=True, eq=False)
 class Run:
     """One prompt's life. Only `Runs` writes these attributes."""
 
-    __slots__ = (
-        "alone",
-        "carrier",
-        "doom",
-        "durable",
-        "outcome",
-        "run_id",
-        "session_id",
-        "started",
-        "state",
-        "when_busy",
-    )
-
-    def __init__(
-        self, session_id: str, run_id: str, when_busy: WhenBusy, alone: bool = False
-    ) -> None:
-        self.session_id = session_id
-        self.run_id = run_id
-        self.when_busy = when_busy
-        self.alone = alone  # no other run folds into its turn
-        self.state = RunState.ACCEPTED
-        self.durable = False
-        self.started = False  # it had a turn of its own
-        self.doom: Outcome | None = None
-        self.outcome: Outcome | None = None
-        self.carrier: Run | None = None  # the active run it was folded into
+    session_id: str
+    run_id: str
+    when_busy: WhenBusy
+    alone: bool = False  # no other run folds into its turn
+    state: RunState = RunState.ACCEPTED
+    durable: bool = False
+    started: bool = False  # it had a turn of its own
+    doom: Outcome | None = None
+    outcome: Outcome | None = None
+    carrier: Run | None = None  # the active run it was folded into
 
     @property
     def live(self) -> bool:
@@ -148,10 +133,8 @@ class Run:
         return not TRANSITIONS[self.state]
 
     def __repr__(self) -> str:
-        marks = "".join(
-            (" durable" if self.durable else "", f" {self.doom.value}" if self.doom else "")
-        )
-        return f"<Run {self.run_id} {self.state.value}{marks}>"
+        doom = f" {self.doom.value}" if self.doom else ""
+        return f"<Run {self.run_id} {self.state.value}{' durable' * self.durable}{doom}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +180,13 @@ class Runs:
         self._lines: dict[str, list[Run]] = {}
         self._by_id: dict[str, Run] = {}  # the same runs by run_id
         self._dropped: set[str] = set()  # sessions that accept nothing any more
-        self._closed = False
+        self.closed = False
 
     def __repr__(self) -> str:
-        closed = " closed" * self._closed
+        closed = " closed" * self.closed
         return f"<Runs live={len(self.live())} sessions={len(self._lines)}{closed}>"
 
     # What is derived -----------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def live(self, session_id: str | None = None) -> list[Run]:
         """Live runs of a session, or of all, oldest first within a session."""
@@ -248,7 +227,7 @@ class Runs:
         known = self._by_id.get(run_id)
         if known is not None:
             return known
-        if self._closed:
+        if self.closed:
             raise WorkspaceClosing("workspace closing: create it again and retry")
         if session_id in self._dropped:
             raise SessionNotFound(f"session {session_id} is being deleted")
@@ -363,7 +342,7 @@ class Runs:
 
     def close(self) -> list[Effect]:
         """Cancel everything and accept nothing more."""
-        self._closed = True
+        self.closed = True
         return [effect for sid in list(self._lines) for effect in self.cancel(sid).effects]
 
     # Inside --------------------------------------------------------------------------------------

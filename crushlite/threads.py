@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import queue
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -37,10 +37,10 @@ class DaemonThreads(ThreadPoolExecutor):
         self._most = most
         self._name = name
         self._idle_seconds = idle_seconds
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the rest
+        self._calls: deque[Callable[[], None]] = deque()
+        self._idle: list[threading.Lock] = []  # of threads that wait, which a release wakes
         self._alive = 0  # threads
-        self._free = 0  # threads that wait for a call, less the calls that wait for them
         self._lost = 0  # threads that hang in a call that was given up
         self._closed = False
 
@@ -50,9 +50,8 @@ class DaemonThreads(ThreadPoolExecutor):
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"the threads {self._name!r} take no more work")
-            self._free -= 1
-            self._calls.put(call)
-            is_needed = self._is_needed()
+            self._calls.append(call)
+            is_needed = self._is_thread_needed()
         if is_needed:
             self._add_thread()
 
@@ -66,8 +65,8 @@ class DaemonThreads(ThreadPoolExecutor):
         """Take no more calls. Those that were taken are run: none is cancelled or waited for."""
         with self._lock:
             self._closed = True
-            for _ in range(self._alive):
-                self._calls.put(None)
+            while self._idle:
+                self._idle.pop().release()
 
     async def run(self, seconds: float, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a thread. Raises BadRequest if it has not returned after `seconds`:
@@ -84,13 +83,15 @@ class DaemonThreads(ThreadPoolExecutor):
                 ) from None
             raise  # of the function itself
 
-    def _is_needed(self) -> bool:
-        """Whether a call waits that another thread may be started for; if so, count that one."""
-        is_needed = self._free < 0 and self._alive < self._most + self._lost
-        if is_needed:
+    def _is_thread_needed(self) -> bool:
+        """For a call that waits: wake a thread if one is idle; else return whether another may be
+        started, and count it."""
+        if self._idle:
+            self._idle.pop().release()
+        elif self._alive < self._most + self._lost:
             self._alive += 1
-            self._free += 1
-        return is_needed
+            return True
+        return False
 
     def _add_thread(self) -> None:
         try:
@@ -98,7 +99,6 @@ class DaemonThreads(ThreadPoolExecutor):
         except RuntimeError:  # the system has no more threads
             with self._lock:
                 self._alive -= 1
-                self._free -= 1
                 if self._alive:
                     return  # one of them gets to it
             raise
@@ -109,7 +109,7 @@ class DaemonThreads(ThreadPoolExecutor):
             if future.cancel() or future.done() or self._lost >= LOST:
                 return
             self._lost += 1
-            is_needed = self._is_needed()
+            is_needed = bool(self._calls) and self._is_thread_needed()
         future.add_done_callback(self._found)
         if is_needed:
             self._add_thread()
@@ -119,24 +119,30 @@ class DaemonThreads(ThreadPoolExecutor):
             self._lost -= 1
 
     def _work(self) -> None:
-        is_over = False
-        while not is_over:
-            try:
-                call = self._calls.get(timeout=self._idle_seconds)
-            except queue.Empty:
-                call = None
-            if call is not None:
-                call()
+        wake = threading.Lock()
+        wake.acquire()
+        while (call := self._next(wake)) is not None:
+            call()
+            del call  # what it holds may be large
+
+    def _next(self, wake: threading.Lock) -> Callable[[], None] | None:
+        """Wait for a call; None if this thread is to end."""
+        while True:
             with self._lock:
-                if call is None:
-                    is_over = self._free > 0  # else a call has come meanwhile
-                else:
-                    self._free += 1
-                    is_over = self._alive > self._most + self._lost  # it was given up and replaced
-                if is_over:
+                is_surplus = self._alive > self._most + self._lost  # it was given up and replaced
+                if self._calls and not is_surplus:
+                    return self._calls.popleft()
+                if self._closed or is_surplus:
                     self._alive -= 1
-                    self._free -= 1
-            call = None  # what it holds may be large
+                    return None
+                self._idle.append(wake)
+            if not wake.acquire(timeout=self._idle_seconds):
+                with self._lock:
+                    if wake in self._idle:
+                        self._idle.remove(wake)
+                        self._alive -= 1
+                        return None
+                wake.acquire()  # it was woken at the last moment
 
 
 def _perform(future: Future[T], call: Callable[[], T]) -> None:

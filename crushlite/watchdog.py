@@ -1,11 +1,9 @@
 """Logs which code blocks the event loop.
 
-An agent that computes for seconds without awaiting stops every client of the daemon. Nothing can
-prevent that inside one process, but it can be reported: a thread schedules a call on the loop, and
-if the call is not made in time it logs the stack of the loop's thread, once per stall.
-
-While the loop waits for events nothing is scheduled: it is not late, and an idle daemon should not
-be woken up.
+An agent that computes for seconds without awaiting stops every client of the daemon. That can only
+be reported: a thread schedules a call on the loop and, if the call is not made in time, logs the
+stack of the loop's thread, once per stall. While the loop waits for events nothing is scheduled: it
+is not late, and an idle daemon should not be woken up.
 """
 
 from __future__ import annotations

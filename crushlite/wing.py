@@ -16,18 +16,6 @@ wing; a wing imports the core and plugs in here. It is handed over as a plain ob
 `wings.py` lists the wings that come with crushlite. To take one off, delete its folder, its tests
 and its line there.
 
-What the core asks of a wing, and when:
-
-    setup      before anything else: how workspaces are set up (config files; at most one wing)
-    agent      for `serve --agent NAME`: the agent of that name, if this wing has it
-    use_ports  once, before the daemon starts: the daemon's ports
-    routes     once: requests it answers; a route of the core with the same place gives way to it
-    started    once, when the daemon listens
-    open       for each workspace, when it opens: a Part, or None
-
-A Part hears of what runs do in its workspace (commands, changes of files), may offer tools and
-instructions to the agent, may bring an agent of its own for some sessions, may keep the rules that
-users have granted for good, and is closed with it.
 A part that wants to see the events of its workspace subscribes to the hub.
 """
 
@@ -104,8 +92,8 @@ class ToolUsed:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a part says about something that an agent is about to do, or has done. What counts of it
-    depends on the method that returns it."""
+    """What a part says about what an agent is about to do, or has done. Which fields count depends
+    on the method that returns it."""
 
     denied: str = ""  # why it must not be done, for the model and the user; empty: it may
     allowed: bool = False  # nobody need be asked for permission
@@ -120,8 +108,7 @@ class CommandWatch(Protocol):
     """Made before a command starts. Exactly one of these is called, once."""
 
     async def ended(self) -> None:
-        """The command has ended, or goes on as a job of its session and is watched no longer.
-        Must not raise."""
+        """The command has ended, or is a job of its session from now on. Must not raise."""
 
     def dropped(self) -> None:
         """The command could not be started."""
@@ -134,9 +121,8 @@ class OfferedCommand(Protocol):
     def info(self) -> CommandInfo: ...
 
     async def expand(self, arguments: Mapping[str, str], text: str) -> str:
-        """The prompt, with the values of its arguments: only those it has, and all that are
-        required. `text` is what a user typed behind the name of a command without arguments. Raises
-        CrushliteError."""
+        """The prompt, with the values of its arguments: only those it has, all that are required.
+        `text` is what was typed behind a command without arguments. Raises CrushliteError."""
 
 
 class WorkspacePart:
@@ -150,8 +136,7 @@ class WorkspacePart:
         """An agent has reported a change of a file; its version is about to be stored."""
 
     def agent_of(self, session_id: str) -> Agent | None:
-        """The agent that answers the runs of a session that start now; None: that of the
-        workspace."""
+        """Who answers runs of a session that start now; None: the agent of the workspace."""
         return None
 
     def file_read(self, path: str) -> None:
@@ -164,16 +149,14 @@ class WorkspacePart:
         return ""
 
     async def tools(self, turn: Turn) -> Sequence[OfferedTool]:
-        """Tools for the agent of the workspace, asked for at each step of a turn. In the same order
-        each time: a provider's cache of a request is lost when the list changes. Must not wait for
-        anything that may be slow if somebody attends (`turn.interactive`); else it may, for a
-        bounded time. Raising costs this part's tools for one step."""
+        """Tools for the agent of the workspace, asked for at each step, in the same order each time
+        (a change costs a provider's cache). May wait for what is slow, for a bounded time, only if
+        nobody attends (`turn.interactive`). Raising costs this part's tools for one step."""
         return ()
 
     def instructions(self) -> Sequence[tuple[str, str]]:
-        """What a model should know of this part: pairs of a short name and a text, as few as
-        possible, for the system prompt. Asked for at each prompt; the model is told what has
-        changed since the last one. Must not block."""
+        """Pairs of a short name and a text for the system prompt, as few as possible. Asked for at
+        each prompt; the model is told what has changed since the last one. Must not block."""
         return ()
 
     # What agents do, asked one part after the other. Each must answer in a bounded time. One that
@@ -186,9 +169,8 @@ class WorkspacePart:
         return None
 
     async def before_tool(self, used: ToolUsed) -> Ruling | None:
-        """A tool is about to run, and nobody was asked for permission yet: it can be refused,
-        allowed, get another input, or halt the turn. Context goes into its result. An input that
-        an earlier part has changed is the changed one."""
+        """A tool is about to run, and nobody was asked yet: it can be refused, allowed, get another
+        input (the next part sees that one), or halt the turn. Context goes into its result."""
         return None
 
     async def after_tool(self, used: ToolUsed, result: str, is_error: bool) -> Ruling | None:
@@ -200,8 +182,8 @@ class WorkspacePart:
         return None
 
     def notified(self, author: Author, kind: str, text: str) -> None:
-        """Something happened that a user who looks away should know: `permission_prompt` and
-        `agent_needs_input` (users are asked), or `agent_completed`."""
+        """What a user who looks away should know: `permission_prompt` and `agent_needs_input`
+        (users are asked), or `agent_completed`."""
 
     def session_deleted(self, session_id: str) -> None:
         """A session is gone."""
@@ -250,15 +232,14 @@ class Profile(Protocol):
 
     @property
     def warning(self) -> str:
-        """What a client should show its user when it opens the workspace, in lines; empty if
-        nothing."""
+        """Lines that a client should show its user when it opens the workspace, or empty."""
 
     def make_agent(
         self, env: Mapping[str, str], models: Mapping[str, SelectedModel]
     ) -> Agent | None:
-        """The agent of the workspace, whose environment is `env`. None: nothing usable is
-        configured, and prompts are refused. With `models`, by role, one for single prompts that
-        chose them: None if prompts cannot, BadRequest if one cannot be used."""
+        """The agent of the workspace, whose environment is `env`; None if nothing usable is
+        configured: prompts are refused. With `models`, by role, one for prompts that chose them:
+        None if prompts cannot, BadRequest if one cannot be used."""
 
     def command_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
         """What commands see of the environment of the workspace: no secrets."""
@@ -298,7 +279,8 @@ class Wing:
     """One object per daemon. Every method has a default that does nothing."""
 
     def setup(self, agents: AgentFactory, settings: Settings) -> Setup | None:
-        """How workspaces are set up, with agents made by this factory."""
+        """Called first: how workspaces are set up, with agents made by this factory. The first wing
+        that has an answer decides."""
         return None
 
     def agent(self, name: str, clock: Clock) -> AgentFactory | None:
@@ -309,6 +291,7 @@ class Wing:
         """Called once, before the daemon starts."""
 
     def routes(self) -> Sequence[Entry]:
+        """Called once: what it answers. A route of the core at the same place gives way to it."""
         return ()
 
     async def started(self, urls: Sequence[str]) -> None:

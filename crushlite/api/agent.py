@@ -46,7 +46,7 @@ async def init(context: Context, request: Request) -> Response:
     since it was created, and running turns are not disturbed."""
     workspace = context.workspace(request)
     wanted = optional_body(AgentInit, request)
-    client = optional_client(request)
+    client = optional_client(request) or None
     context.backend.claims.say_interactive(workspace.id, client, wanted.interactive)
     return EMPTY
 

@@ -13,10 +13,8 @@ import hashlib
 import hmac
 import math
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..clock import SystemClock
 from ..http.messages import HTTPError
 
 if TYPE_CHECKING:
@@ -55,14 +53,14 @@ class WrongKeys:
             raise HTTPError(429, "too_many_attempts", message, (("Retry-After", wait),))
 
 
-@dataclass
 class Guard:
     """Called with each request. `tokens` holds the digest of the token of each listening port, None
     where no token is required. Public routes need none: a page asks for them before it has one."""
 
-    tokens: dict[int, bytes | None] = field(default_factory=dict)
-    allowed_hosts: frozenset[str] = frozenset()  # NAME:PORT, for a proxy in front
-    wrong: WrongKeys = field(default_factory=lambda: WrongKeys(SystemClock()))
+    def __init__(self, allowed_hosts: frozenset[str], wrong: WrongKeys) -> None:
+        self.tokens: dict[int, bytes | None] = {}
+        self.allowed_hosts = allowed_hosts  # NAME:PORT, for a proxy in front
+        self._wrong = wrong
 
     def add_port(self, port: int, token: str | None) -> None:
         self.tokens[port] = None if token is None else _digest(token)
@@ -122,7 +120,7 @@ class Guard:
         # Digests, so that the comparison takes the same time for tokens of any length.
         if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token.strip()), wanted):
             if given:
-                self.wrong.count(head.peer)
+                self._wrong.count(head.peer)
             raise HTTPError(
                 401,
                 "token_required",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import BadRequest, CrushliteError
 from ..http.messages import HTTPError, Response
@@ -13,11 +13,14 @@ from ..protocol.config import AgentInfo
 from ..records import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..clock import Clock
     from ..hosting.backend import Backend
     from ..hosting.workspace import Workspace
     from ..http.messages import Request
+    from ..http.server import Statistics
     from .entry import Entry
-    from .vitals import Vitals
 
 T = TypeVar("T")
 
@@ -25,6 +28,34 @@ EMPTY = Response(200)
 MAX_WAIT = 600.0  # seconds a request may wait for a run
 ONE_PIECE = 256 * 1024  # bytes of an answer that are written at once
 MAX_MESSAGE = 1000  # characters of a refusal: some quote what was sent, which may be a megabyte
+
+
+class LoopWatch(Protocol):
+    """What the watchdog knows about the event loop."""
+
+    stalls: int  # how often the loop was blocked since the start
+    worst: float  # seconds it was late, at most
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which the loop is late now, or was when it was last asked."""
+
+
+@dataclass(slots=True)
+class Vitals:
+    """The daemon as health and metrics see it; `begin` is called when it starts."""
+
+    clock: Clock
+    http: Callable[[], Statistics]
+    loop: LoopWatch
+    started: float = 0.0
+
+    def begin(self) -> None:
+        self.started = self.clock.time()
+
+    @property
+    def uptime(self) -> float:
+        return self.clock.time() - self.started
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +125,10 @@ def client_of(request: Request) -> str:
     return canonical_client(value)
 
 
-def optional_client(request: Request) -> str | None:
+def optional_client(request: Request) -> str:
+    """The client id of the query; empty if there is none. Raises BadRequest for a wrong one."""
     value = request.query_one("client_id")
-    return canonical_client(value) if value else None
+    return canonical_client(value) if value else ""
 
 
 def canonical_client(value: str, refusal: str = "client_id is not a valid UUID") -> str:

@@ -37,15 +37,14 @@ async def grant(context: Context, request: Request) -> Response:
     request_id = wanted.permission.get("id")
     if not isinstance(request_id, str):
         raise BadRequest("permission.id must be a string")
-    by = optional_client(request) or ""
+    by = optional_client(request)
     return await _resolve(workspace, request_id, PermissionAnswer(wanted.action), by)
 
 
 async def answer_permission(context: Context, request: Request) -> Response:
     workspace = context.workspace(request)
     wanted = body(PermissionAnswer, request)
-    by = optional_client(request) or ""
-    request_id = request.params["request_id"]
+    by, request_id = optional_client(request), request.params["request_id"]
     workspace.permissions.require_known(request_id)
     return await _resolve(workspace, request_id, wanted, by)
 
@@ -88,20 +87,19 @@ async def list_questions(context: Context, request: Request) -> Response:
 async def answer_questions(context: Context, request: Request) -> Response:
     workspace = context.workspace(request)
     wanted = body(QuestionAnswer, request)
-    by = optional_client(request) or ""
+    by = optional_client(request)
     return answer(workspace.questions.answer(wanted.batch_request_id, wanted.responses, by))
 
 
 async def cancel_questions(context: Context, request: Request) -> Response:
-    by = optional_client(request) or ""
-    return answer(context.workspace(request).questions.cancel(by=by))
+    questions = context.workspace(request).questions
+    return answer(questions.cancel(by=optional_client(request)))
 
 
 async def answer_batch(context: Context, request: Request) -> Response:
     questions = context.workspace(request).questions
     wanted = body(QuestionReply, request)
-    by = optional_client(request) or ""
-    batch_id = request.params["batch_id"]
+    by, batch_id = optional_client(request), request.params["batch_id"]
     questions.require_known(batch_id)
     if wanted.action == "cancel":
         return answer(questions.cancel(batch_id, by))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
+import resource
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..clock import wait_at_most
 from ..errors import BadRequest, ServerInUse
 from ..protocol.health import Check, Health
 from ..protocol.workspaces import Control, VersionInfo
+from ..records import dataclass
 from ..version import WIRE_VERSION
 from .context import EMPTY, answer, body, canonical_client
-from .vitals import Process
 
 if TYPE_CHECKING:
     from ..clock import Clock
@@ -24,7 +28,29 @@ if TYPE_CHECKING:
 
 STORE_SECONDS = 1.0  # a store that needs longer to write something is reported
 LAG_SECONDS = 1.0  # an event loop that is later is reported; the watchdog calls it blocked then
+PROC = Path("/proc/self")
 FILES_SHARE = 0.9  # of all file descriptors: if more are in use, that is reported
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The process as the operating system counts it; None where this system does not say."""
+
+    cpu_seconds: float
+    resident_bytes: int | None
+    open_files: int | None
+    most_files: int | None  # None also if there is no limit
+
+    @classmethod
+    def now(cls) -> Process:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = None if soft == resource.RLIM_INFINITY else soft
+        resident = files = None
+        with contextlib.suppress(FileNotFoundError):  # only Linux has these
+            pages = int((PROC / "statm").read_text("ascii").split()[1])
+            resident = pages * os.sysconf("SC_PAGE_SIZE")
+            files = len(os.listdir(PROC / "fd")) - 1  # one of them is the listing itself
+        return cls(time.process_time(), resident, files, most)
 
 
 async def health(context: Context, request: Request) -> Response:

@@ -245,17 +245,14 @@ class WorkspaceRequests:
 
     async def remove(self, session_id: str, run_id: str) -> None:
         """Remove one queued prompt."""
-        target = self.at("agent", "sessions", session_id, "prompts", run_id)
-        await self.wire.send("DELETE", target)
+        await self.wire.send("DELETE", self.at("agent", "sessions", session_id, "prompts", run_id))
 
     async def run(self, run_id: str, wait: float = 0.0) -> RunInfo:
         """The state of a run: now, or as soon as it has ended, after `wait` seconds at most."""
-        target = self.at("runs", run_id, wait=wait)
-        return await self.wire.ask(RunInfo, "GET", target, wait=wait)
+        return await self.wire.ask(RunInfo, "GET", self.at("runs", run_id, wait=wait), wait=wait)
 
     async def runs(self, session_id: str = "", state: str = "") -> list[RunInfo]:
-        target = self.at("runs", session_id=session_id, state=state)
-        return await self.wire.ask_all(RunInfo, target)
+        return await self.wire.ask_all(RunInfo, self.at("runs", session_id=session_id, state=state))
 
     # Changes of files.
 
@@ -306,8 +303,7 @@ class WorkspaceRequests:
 
     async def skips_permissions(self) -> bool:
         """Whether permissions are granted without asking."""
-        target = self.at("permissions", "skip")
-        return (await self.wire.ask(PermissionSkip, "GET", target)).skip
+        return (await self.wire.ask(PermissionSkip, "GET", self.at("permissions", "skip"))).skip
 
     async def skip_permissions(self, skip: bool = True) -> None:
         """Set whether permissions are granted without asking."""

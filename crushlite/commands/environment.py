@@ -1,12 +1,10 @@
 """The environment of commands: the user's, without what may be a secret.
 
 A model decides on commands, and their output goes back to it. So a variable is left out if its name
-is that of a secret, or if its value is one: by its form (keys of well-known services, private keys,
-addresses with a password or of a webhook), or because it repeats a secret that is known. The user
-names exceptions in `permissions.command_variables` of their own crush.json, one by one (GH_TOKEN)
-or all that begin alike (AWS_*).
-
-A command runs as the user all the same: it can read every file that the user can.
+is that of a secret, or its value is one: by its form (keys of well-known services, private keys,
+addresses with a password or of a webhook), or because it repeats a known secret. The user names
+exceptions in `permissions.command_variables` of their own crush.json (GH_TOKEN, AWS_*). A command
+runs as the user all the same: it can read every file that the user can.
 """
 
 from __future__ import annotations
@@ -33,25 +31,11 @@ _HARMLESS = (
 )
 # Without these hardly a command works, so no value takes them away.
 _NEEDED = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "PWD",
-        "OLDPWD",
-        "TMPDIR",
-        "TZ",
-        "LANG",
-        "LANGUAGE",
-        "TERM",
-        "COLORTERM",
-        "LS_COLORS",
-        "DISPLAY",
-        "WAYLAND_DISPLAY",
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TMPDIR", "TZ", "LANG"),
+        *("LANGUAGE", "TERM", "COLORTERM", "LS_COLORS", "DISPLAY", "WAYLAND_DISPLAY"),
         "XDG_RUNTIME_DIR",
-    ]
+    )
 )
 # How the keys of well-known services begin, and how much follows at least.
 _KEY = (

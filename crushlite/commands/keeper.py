@@ -200,8 +200,7 @@ def _become_command(request: list[bytes], error_writer: int) -> None:
 
 
 def _set_limits() -> None:
-    """In the child: die with the keeper, dump no core, and be the first that the kernel kills when
-    memory runs out."""
+    """In the child: die with the keeper, dump no core, be killed first when memory runs out."""
     import resource
 
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without its keeper nothing would stop the command
@@ -258,21 +257,19 @@ class _Descendants:
                 break
         return False
 
-    def _wait(self, seconds: float | None) -> bool:
+    def _wait(self, seconds: float | None, channel: bool = True) -> bool:
         """Wait for a child to exit, for the end of the channel, or for the timeout. True if the
-        channel has ended."""
+        channel has ended. Without `channel` its end is not waited for."""
         poller = select.poll()
         poller.register(self.wake, select.POLLIN)
-        poller.register(CHANNEL, select.POLLIN)  # the daemon sends no more: readable means ended
+        if channel:  # the daemon sends no more: readable means ended
+            poller.register(CHANNEL, select.POLLIN)
         ready = dict(poller.poll(None if seconds is None else seconds * 1000))
-        self._clear_wake()
-        return CHANNEL in ready
-
-    def _clear_wake(self) -> None:
         try:
             os.read(self.wake, 4096)
         except BlockingIOError:
             pass
+        return CHANNEL in ready
 
     def main_exited(self) -> bool:
         """Whether the main process has exited. Does not reap it where that is possible: until it is
@@ -302,8 +299,8 @@ class _Descendants:
         self.last_exit = time.monotonic()
         if self.status is None or not self.sees_all:
             # One call that no fork gets past; most commands never leave their process group.
-            _signal_group(self.main, signal.SIGKILL)
-            self._wait_briefly()
+            _signal(-self.main, signal.SIGKILL)
+            self._wait(PAUSE, channel=False)
         known: set[int] = set()
         passes = 0
         while self.reap():
@@ -319,22 +316,15 @@ class _Descendants:
             if fresh and self.sees_all:
                 self._kill_children()
             else:
-                self._wait_briefly()
+                self._wait(PAUSE, channel=False)
         return 0
 
     def _signal_all(self, number: int) -> set[int]:
         """Send a signal to every process that can be found. Return their pids."""
         if self.sees_all:
             return _signal_below(os.getpid(), number)
-        _signal_group(self.main, number)
+        _signal(-self.main, number)
         return {self.main}
-
-    def _wait_briefly(self) -> None:
-        """Wait for a child to exit, at most PAUSE seconds."""
-        poller = select.poll()
-        poller.register(self.wake, select.POLLIN)
-        poller.poll(PAUSE * 1000)
-        self._clear_wake()
 
     def _kill_children(self) -> None:
         """Kill our direct children over and over, as fast as possible. Some processes fork and exit
@@ -376,7 +366,7 @@ def _signal_below(top: int, number: int) -> set[int]:
             # The command leads a session of its own, so no process outside is in its groups.
             if group not in groups:
                 groups.add(group)
-                _signal_group(group, number)
+                _signal(-group, number)
             _signal(pid, number)
             todo += waiting.pop(pid, ())
     return found
@@ -395,22 +385,15 @@ def _processes() -> "Iterator[tuple[int, int, int]]":
             yield int(name), int(parent), int(group)
 
 
-def _signal(pid: int, number: int) -> None:
-    if pid <= 1:
+def _signal(target: int, number: int) -> None:
+    """Send a signal to a process or, with minus its number, to a process group. Never to our own
+    group (0), nor to every process there is (-1)."""
+    if -1 <= target <= 1:
         return
     try:
-        os.kill(pid, number)
+        os.kill(target, number)
     except OSError:
         pass  # it has exited, or belongs to another user
-
-
-def _signal_group(group: int, number: int) -> None:
-    if group <= 1:
-        return  # 0 is our own group, and killpg(1) would be kill(-1): every process there is
-    try:
-        os.killpg(group, number)
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

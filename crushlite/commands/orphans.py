@@ -45,18 +45,17 @@ def pids_below(top: int) -> list[int]:
 
 
 def kill_orphans(leader: int, pipe: int, born: int) -> None:
-    """Kill what can still be found of a command whose keeper was killed.
+    """Kill what can still be found of a command whose keeper, born at `born`, was killed.
 
-    `leader` is the pid of the command, which leads its session; `pipe` is our end of its output;
-    `born` is the birth of its keeper. Without a keeper the orphans have gone to init, so a process
-    counts as the command's by its session or by the pipe it holds. A process that has left both is
-    not found: a command that kills its keeper could kill the daemon as well. A process older than
-    the keeper is never killed, so that a wrong match does no harm.
+    Its orphans have gone to init, so a process counts as the command's by its session, which
+    `leader` leads, or by the output `pipe` that it holds. One that has left both is not found: a
+    command that kills its keeper could kill the daemon as well. Nothing older than the keeper is
+    killed, so that a wrong match does no harm.
     """
-    if leader <= 1 or not born:  # the program never ran, or there is no /proc
-        if leader > 1:
-            kill_process(-leader)
-        return
+    if leader <= 1:
+        return  # the program never ran
+    if not born:  # there is no /proc
+        return kill_process(-leader)
     name = f"pipe:[{os.fstat(pipe).st_ino}]"
     for _ in range(5):  # they may fork between listing and killing
         found = [

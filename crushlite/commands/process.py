@@ -1,20 +1,17 @@
 """Running a command, and killing it with everything it started.
 
-Every command runs under a keeper of its own (keeper.py). The keeper kills all that the command
-started as soon as the command has ended, or the daemon shuts down the channel to the keeper, or the
-daemon dies. So there is one way to kill a command from here, shutting down the channel, and one
-event to wait for: the exit of the keeper. Waiting for the command itself, or for the end of its
-output, could take for ever while a grandchild holds the pipe.
+Every command runs under a keeper of its own (keeper.py), which kills all that the command started
+as soon as the command has ended, the daemon shuts down their channel, or the daemon dies. So there
+is one way to kill a command from here, shutting down the channel, and one event to wait for: the
+exit of the keeper. Waiting for the command itself, or for the end of its output, could take for
+ever while a grandchild holds the pipe.
 
-Everything happens in callbacks of the event loop. No task and no thread belongs to a command, so
-nothing can be cancelled halfway. `Command.done` is set when all processes are dead, the keeper is
-reaped and all descriptors are closed.
+Everything happens in callbacks of the event loop: no task and no thread belongs to a command, so
+nothing can be cancelled halfway. The pipe is always read, whether or not the output is wanted, and
+memory does not grow with it (output.py).
 
-Memory does not grow with output (output.py), and the pipe is always read, whether or not the output
-is wanted.
-
-Knows nothing of sessions, permissions, or which variables are secret. The environment given is the
-environment of the command, with nothing added.
+Knows nothing of sessions, permissions, or which variables are secret: the environment that is given
+is that of the command, with nothing added.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ import socket
 import subprocess
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, CrushliteError
 from ..records import dataclass
@@ -93,7 +90,9 @@ async def start(
     with each piece of output as it comes; it must not block.
     """
     request = _request(command, os.fspath(cwd), env)
-    return await _started(Command(*_spawn(), clock, on_output), request, command, os.fspath(cwd))
+    started = Command(*_spawn(), clock, on_output)
+    await started.begin(request, command, os.fspath(cwd))
+    return started
 
 
 async def start_piped(
@@ -122,7 +121,7 @@ async def start_piped(
         with printed, read:
             request = _request(arguments, os.fspath(cwd), env, read.fileno())
             command = Command(*_spawn(printed.fileno(), read.fileno()), clock, on_error)
-        await _started(command, request, arguments, os.fspath(cwd))
+        await command.begin(request, arguments, os.fspath(cwd))
         on_failure.pop_all()
     return command, reader, asyncio.StreamWriter(out, writing, None, loop)
 
@@ -134,24 +133,6 @@ def _pipe(on_failure: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
         on_failure.enter_context(io.FileIO(read, "rb")),
         on_failure.enter_context(io.FileIO(write, "wb")),
     )
-
-
-async def _started(
-    started: Command, request: bytes, command: str | Sequence[str], cwd: str
-) -> Command:
-    """Send the request to the keeper, and wait until the program runs."""
-    timer = started._clock.call_later(START_SECONDS, started._time_out)
-    try:
-        await started._send(_keeper_code() + request)
-    except BaseException as error:
-        started.kill()
-        await started.wait()
-        if isinstance(error, _StartFailed):
-            raise error.explained(command, cwd) from None
-        raise
-    finally:
-        timer.cancel()
-    return started
 
 
 def _request(
@@ -235,14 +216,6 @@ class _StartFailed(Exception):
 # A command --------------------------------------------------------------------------------------
 
 
-class _Ending(NamedTuple):
-    """What the keeper reported when everything was dead."""
-
-    code: int
-    killed: bool  # on request, before the main process had exited by itself
-    survivors: int
-
-
 class Command:
     """A running command. Made by `start`."""
 
@@ -270,7 +243,8 @@ class Command:
         self._keeper_born = 0 if found is None else found.born
         self._line_begun = b""  # the beginning of a line whose rest is still to come
         self._channel_ended = False
-        self._ending: _Ending | None = None
+        # As the keeper reported it: exit code, whether it was killed on request, survivors.
+        self._ending: tuple[int, bool, int] | None = None
         self._rescue_timer: Timer | None = None
         self._rescues = 0
         # how it ends
@@ -291,8 +265,8 @@ class Command:
 
     @property
     def done(self) -> asyncio.Future[Exit]:
-        """Set when all processes are dead. Cancelling the future that is returned here cancels
-        nothing else."""
+        """Set when all processes are dead, the keeper is reaped and all descriptors are closed.
+        Cancelling the future that is returned here cancels nothing else."""
         return asyncio.shield(self._done)
 
     async def wait(self, timeout: float | None = None) -> Exit:
@@ -326,13 +300,23 @@ class Command:
             self._timed_out = True
             self.kill()
 
-    async def _send(self, request: bytes) -> None:
-        """Send the request and wait until the program runs. Raises _StartFailed."""
+    async def begin(self, request: bytes, command: str | Sequence[str], cwd: str) -> None:
+        """Send the request to the keeper, and wait until the program runs. Called once."""
+        timer = self._clock.call_later(START_SECONDS, self._time_out)
         try:
-            await self._loop.sock_sendall(self._channel, request)
-        except OSError:
-            pass  # the keeper has exited; `_started` gets the error
-        await self._started
+            try:
+                await self._loop.sock_sendall(self._channel, _keeper_code() + request)
+            except OSError:
+                pass  # the keeper has exited; `_started` gets the error
+            await self._started
+        except BaseException as error:
+            self.kill()
+            await self.wait()
+            if isinstance(error, _StartFailed):
+                raise error.explained(command, cwd) from None
+            raise
+        finally:
+            timer.cancel()
 
     # What the keeper and the program write ------------------------------------------------------
 
@@ -366,10 +350,10 @@ class Command:
                 if not self._started.done():
                     self._started.set_result(None)
             case ["failed", stage, number]:
-                self._ending = _Ending(127, False, 0)
+                self._ending = (127, False, 0)
                 self._fail_start(_StartFailed(stage, int(number)))
             case ["ended", code, killed, survivors]:
-                self._ending = _Ending(int(code), killed == "1", int(survivors))
+                self._ending = (int(code), killed == "1", int(survivors))
 
     def _fail_start(self, error: Exception) -> None:
         if not self._started.done():
@@ -411,7 +395,7 @@ class Command:
             if not self._read_output():
                 break
         self._close()
-        default = _Ending(128 + signal.SIGKILL, self._kill_requested, 0)
+        default = (128 + signal.SIGKILL, self._kill_requested, 0)
         code, killed, survivors = self._ending or default
         if survivors:
             log.warning("%d processes of command %d could not be killed", survivors, self.pid)

@@ -506,10 +506,10 @@ class Runner:
         if group[0].kind != SUMMARIZE:
             self.outcomes[outcome] += len(group)
             if session is not None and outcome is not Outcome.CLEARED:
-                hub.publish("updated", session)
+                hub.publish("updated", session, more=True)
             notice = _notice(group[0], session)
             if notice is not None:
-                hub.publish("created", notice)
+                hub.publish("created", notice, more=True)
         for live in group:
             if live.kind != SUMMARIZE:
                 hub.publish("updated", live.completion())

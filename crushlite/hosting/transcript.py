@@ -142,14 +142,15 @@ class Transcript:
     def create(
         self, message: Message, insert: Callable[[Connection], None] | None = None
     ) -> LiveMessage:
-        """Begin a message: published at once, its row submitted. `insert` makes that row."""
+        """Begin a message: published at once, an empty one together with its first part, which
+        must follow; its row submitted. `insert` makes that row."""
         first, scope = _copy(message), self._store.scope
         insert = insert or (lambda conn: message_rows.insert_message(conn, scope, first))
         before = self._latest.get(message.session_id)
         live = LiveMessage(message, Placement(message.id, insert, before))
         self._live[message.id] = live
         self._latest[message.session_id] = live.place
-        self._hub.publish("created", live.snapshot())
+        self._hub.publish("created", live.snapshot(), more=not message.parts)
         self._write(live)
         return live
 

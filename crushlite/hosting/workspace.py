@@ -164,12 +164,11 @@ class Workspace(WorkspaceBase):
 
     def totals(self) -> Counter[str]:
         """What only grows, to be added up over all workspaces."""
-        hub = self.hub.statistics()
         return Counter(
-            published=hub.published,
-            conflated=hub.conflated,
-            closed_slow=hub.closed_slow,
-            closed_failed=hub.failed,
+            published=self.hub.current,
+            conflated=self.hub.conflated,
+            closed_slow=self.hub.closed_slow,
+            closed_failed=self.hub.failed,
             abandoned=self.runs.abandoned,
             **{outcome.value: number for outcome, number in self.runs.outcomes.items()},
         )

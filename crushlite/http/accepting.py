@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING
 
 from .capacity import Rank
 from .connection import Connection
-from .messages import overloaded
-from .peercred import peer_uid
+from .messages import overloaded, peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +43,7 @@ _FLOOD = 128  # accepted one after the other without finding the queue empty
 _FLOOD_SECONDS = 1.0  # for which that counts as a flood
 _FLOOD_BATCH = 256  # per tick, of newcomers that are looked at first
 _HELD = 256  # newcomers that have not sent anything yet
-_HELD_SECONDS = 5.0  # for which they may be held, or somewhat longer
+_HELD_SECONDS = 5.0  # for which they may be held
 _FIRST_BYTES = 8192  # that are searched for the token
 _PAUSE = 0.5  # seconds
 _LOG_PAUSE = 10.0  # seconds between two log lines
@@ -67,8 +66,7 @@ class Acceptor:
         self._kind: Kind = "unix" if sock.family == socket.AF_UNIX else "tcp"
         self._port = None if self._kind == "unix" else sock.getsockname()[1]
         self._has_token = has_token
-        self._held: dict[socket.socket, float] = {}  # with the time when each came, oldest first
-        self._held_timer: Timer | None = None
+        self._held: dict[socket.socket, Timer] = {}  # with what will close each, oldest first
         self._connected = 0
         self._streak = 0  # accepted since the queue was empty
         self._flood_ends = -math.inf
@@ -82,8 +80,8 @@ class Acceptor:
         self._start()
 
     def close(self) -> None:
-        for timer in filter(None, (self._timer, self._held_timer)):
-            timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for sock in tuple(self._held):
             self._drop(sock)
         self._loop.remove_reader(self._sock)
@@ -153,21 +151,12 @@ class Acceptor:
         if len(self._held) >= _HELD:
             # What it has sent since it was accepted, perhaps in this very tick, was not seen yet.
             self._look(next(iter(self._held)), has_token, last=True)
-        self._held[sock] = self._clock.time()
+        self._held[sock] = self._clock.call_later(_HELD_SECONDS, lambda: self._drop(sock))
         self._loop.add_reader(sock, self._look, sock, has_token)
-        if self._held_timer is None:
-            self._held_timer = self._clock.call_later(_HELD_SECONDS, self._drop_old)
-
-    def _drop_old(self) -> None:
-        self._held_timer = None
-        before = self._clock.time() - _HELD_SECONDS
-        for sock in [sock for sock, came in self._held.items() if came <= before]:
-            self._drop(sock)
-        if self._held:
-            self._held_timer = self._clock.call_later(_HELD_SECONDS, self._drop_old)
 
     def _release(self, sock: socket.socket) -> None:
-        if self._held.pop(sock, None) is not None:
+        if (timer := self._held.pop(sock, None)) is not None:
+            timer.cancel()
             self._loop.remove_reader(sock)
 
     def _drop(self, sock: socket.socket) -> None:

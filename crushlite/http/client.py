@@ -1,15 +1,7 @@
 """The HTTP client of the package, with keep-alive and streaming.
 
-A request runs as an *exchange* on a connection; the connection goes back to the pool only if the
-exchange ended exactly where HTTP says it ends. Failures have different classes because callers act
-on them differently:
-
-    ClientError
-    ├── ConnectFailed     no process listens there (the OSError is the cause)
-    ├── PeerMismatch      the socket belongs to another user; nothing was sent
-    ├── ConnectionLost    it broke before the answer was complete; the request may have run
-    ├── ResponseTimeout   the time given was not enough; the request may have run
-    └── ProtocolError     the answer is not HTTP, or longer than the limit
+A connection goes back to the pool only if the answer ended exactly where HTTP says it ends. Each
+failure is a ClientError of a class of its own, because callers act on them differently.
 
 A request that fails on a REUSED connection before a byte of the answer came is sent again, once,
 on a fresh one, but only if running it twice is harmless: the server may have closed the idle
@@ -28,8 +20,7 @@ import h11
 
 from ..clock import resolve_once, time_limit
 from ..records import dataclass
-from .messages import Headers, Pairs
-from .peercred import peer_uid
+from .messages import Headers, Pairs, peer_uid
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -57,7 +48,7 @@ class ClientError(Exception):
 
 
 class ConnectFailed(ClientError):
-    """No connection could be made; the cause is the OSError."""
+    """No connection could be made, so nothing was sent; the cause is the OSError."""
 
 
 def why_unreachable(error: OSError | ValueError) -> str:
@@ -73,11 +64,11 @@ class PeerMismatch(ClientError):
 
 
 class ConnectionLost(ClientError):
-    """The connection ended before the answer did."""
+    """The connection ended before the answer did; the request may have run."""
 
 
 class ResponseTimeout(ClientError):
-    """The answer did not come in the time given."""
+    """The answer did not come in the time given; the request may have run."""
 
 
 class ProtocolError(ClientError):
@@ -118,24 +109,16 @@ class UnixConnector:
 class TCPConnector:
     """Connects to a host and port, with TLS if a context is given."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        ssl: ssl_module.SSLContext | None = None,
-        server_hostname: str | None = None,
-    ) -> None:
+    def __init__(self, host: str, port: int, *, ssl: ssl_module.SSLContext | None = None) -> None:
         self.host = host
         self.port = port
         self._ssl = ssl
-        self._server_hostname = server_hostname
 
     async def connect(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
         try:
             transport, _ = await loop.create_connection(
-                factory, self.host, self.port, ssl=self._ssl, server_hostname=self._server_hostname
+                factory, self.host, self.port, ssl=self._ssl
             )
         except OSError as error:  # includes ssl.SSLError
             reason = why_unreachable(error)
@@ -150,13 +133,16 @@ class ClientResponse:
     body: bytes
 
 
-class _Exchange:
-    """The answer to one request, as far as it has come. Fed by the connection, read by one task."""
+class StreamResponse:
+    """An answer whose body is read as it comes. Fed by its connection, read by one task."""
 
-    def __init__(self, parser: h11.Connection, transport: asyncio.Transport) -> None:
+    def __init__(self, parser: h11.Connection, transport: asyncio.Transport, clock: Clock) -> None:
+        self.status = 0  # until the head has come
+        self.headers = Headers()
+        self.idle_timeout: float | None = None  # seconds before each piece of the body
         self._parser = parser
         self._transport = transport
-        self.head: h11.Response | None = None
+        self._clock = clock
         self.received = 0  # bytes of any kind
         self.complete = False
         self._chunks: list[bytes] = []
@@ -194,10 +180,12 @@ class _Exchange:
                 self._chunks.append(bytes(event.data))
                 self._unread += len(event.data)
             elif isinstance(event, h11.Response):
-                self.head = event
+                self.status = event.status_code
+                fields = ((name.decode("ascii"), v.decode("latin-1")) for name, v in event.headers)
+                self.headers = Headers(fields)
             elif isinstance(event, h11.EndOfMessage):
                 self.complete = True
-                self._resume()  # else the next exchange of this connection would wait for ever
+                self._resume()  # else the next answer on this connection would wait for ever
                 return
             elif isinstance(event, h11.InformationalResponse):
                 self._informed += 1
@@ -249,18 +237,21 @@ class _Exchange:
 
     # Called by the reader.
 
-    async def wait_head(self) -> h11.Response:
-        while self.head is None:
+    async def wait_head(self) -> None:
+        while not self.status:
             await self._more()
-        return self.head
 
-    async def next_chunk(self) -> bytes:
-        """The bytes of the body that have arrived; empty at its end. After a failure, first those
-        that came before it, then the error is raised."""
-        while not self._chunks:
-            if self.complete:
-                return b""
-            await self._more()
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The bytes of the body that have arrived. After a failure, first those that came before
+        it, then the error is raised."""
+        async with _answer_within(self._clock, self.idle_timeout):
+            while not self._chunks and not self.complete:
+                await self._more()
+        if not self._chunks:
+            raise StopAsyncIteration
         # Joined: a server that streams sends each word as a chunk of its own, and a slow reader
         # would need a step for each.
         chunk = b"".join(self._chunks)
@@ -268,6 +259,15 @@ class _Exchange:
         self._unread = 0
         self._resume()
         return chunk
+
+    async def read(self, limit: int = _BODY_LIMIT) -> bytes:
+        """The rest of the body. Raises ProtocolError if it is longer than `limit` bytes."""
+        body = bytearray()
+        async for chunk in self:
+            body += chunk
+            if len(body) > limit:
+                raise ProtocolError(f"the answer is longer than {limit} bytes")
+        return bytes(body)
 
     async def _more(self) -> None:
         if self._error is not None:
@@ -295,12 +295,12 @@ class _Exchange:
 
 
 class _PooledConnection(asyncio.Protocol):
-    """A connection to the server, with at most one exchange at a time."""
+    """A connection to the server, with at most one answer to come."""
 
     def __init__(self, forget: Callable[[_PooledConnection], None]) -> None:
         self._forget = forget
         self._transport: asyncio.Transport | None = None
-        self._exchange: _Exchange | None = None
+        self._response: StreamResponse | None = None
         self.gone = asyncio.get_running_loop().create_future()
         self.idle_timer: Timer | None = None
         self.reused = False
@@ -310,20 +310,20 @@ class _PooledConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._exchange is not None:
-            self._exchange.feed(data)
+        if self._response is not None:
+            self._response.feed(data)
         else:
             self.abort()  # bytes without a request
 
     def eof_received(self) -> bool:
-        if self._exchange is not None:
-            self._exchange.feed(b"")
+        if self._response is not None:
+            self._response.feed(b"")
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._exchange is not None:
-            self._exchange.fail(ConnectionLost(f"the connection was lost: {exc or 'closed'}"))
-        self._exchange = self._transport = None
+        if self._response is not None:
+            self._response.fail(ConnectionLost(f"the connection was lost: {exc or 'closed'}"))
+        self._response = self._transport = None
         self.stop_idling()
         self._forget(self)
         resolve_once(self.gone)
@@ -336,17 +336,16 @@ class _PooledConnection(asyncio.Protocol):
     def alive(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, parser: h11.Connection, data: bytes) -> _Exchange:
+    def send(self, parser: h11.Connection, data: bytes, clock: Clock) -> StreamResponse:
         assert self._transport is not None
-        exchange = self._exchange = _Exchange(parser, self._transport)
+        response = self._response = StreamResponse(parser, self._transport, clock)
         self._transport.write(data)
-        return exchange
+        return response
 
-    def finish(self, exchange: _Exchange) -> bool:
-        """Detach the exchange and return whether the connection can serve another."""
-        reusable = self.alive and exchange.reusable
-        self._exchange = None
-        return reusable
+    def finish(self) -> bool:
+        """Detach the answer and return whether another request can follow it."""
+        response, self._response = self._response, None
+        return response is not None and self.alive and response.reusable
 
     def stop_idling(self) -> None:
         if self.idle_timer is not None:
@@ -356,38 +355,6 @@ class _PooledConnection(asyncio.Protocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-class StreamResponse:
-    """An answer whose body is read as it comes."""
-
-    def __init__(
-        self, exchange: _Exchange, head: h11.Response, clock: Clock, idle_timeout: float | None
-    ) -> None:
-        self.status = head.status_code
-        self.headers = Headers((n.decode("ascii"), v.decode("latin-1")) for n, v in head.headers)
-        self._exchange = exchange
-        self._clock = clock
-        self._idle_timeout = idle_timeout
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        async with _answer_within(self._clock, self._idle_timeout):
-            chunk = await self._exchange.next_chunk()
-        if not chunk:
-            raise StopAsyncIteration
-        return chunk
-
-    async def read(self, limit: int = _BODY_LIMIT) -> bytes:
-        """The rest of the body. Raises ProtocolError if it is longer than `limit` bytes."""
-        body = bytearray()
-        async for chunk in self:
-            body += chunk
-            if len(body) > limit:
-                raise ProtocolError(f"the answer is longer than {limit} bytes")
-        return bytes(body)
 
 
 class HTTPClient:
@@ -400,13 +367,11 @@ class HTTPClient:
         host_header: str,
         headers: Iterable[tuple[str, str]] = (),
         clock: Clock,
-        idle_connections: int = _IDLE_CONNECTIONS,
         idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
         self._connector = connector
         self._headers: Pairs = (("Host", host_header), *headers)
         self._clock = clock
-        self._idle_connections = idle_connections
         self._idle_seconds = idle_seconds
         self._idle: list[_PooledConnection] = []  # the most recently used last, and taken first
         self._all: set[_PooledConnection] = set()
@@ -447,18 +412,14 @@ class HTTPClient:
         connection at once."""
         parts = (method, target, body, (*self._headers, *headers))
         async with _answer_within(self._clock, timeout):
-            connection, exchange = await self._open(*parts)
+            connection, response = await self._open(*parts)
+        response.idle_timeout = idle_timeout
         try:
-            assert exchange.head is not None
-            yield StreamResponse(exchange, exchange.head, self._clock, idle_timeout)
+            yield response
         except BaseException:
-            connection.finish(exchange)
             connection.abort()
             raise
-        if connection.finish(exchange):
-            self._release(connection)
-        else:
-            connection.abort()
+        self._release(connection)
 
     async def aclose(self) -> None:
         """Close every connection, those in use too, and wait until their sockets are closed."""
@@ -475,28 +436,26 @@ class HTTPClient:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
-    # Exchanges.
-
     async def _open(
         self, method: str, target: str, body: bytes, headers: Pairs
-    ) -> tuple[_PooledConnection, _Exchange]:
+    ) -> tuple[_PooledConnection, StreamResponse]:
         """Send a request and wait for the head of its answer."""
         connection = await self._acquire(method)
         while True:
             parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
-            exchange = connection.send(parser, _framed(parser, method, target, body, headers))
+            data = _framed(parser, method, target, body, headers)
+            response = connection.send(parser, data, self._clock)
             try:
-                await exchange.wait_head()
+                await response.wait_head()
             except ConnectionLost:
-                twice_is_harmless = method in _IDEMPOTENT and not exchange.received
+                twice_is_harmless = method in _IDEMPOTENT and not response.received
                 if not connection.reused or not twice_is_harmless:
                     raise
             except BaseException:
-                connection.finish(exchange)
                 connection.abort()
                 raise
             else:
-                return connection, exchange
+                return connection, response
             connection = await self._connect()
 
     async def _acquire(self, method: str) -> _PooledConnection:
@@ -536,7 +495,7 @@ class HTTPClient:
         return made[-1]
 
     def _release(self, connection: _PooledConnection) -> None:
-        if self._closed or len(self._idle) >= self._idle_connections:
+        if not connection.finish() or self._closed or len(self._idle) >= _IDLE_CONNECTIONS:
             connection.abort()
             return
         connection.idle_timer = self._clock.call_later(self._idle_seconds, connection.abort)

@@ -21,7 +21,7 @@ Invariants:
   another one at any time; while one is BUSY or a STREAM it has none.
 - `Stream.closed` is called once: `_end_stream` forgets the stream before it calls.
 
-`outbox` keeps the order of output and its time limit, `deadline` the time that a state may take.
+`outbox` keeps the order of output and its time limit, `Deadline` the time that a state may take.
 h11's objects live for one request and only in `parsing`; answers are framed by hand, so Connection,
 HEAD, HTTP/1.0 and Expect are dealt with here.
 """
@@ -35,12 +35,11 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .capacity import BodyBudget, BodyShare, Capacity, Rank
-from .deadline import Deadline
-from .messages import HTTPError, Peer, Request, Response, Stream, overloaded
+from .capacity import BodyBudget, Capacity, Rank
+from .limits import Deadline
+from .messages import HTTPError, Peer, Request, Response, Stream, overloaded, peer_uid
 from .outbox import CONTINUE, Outbox, date_line, frame_response, frame_stream, slices
 from .parsing import HeadParser, find_head, too_large
-from .peercred import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,16 +93,15 @@ class Owner:
         """A connection is lost, or a task has ended."""
 
     def launch(
-        self, connection: Connection, request: Request, handler: Handler, body: BodyShare | None
-    ) -> None:
-        """Carry a request out in a task, which holds `body` and ends with `answer`."""
+        self, connection: Connection, request: Request, handler: Handler
+    ) -> asyncio.Task[None]:
+        """Carry a request out in a task, which ends with `answer`."""
         self.requests += 1
         coroutine = self._carry_out(connection, request, handler)
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self._task_done)
-        if body is not None:
-            task.add_done_callback(lambda _: body.release())
+        return task
 
     async def _carry_out(self, connection: Connection, request: Request, handler: Handler) -> None:
         answer: Response | Stream
@@ -171,8 +169,8 @@ class Connection(asyncio.Protocol):
         self._peer = Peer(kind, None, port)
         self._capacity = owner.capacity[kind]
         self._trusted = kind != "tcp"  # there, when a request has shown a token
-        self._transport: asyncio.Transport | None = None  # None before and after the connection
-        self._outbox: Outbox  # made with the connection
+        self._transport: asyncio.Transport  # made with the connection; closing once it is lost
+        self._outbox: Outbox
         self._deadline = Deadline(owner.clock, self._time_is_up)  # BUSY and STREAM have none
         self.state = State.HEAD
 
@@ -186,7 +184,8 @@ class Connection(asyncio.Protocol):
         # The request being read or carried out.
         self._parsed: ParsedHead | None = None
         self._admission: Admission | None = None
-        self._body: BodyShare | None = None  # None for a small body
+        self._budget = owner.bodies  # that its body counts for, if it is not small
+        self._counted = 0  # bytes of it
         self._body_began = 0.0
         self._surplus = False  # accepted when only the reserved ones were left
 
@@ -254,7 +253,6 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state = State.CLOSED
-        self._transport = None
         self._buffer.clear()
         self._parsed = self._admission = None
         self._release_body()
@@ -289,9 +287,6 @@ class Connection(asyncio.Protocol):
                     progress = self._read_body()
                 else:
                     return
-            except HTTPError as error:
-                self._refuse(error)
-                return
             except Exception as error:  # noqa: BLE001 - a bug of a guard is answered with 500
                 self._refuse(self._owner.failed(error, self._parsed.head if self._parsed else None))
                 return
@@ -388,17 +383,14 @@ class Connection(asyncio.Protocol):
         """Count `size` bytes, declared or received so far, as this request's body. Raises 503 if
         all bodies together are too large."""
         owner = self._owner
-        if size <= owner.limits.small_body:
-            return
-        if self._body is None:
-            urgent = admission.route.urgent
-            self._body = BodyShare(owner.urgent_bodies if urgent else owner.bodies)
-        self._body.grow(size)
+        if size > owner.limits.small_body:
+            self._budget = owner.urgent_bodies if admission.route.urgent else owner.bodies
+            self._budget.grow(self._counted, size)
+            self._counted = size
 
     def _release_body(self) -> None:
-        if self._body is not None:
-            self._body.release()
-            self._body = None
+        self._budget.used -= self._counted
+        self._counted = 0
 
     def _complete(self, parsed: ParsedHead, admission: Admission, body: bytes) -> None:
         self.state = State.BUSY
@@ -406,9 +398,15 @@ class Connection(asyncio.Protocol):
         self._deadline.clear()
         if self._buffer:
             self._pause_reading()
-        share, self._body = self._body, None
         request = Request(parsed.head, body, admission.params)
-        self._owner.launch(self, request, admission.route.handler, share)
+        task = self._owner.launch(self, request, admission.route.handler)
+        if counted := self._counted:
+            budget, self._counted = self._budget, 0
+
+            def release(_: object) -> None:
+                budget.used -= counted
+
+            task.add_done_callback(release)
 
     def _end_of_input(self) -> None:
         """The peer half-closed before or within a request."""
@@ -426,16 +424,14 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _pause_reading(self) -> None:
-        transport = self._transport
-        if transport is not None and not self._reading_paused and not transport.is_closing():
+        if not self._reading_paused and not self._transport.is_closing():
             self._reading_paused = True
-            transport.pause_reading()
+            self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        transport = self._transport
-        if transport is not None and self._reading_paused and not transport.is_closing():
+        if self._reading_paused and not self._transport.is_closing():
             self._reading_paused = False
-            transport.resume_reading()
+            self._transport.resume_reading()
 
     # Answering.
 
@@ -444,8 +440,7 @@ class Connection(asyncio.Protocol):
         bad header."""
         if isinstance(answer, Stream):
             self._begin_stream(answer)
-            return
-        if self.state is State.BUSY:
+        elif self.state is State.BUSY:
             self._respond(answer)
             self._advance()
 
@@ -480,7 +475,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, error: HTTPError) -> None:
         """Answer a request that will not be read to its end; nothing more is parsed."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport.is_closing():
             return
         bodiless = self._parsed is not None and self._parsed.head.method == "HEAD"
         self._parsed = self._admission = None
@@ -491,7 +486,7 @@ class Connection(asyncio.Protocol):
     def _begin_stream(self, stream: Stream) -> None:
         transport, parsed = self._transport, self._parsed
         self._stream = stream
-        if transport is None or transport.is_closing() or parsed is None:
+        if transport.is_closing() or parsed is None:
             self._end_stream()
             return
         try:
@@ -518,8 +513,8 @@ class Connection(asyncio.Protocol):
         self._discard(rest)
 
     def _resume_stream(self) -> None:
-        stream, transport = self._stream, self._transport
-        if stream is None or transport is None or transport.is_closing():
+        stream = self._stream
+        if stream is None or self._transport.is_closing():
             return
         self.writable = True
         self._most = 2 * self._owner.limits.stream_slice
@@ -565,7 +560,7 @@ class Connection(asyncio.Protocol):
         """Half-close, and go on reading for a while: closing with unread input would reset the
         connection, and the peer might lose the answer."""
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport.is_closing():
             return
         self.state = State.LINGER
         self._capacity.rank(self, Rank.WITHOUT_TOKEN)
@@ -582,11 +577,10 @@ class Connection(asyncio.Protocol):
         """Send what waits, then FIN; a peer that takes nothing is cut off by the write limit."""
         self.state = State.CLOSED
         self.writable = False
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        self._pause_reading()  # a closing transport does so, but with a rest it is not closing yet
-        self._outbox.close()
+        if not self._transport.is_closing():
+            # A closing transport does so by itself, but with a rest it is not closing yet.
+            self._pause_reading()
+            self._outbox.close()
 
     def _wait_as(self, rank: Rank) -> None:
         """Nothing is carried out for this connection: it may be closed for another one."""
@@ -605,8 +599,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self.state = State.CLOSED
         self.writable = False
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def wind_down(self, *, streams: bool) -> None:
         """The server stops: close if no request is being carried out or, with `streams`, a stream.

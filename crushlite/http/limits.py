@@ -1,4 +1,5 @@
-"""Every bound of the HTTP server in one place, with the reason for its size.
+"""Every bound of the HTTP server in one place, with the reason for its size; and `Deadline`, which
+keeps those of time.
 
 Each is the most that one peer, or all of them, can cost the process; tests try each at n-1, n and
 n+1 through the same dataclass.
@@ -6,13 +7,22 @@ n+1 through the same dataclass.
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 from ..records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..clock import Clock, Timer
 
 _KIB = 1024
 _MIB = 1024 * _KIB
 
 _OTHER_FILES = 256  # descriptors that are not for connections: databases, pipes, tools' files
 _KINDS = 2  # of listeners: unix and TCP, each counted by itself
+_EPSILON = 1e-3  # seconds by which timers may fire early, in floating point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +93,52 @@ class Limits:
         return cls(
             connections=connections, reserved=reserved, surplus=surplus, without_token=without_token
         )
+
+
+class Deadline:
+    """Calls `passed` when the time of the latest `set` is up, unless it was cleared since.
+
+    There is at most one timer, due no later than the deadline; one that fires too early is armed
+    again. So on a connection whose requests each arrive whole, `set` only stores a number.
+    """
+
+    def __init__(self, clock: Clock, passed: Callable[[], None]) -> None:
+        self._clock = clock
+        self._passed = passed
+        self._due = math.inf
+        self._timer: Timer | None = None
+        self._fires = math.inf  # when the timer does
+
+    def set(self, seconds: float) -> None:
+        """Replace the deadline: call `passed` in `seconds`."""
+        due = self._due = self._clock.time() + seconds
+        if self._timer is not None:
+            if self._fires <= due:
+                return
+            self._timer.cancel()
+        self._arm(seconds)
+
+    def clear(self) -> None:
+        """Do not call `passed` until the next `set`."""
+        self._due = math.inf
+
+    def cancel(self) -> None:
+        """Never call `passed` again, and drop it: it refers to the object that holds this one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._passed = lambda: None
+
+    def _arm(self, seconds: float) -> None:
+        self._fires = self._due
+        self._timer = self._clock.call_later(seconds, self._fired)
+
+    def _fired(self) -> None:
+        self._timer = None
+        remaining = self._due - self._clock.time()
+        if remaining == math.inf:
+            return
+        if remaining > _EPSILON:
+            self._arm(remaining)
+        else:
+            self._passed()

@@ -84,8 +84,6 @@ class HeadParser:
     kept: these share nothing that can change.
     """
 
-    __slots__ = ("_cache", "_limits")
-
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._cache: dict[bytes, ParsedHead] = {}
@@ -237,8 +235,6 @@ class ChunkedBody:
     Trailers are refused: no code here reads them, h11 accepts bare LF in them, and a Content-Length
     hidden there has fooled servers before.
     """
-
-    __slots__ = ("_chunks", "_data", "_fed", "_limits", "_parser", "_tail")
 
     def __init__(self, parser: h11.Connection, limits: Limits) -> None:
         self._parser = parser

@@ -40,8 +40,6 @@ class _Node:
     """One position in the tree of patterns. The names of parameters are kept with the routes: two
     routes may name the same position differently."""
 
-    __slots__ = ("literals", "parameter", "routes")
-
     def __init__(self) -> None:
         self.literals: dict[str, _Node] = {}
         self.parameter: _Node | None = None

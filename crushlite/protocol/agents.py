@@ -15,7 +15,6 @@ class OfferedAgent:
 
 @dataclass(slots=True)
 class SessionAgent:
-    """Which agent answers in a session: a name, `acp:COMMAND ARGS`, or empty for the agent of the
-    workspace."""
+    """Who answers in a session: a name, `acp:COMMAND ARGS`, or empty for the workspace's agent."""
 
     agent: str = ""

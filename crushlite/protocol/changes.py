@@ -49,8 +49,7 @@ class RunChanges:
 
 @dataclass(slots=True)
 class UndoRequest:
-    """`dry_run`: change nothing, and answer what would be done. `partial`: put back the files that
-    can be, instead of none."""
+    """`dry_run`: only say what would be done. `partial`: put back what can be, instead of none."""
 
     dry_run: bool = False
     partial: bool = False

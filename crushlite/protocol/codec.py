@@ -107,12 +107,7 @@ def _encode_plan(cls: Any) -> tuple[tuple[str, str, str, bool], ...]:
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a wire type")
     return tuple(
-        (
-            f.name,
-            key_of(f),
-            f.metadata.get("omit", ""),
-            "tags" in f.metadata,
-        )
+        (f.name, key_of(f), f.metadata.get("omit", ""), "tags" in f.metadata)
         for f in dataclasses.fields(cls)
     )
 
@@ -195,57 +190,28 @@ _decoder = json.JSONDecoder(
 )
 
 
-def _check_tree(value: JSON, *, surrogates: bool) -> None:
-    # Level by level, not recursively: the parser lets through nesting that is deeper than we
-    # allow. Only levels that hold a container count: `[[1]]` is two deep, like `[[]]`.
-    depth, level = 0, [value]
-    while level:
-        following: list[JSON] = []
-        nested = False
-        for item in level:
-            if isinstance(item, dict):
-                nested = True
-                following.extend(item.values())
-                if surrogates:
-                    following.extend(item)
-            elif isinstance(item, list):
-                nested = True
-                following.extend(item)
-            elif flaw := _flaw(item, surrogates=surrogates):
-                raise NotJSON(f"{_place_of(item, value)} {flaw}")
-        depth += nested
-        if depth > MAX_DEPTH:
-            raise NotJSON(f"nested deeper than {MAX_DEPTH}")
-        level = following
-
-
-def _flaw(item: JSON, *, surrogates: bool) -> str:
-    if isinstance(item, float) and item in _INFINITIES:
-        return "is too large a number"
-    if surrogates and isinstance(item, str) and not _is_text(item):
-        return "holds a lone surrogate"
-    return ""
-
-
 _Trail = tuple["_Trail", "str | int"] | None  # the way to a value: its parent's trail, then a step
 
 
-def _place_of(target: JSON, root: JSON) -> str:
-    """Where the object `target` is in `root`. Searched only when something is wrong, so that it
-    costs good bodies nothing. Trails share their beginnings: full paths of a wide and deep body
-    would take more memory than the body."""
-    stack: list[tuple[_Trail, JSON]] = [(None, root)]
-    while stack:
-        trail, item = stack.pop()
-        if item is target:
-            return _spell(trail)
-        if isinstance(item, dict):
-            if any(key is target for key in item):
-                return f"a key of {_spell(trail)}"
-            stack.extend(((trail, key), child) for key, child in item.items())
-        elif isinstance(item, list):
-            stack.extend(((trail, index), child) for index, child in enumerate(item))
-    raise AssertionError("the flawed value is not in the document it was found in")
+def _check_tree(root: JSON, *, surrogates: bool) -> None:
+    """Raise NotJSON for nesting deeper than MAX_DEPTH, for infinite numbers and, if `surrogates`,
+    for texts that are not Unicode. Not recursive: the parser lets deeper nesting through."""
+    # Trails share their beginnings: full paths of a wide and deep body would take more memory than
+    # the body. The first step of each leads to the root.
+    todo: list[tuple[int, _Trail, JSON]] = [(0, None, [root])]
+    while todo:
+        depth, trail, holder = todo.pop()
+        if depth > MAX_DEPTH:
+            raise NotJSON(f"nested deeper than {MAX_DEPTH}")
+        if surrogates and isinstance(holder, dict) and not all(map(_is_text, holder)):
+            raise NotJSON(f"a key of {_spell(trail)} holds a lone surrogate")
+        for step, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(item, (dict, list)):
+                todo.append((depth + 1, (trail, step), item))
+            elif isinstance(item, float) and item in _INFINITIES:
+                raise NotJSON(f"{_spell((trail, step))} is too large a number")
+            elif surrogates and isinstance(item, str) and not _is_text(item):
+                raise NotJSON(f"{_spell((trail, step))} holds a lone surrogate")
 
 
 def _spell(trail: _Trail) -> str:
@@ -253,7 +219,7 @@ def _spell(trail: _Trail) -> str:
     while trail is not None:
         trail, step = trail
         steps.append(f"[{step}]" if isinstance(step, int) else f".{_shown(step)}")
-    return "body" + "".join(reversed(steps))
+    return "body" + "".join(reversed(steps[:-1]))
 
 
 def _is_text(value: str) -> bool:
@@ -344,20 +310,13 @@ def _read_tagged(classes: dict[str, type]) -> _Read:
     return _read_list(read_part)
 
 
-def _read_any(value: JSON, where: str, key: str | int) -> JSON:
-    return value
+def _read_exact(kind: type, expected: str) -> _Read:
+    def read_exact(value: JSON, where: str, key: str | int) -> JSON:
+        if isinstance(value, kind):
+            return value
+        raise _mismatch(expected, value, where, key)
 
-
-def _read_string(value: JSON, where: str, key: str | int) -> JSON:
-    if isinstance(value, str):
-        return value
-    raise _mismatch("a string", value, where, key)
-
-
-def _read_bool(value: JSON, where: str, key: str | int) -> JSON:
-    if isinstance(value, bool):
-        return value
-    raise _mismatch("true or false", value, where, key)
+    return read_exact
 
 
 def _read_int(value: JSON, where: str, key: str | int) -> JSON:
@@ -377,9 +336,9 @@ def _read_float(value: JSON, where: str, key: str | int) -> JSON:
 
 
 _READ_SCALAR: dict[Any, _Read] = {
-    Any: _read_any,
-    str: _read_string,
-    bool: _read_bool,
+    Any: _read_exact(object, ""),
+    str: _read_exact(str, "a string"),
+    bool: _read_exact(bool, "true or false"),
     int: _read_int,
     float: _read_float,
 }

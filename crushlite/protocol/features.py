@@ -67,8 +67,7 @@ class CommandArgument:
 
 @dataclass(slots=True)
 class CommandInfo:
-    """A text that a user can send by its name. `source` says where it is from: user, project,
-    skill or mcp."""
+    """A text that a user can send by its name. `source` is user, project, skill or mcp."""
 
     id: str
     name: str  # what a user types behind a slash; no two in a list are the same

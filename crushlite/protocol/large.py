@@ -15,7 +15,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 LONG = 1024  # characters of a string that is cut out
 MAX_SKELETON = 4 << 20  # characters: what a scanner reads in 50 ms
@@ -92,27 +92,17 @@ class Cut:
         return "".join(pieces)
 
     def restore(self, value: Any) -> Any:
-        """Put the long strings into the value of the skeleton. Raises ValueError for a long key."""
+        """The value of the skeleton, whose nesting was checked, with the long strings in it. Raises
+        ValueError for a long key."""
         if isinstance(value, str):
             return self._long.get(value, value)
-        todo = [value] if self._long else []
-        while todo:
-            item = todo.pop()
-            if isinstance(item, dict):
-                if any(key in self._long for key in item):
-                    raise ValueError(f"a key has more than {LONG} characters")
-                self._replace(item, item.items(), todo.append)
-            elif isinstance(item, list):
-                self._replace(item, enumerate(item), todo.append)
-        return value
-
-    def _replace(self, holder: Any, items: Any, nested: Callable[[Any], None]) -> None:
-        for key, child in items:
-            if isinstance(child, str):
-                if child in self._long:
-                    holder[key] = self._long[child]
-            elif isinstance(child, (dict, list)):
-                nested(child)
+        if isinstance(value, list):
+            return [self.restore(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if any(key in self._long for key in value):
+            raise ValueError(f"a key has more than {LONG} characters")
+        return {key: self.restore(item) for key, item in value.items()}
 
 
 def _decoded(body: bytes) -> str:

@@ -112,8 +112,7 @@ PARTS: dict[str, type] = {
 
 @dataclass(slots=True)
 class Message:
-    """One message of a session. An assistant message is one step of the model: a turn may have
-    several."""
+    """One message of a session; one of an assistant is one step of a turn."""
 
     id: str
     role: str

@@ -30,11 +30,10 @@ class PermissionOption:
 @dataclass(slots=True)
 class PermissionRequest:
     """A tool call that waits for a permission. `params` is always an object: the Crush client
-    decodes it by tool name. `scope` says in words what `allow_session` would cover; if it is empty,
-    that is every request of this session with the same tool, action and path. `rule` says in words
-    what `allow_rule` would cover, for the session, and `allow_always`, for good; if it is empty,
-    neither can be chosen. `options` are answers that the agent offers: a client may choose one of
-    them instead, by its id."""
+    decodes it by tool name. `scope` says what `allow_session` would cover; if empty, every request
+    of this session with the same tool, action and path. `rule` says what `allow_rule`, for the
+    session, and `allow_always`, for good, would cover; if empty, neither can be chosen. `options`
+    are answers of the agent's own: a client may choose one of them instead, by its id."""
 
     id: str = ""
     session_id: str = ""
@@ -60,8 +59,7 @@ class PermissionNotification:
 
 @dataclass(slots=True)
 class Grant:
-    """Body of `permissions/grant`. Only the id inside `permission` is used: the daemon has the rest
-    of the request itself."""
+    """Body of `permissions/grant`. Of `permission` only the id is used: the daemon has the rest."""
 
     permission: dict[str, Any] = field(default_factory=dict)
     action: str = ""

@@ -14,8 +14,7 @@ WireConfig = Annotated[dict[str, Any], "options.tui", "providers"]
 
 @dataclass(slots=True)
 class CreateWorkspace:
-    """Body of `POST /v1/workspaces`. If the client sends no `env`, commands get the daemon's own
-    environment."""
+    """Body of `POST /v1/workspaces`. Without an `env`, commands get the daemon's environment."""
 
     id: str = ""
     path: str = ""
@@ -54,8 +53,7 @@ class Space:
 
 @dataclass(slots=True)
 class Control:
-    """A command to the daemon. `client` is `crushlite` for clients of this package, and is not sent
-    by the Crush client."""
+    """A command to the daemon. `client` is `crushlite`, or empty from the Crush client."""
 
     command: str = ""
     client: str = omitted()

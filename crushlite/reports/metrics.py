@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..api.vitals import Process
+from ..api.system import Process
 from ..protocol.runs import LIVE_STATES
 from ..records import dataclass
 from ..runs import Outcome
@@ -19,7 +19,7 @@ from ..version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..api.vitals import Vitals
+    from ..api.context import Vitals
     from ..hosting.backend import Backend
 
 CLASSES = (2, 3, 4, 5)  # of statuses: listed from the start, so that a rate sees the first one
@@ -110,8 +110,7 @@ def _of_runs(backend: Backend) -> Iterator[Family]:
 
 def _of_events(backend: Backend) -> Iterator[Family]:
     totals = backend.totals()
-    hubs = [workspace.hub.statistics() for workspace in backend.everything()]
-    queued = sum(hub.queued_bytes for hub in hubs)
+    queued = sum(workspace.hub.queued_bytes for workspace in backend.everything())
     closed = {"slow": totals["closed_slow"], "failed": totals["closed_failed"]}
     yield Family("crushlite_events_published_total", "Events published.", totals["published"])
     yield Family(

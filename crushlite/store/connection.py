@@ -85,13 +85,13 @@ def configure(conn: sqlite3.Connection) -> None:
     """Set up a read-write connection, whatever factory opened it."""
     conn.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
     conn.execute("PRAGMA foreign_keys = ON")
-    conn.execute("PRAGMA wal_autocheckpoint = 0")  # the writer makes them: see checkpoints.py
-    conn.execute(f"PRAGMA journal_size_limit = {KEEP}")
     distrust(conn)
     (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         # Without it a reader and the writer would lock each other out.
         raise StoreFailed(f"the file system does not support SQLite's WAL mode (got {mode})")
+    conn.execute("PRAGMA wal_autocheckpoint = 0")  # the writer makes them: see checkpoints.py
+    conn.execute(f"PRAGMA journal_size_limit = {KEEP}")
 
 
 def check_row(what: str, row: Sequence[object], kinds: Sequence[type | UnionType]) -> None:

@@ -217,6 +217,6 @@ class DeltaRandomWalkTest(Case):
                     self.assertEqual(client.facts, len(world.facts))
                     self.assertEqual(client.texts, world.live)
                 seen += world.deltas
-                conflated += world.hub.statistics().conflated
+                conflated += world.hub.conflated
         self.assertGreater(seen, 100)
         self.assertGreater(conflated, 100)

@@ -172,7 +172,7 @@ class Case(unittest.IsolatedAsyncioTestCase):
 
 def queued(subscriber: Subscriber) -> list[str]:
     """The names of the queued events, taken out of the queue."""
-    return [name(subscriber.get_nowait()) for _ in range(subscriber.statistics().entries)]
+    return [name(subscriber.get_nowait()) for _ in range(len(subscriber.backlog.entries))]
 
 
 class PublishTest(Case):
@@ -262,7 +262,7 @@ class PublishTest(Case):
 
     async def test_publishing_without_subscribers_is_fine(self) -> None:
         self.assertEqual(self.fact(1), 1)
-        self.assertEqual(self.hub.statistics().subscribers, 0)
+        self.assertEqual(len(self.hub.subscribers()), 0)
 
     async def test_a_payload_that_is_no_event_raises_and_takes_no_number(self) -> None:
         _, sink = self.stream()
@@ -288,12 +288,13 @@ class PublishTest(Case):
         waiting = self.hub.subscribe()
         self.grow("a")
         self.grow("ab")
-        figures = self.hub.statistics()
-        self.assertEqual((figures.published, figures.subscribers, figures.waiting), (2, 2, 1))
-        self.assertEqual((figures.conflated, figures.closed_slow, figures.failed), (1, 0, 0))
+        self.assertEqual(
+            (self.hub.current, len(self.hub.subscribers()), len(self.hub.waiting)), (2, 2, 1)
+        )
+        self.assertEqual((self.hub.conflated, self.hub.closed_slow, self.hub.failed), (1, 0, 0))
         event = waiting.get_nowait()
         assert event is not None
-        self.assertEqual((figures.ring_entries, figures.ring_bytes), (1, event.size))
+        self.assertEqual((len(self.hub.ring.entries), self.hub.ring.bytes), (1, event.size))
 
 
 class ConflationTest(Case):
@@ -303,7 +304,7 @@ class ConflationTest(Case):
         self.fact(1)
         self.grow("ab")
         self.assertEqual(queued(subscriber), ["1", "m=ab"])
-        self.assertEqual(subscriber.statistics().conflated, 1)
+        self.assertEqual(subscriber.conflated, 1)
 
     async def test_a_structural_update_removes_queued_growth_of_that_message(self) -> None:
         subscriber = self.hub.subscribe()
@@ -316,7 +317,7 @@ class ConflationTest(Case):
         subscriber = self.hub.subscribe()
         self.grow("a")
         self.hub.publish("deleted", message("a"))
-        self.assertEqual(subscriber.statistics().entries, 1)
+        self.assertEqual(len(subscriber.backlog.entries), 1)
 
     async def test_growth_of_different_messages_is_kept_apart(self) -> None:
         subscriber = self.hub.subscribe()
@@ -354,9 +355,9 @@ class ConflationTest(Case):
         event = subscriber.get_nowait()
         assert event is not None
         self.grow("c" * 7)
-        self.assertEqual(subscriber.statistics().bytes, event.size)
+        self.assertEqual(subscriber.backlog.bytes, event.size)
         subscriber.get_nowait()
-        self.assertEqual(subscriber.statistics().bytes, 0)
+        self.assertEqual(subscriber.backlog.bytes, 0)
 
 
 class ConsumerTest(Case):
@@ -394,8 +395,8 @@ class ConsumerTest(Case):
         subscriber.close()
         subscriber.close()
         self.fact(1)
-        self.assertEqual((subscriber.closed_reason, subscriber.statistics().entries), ("closed", 0))
-        self.assertEqual(self.hub.statistics().subscribers, 0)
+        self.assertEqual((subscriber.closed_reason, len(subscriber.backlog.entries)), ("closed", 0))
+        self.assertEqual(len(self.hub.subscribers()), 0)
 
     async def test_a_consumer_that_does_not_read_is_closed_at_the_bound_of_entries(self) -> None:
         self.new_hub(entries=3)
@@ -404,7 +405,7 @@ class ConsumerTest(Case):
             self.fact(number)
         self.assertEqual(subscriber.closed_reason, "slow")
         self.assertEqual([name(event) async for event in subscriber], ["0", "1", "2"])
-        self.assertEqual(self.hub.statistics().closed_slow, 1)
+        self.assertEqual(self.hub.closed_slow, 1)
 
     async def test_a_consumer_that_does_not_read_is_closed_at_the_bound_of_bytes(self) -> None:
         self.new_hub(bytes=1000)
@@ -412,7 +413,7 @@ class ConsumerTest(Case):
         for number in range(9):
             self.fact(number, 200)
         self.assertEqual(subscriber.closed_reason, "slow")
-        self.assertLessEqual(subscriber.statistics().bytes, 1000)
+        self.assertLessEqual(subscriber.backlog.bytes, 1000)
         self.assertEqual([name(event) async for event in subscriber], ["0", "1"])
 
     async def test_conflation_keeps_a_consumer_within_its_bounds(self) -> None:
@@ -586,8 +587,8 @@ class BoundTest(Case):
         self.assertEqual((subscriber.closed_reason, sink.ended), ("", ""))
         self.fact(3)
         self.assertEqual((subscriber.closed_reason, sink.ended), ("slow", "abort"))
-        self.assertEqual(subscriber.statistics().entries, 0)
-        self.assertEqual(self.hub.statistics().closed_slow, 1)
+        self.assertEqual(len(subscriber.backlog.entries), 0)
+        self.assertEqual(self.hub.closed_slow, 1)
         self.assertEqual(self.clock.pending, 0)
 
     async def test_the_transport_buffer_counts(self) -> None:
@@ -597,8 +598,8 @@ class BoundTest(Case):
         self.fact(2, 200)
         await self.ticks()
         self.fact(3, 200)
-        self.assertEqual((subscriber.closed_reason, subscriber.statistics().entries), ("", 2))
-        self.assertGreater(subscriber.statistics().buffered, 2000)
+        self.assertEqual((subscriber.closed_reason, len(subscriber.backlog.entries)), ("", 2))
+        self.assertGreater(subscriber.buffered, 2000)
         self.fact(4, 500)
         self.assertEqual((subscriber.closed_reason, sink.ended), ("slow", "abort"))
 
@@ -665,8 +666,8 @@ class BoundTest(Case):
         sink.writable = False
         await self.ticks()
         self.assertEqual((subscriber.closed_reason, sink.ended), ("slow", "abort"))
-        self.assertEqual(self.hub.statistics().closed_slow, 1)
-        self.assertEqual(subscriber.statistics().entries, 0)
+        self.assertEqual(self.hub.closed_slow, 1)
+        self.assertEqual(len(subscriber.backlog.entries), 0)
 
     async def test_a_stream_that_overflows_before_it_opens_ends_cleanly_after_its_queue(
         self,
@@ -689,7 +690,7 @@ class BoundTest(Case):
         self.assertEqual(subscriber.closed_reason, "")
         await self.clock.advance(0.2)
         self.assertEqual((subscriber.closed_reason, sink.ended), ("slow", "abort"))
-        self.assertEqual((self.hub.statistics().closed_slow, self.clock.pending), (1, 0))
+        self.assertEqual((self.hub.closed_slow, self.clock.pending), (1, 0))
 
     async def test_a_shrinking_transport_buffer_is_progress(self) -> None:
         subscriber, sink = self.stream()
@@ -732,7 +733,7 @@ class BoundTest(Case):
         subscriber.resumed()
         self.fact(2)
         self.assertEqual(labels(sink.text), ["1", "2"])
-        self.assertEqual((self.hub.statistics().ring_entries, self.hub.floor), (0, 2))
+        self.assertEqual((len(self.hub.ring.entries), self.hub.floor), (0, 2))
 
     async def test_the_default_bounds_are_those_of_the_promise(self) -> None:
         bounds = Bounds()
@@ -753,7 +754,7 @@ class EndTest(Case):
         self.assertEqual((base.closed_reason, tagged.closed_reason), ("hub", "hub"))
         await self.ticks()
         self.assertEqual(self.clock.pending, 0)
-        self.assertEqual(self.hub.statistics().subscribers, 0)
+        self.assertEqual(len(self.hub.subscribers()), 0)
 
     async def test_publishing_to_a_closed_hub_does_nothing_and_returns_zero(self) -> None:
         self.fact(1)
@@ -807,8 +808,8 @@ class EndTest(Case):
         subscriber.closed()
         self.fact(2)
         self.assertEqual((subscriber.closed_reason, sink.ended), ("peer", ""))
-        self.assertEqual((subscriber.statistics().entries, self.clock.pending), (0, 0))
-        self.assertEqual(self.hub.statistics().subscribers, 0)
+        self.assertEqual((len(subscriber.backlog.entries), self.clock.pending), (0, 0))
+        self.assertEqual(len(self.hub.subscribers()), 0)
 
     async def test_when_closed_is_called_exactly_once_for_every_reason(self) -> None:
         self.new_hub(entries=2)
@@ -862,7 +863,7 @@ class EndTest(Case):
         self.assertEqual((bad.closed_reason, sink.ended), ("failed", "abort"))
         self.assertEqual((paused.closed_reason, stuck.ended), ("failed", "abort"))
         self.assertEqual(labels(good.text), ["1"])
-        self.assertEqual((self.hub.statistics().failed, handler.call_count), (2, 2))
+        self.assertEqual((self.hub.failed, handler.call_count), (2, 2))
 
     async def test_a_sink_that_fails_at_the_batch_before_its_own_resumption_is_left_alone(
         self,
@@ -961,7 +962,7 @@ class ResumeTest(Case):
         self.new_hub(entries=8)
         for number in range(1, 11):
             self.fact(number)
-        self.assertEqual((self.hub.statistics().ring_entries, self.hub.floor), (4, 6))
+        self.assertEqual((len(self.hub.ring.entries), self.hub.floor), (4, 6))
         self.assertEqual([event for _, event in self.resumed("e-6")], ["None", "7", "8", "9", "10"])
         self.assertIn("too old", self.resumed("e-5")[0][1])
 
@@ -969,17 +970,16 @@ class ResumeTest(Case):
         self.new_hub(bytes=2000)
         for number in range(1, 11):
             self.fact(number, 200)
-        figures = self.hub.statistics()
-        self.assertLessEqual(figures.ring_bytes, 1000)
-        self.assertEqual(self.hub.floor, 10 - figures.ring_entries)
-        self.assertEqual(figures.ring_entries, 2)
+        self.assertLessEqual(self.hub.ring.bytes, 1000)
+        self.assertEqual(self.hub.floor, 10 - len(self.hub.ring.entries))
+        self.assertEqual(len(self.hub.ring.entries), 2)
 
     async def test_an_event_too_big_for_the_ring_empties_it(self) -> None:
         self.new_hub(bytes=2000)
         self.fact(1)
         self.fact(2, 1500)
-        self.assertEqual((self.hub.floor, self.hub.statistics().ring_entries), (2, 0))
-        self.assertEqual(self.hub.statistics().ring_bytes, 0)
+        self.assertEqual((self.hub.floor, len(self.hub.ring.entries)), (2, 0))
+        self.assertEqual(self.hub.ring.bytes, 0)
         self.fact(3)
         self.assertEqual(self.resumed("e-2"), [("e-2", "None"), ("e-3", "3")])
         self.assertIn("too old", self.resumed("e-1")[0][1])
@@ -1095,7 +1095,7 @@ class PendingTest(Case):
     async def test_a_failing_source_of_requests_leaves_no_subscriber_behind(self) -> None:
         with self.assertRaises(LookupError):
             self.hub.subscribe(pending=mock.Mock(side_effect=LookupError))
-        self.assertEqual(self.hub.statistics().subscribers, 0)
+        self.assertEqual(len(self.hub.subscribers()), 0)
 
 
 class ToolOutputTest(Case):
@@ -1273,12 +1273,11 @@ class Client:
             self.texts[ident] = text
 
     def check_memory(self, bounds: Bounds, largest: int) -> None:
-        figures = self.subscriber.statistics()
-        assert figures.entries <= bounds.entries
-        if figures.entries > 1:
-            assert figures.bytes + figures.buffered <= bounds.bytes
+        assert len(self.subscriber.backlog.entries) <= bounds.entries
+        if len(self.subscriber.backlog.entries) > 1:
+            assert self.subscriber.backlog.bytes + self.subscriber.buffered <= bounds.bytes
         direct = self.sink.high + self.world.hub.chunk + largest
-        assert figures.buffered <= max(direct, bounds.bytes)
+        assert self.subscriber.buffered <= max(direct, bounds.bytes)
 
 
 class World:
@@ -1363,9 +1362,8 @@ class RandomWalkTest(Case):
                     self.assertEqual(client.facts, len(world.facts))
                     self.assertEqual(client.texts, world.live)
                     totals["resyncs"] += client.resyncs
-                figures = world.hub.statistics()
-                totals["slow"] += figures.closed_slow
-                totals["conflated"] += figures.conflated
+                totals["slow"] += world.hub.closed_slow
+                totals["conflated"] += world.hub.conflated
                 world.hub.close()
                 for client in world.clients:
                     client.subscriber.closed()

@@ -1,4 +1,4 @@
-"""The error tree: the drawing in the module's docstring is the classes, with statuses and codes."""
+"""The error tree: the classes are those of the drawing here, with their statuses and codes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,44 @@ from dataclasses import dataclass
 from crushlite import errors
 from crushlite.errors import CrushliteError
 
+TREE = """
+    CrushliteError                     500 internal
+    ├── BadRequest                     400 bad_request      the caller must change the request
+    │   ├── ConfigError                400 bad_config       a configuration file cannot be used
+    │   └── NoAgent                    400 no_agent         exit 9
+    ├── NotFound                       404 not_found
+    │   ├── WorkspaceNotFound          404 workspace_not_found   clients re-register on this one
+    │   ├── SessionNotFound            404 session_not_found
+    │   ├── RunNotFound                404 run_not_found
+    │   └── RequestNotFound            404 request_not_found     (a permission or a question)
+    ├── Conflict                       409 conflict
+    │   ├── WorkspaceClosing           409 workspace_closing
+    │   ├── ClientRetired              409 client_retired
+    │   ├── NotAttached                409 not_attached     not 404: 404 means "workspace gone"
+    │   ├── ChannelMismatch            409 channel_mismatch
+    │   ├── RunIdReused                409 run_id_reused
+    │   ├── SessionBusy                409 session_busy
+    │   ├── NotQueued                  409 not_queued
+    │   ├── ServerInUse                409 server_in_use
+    │   └── StoreUnusable              409 store_unusable   never 503: see ShuttingDown
+    │       ├── CorruptDatabase        409 corrupt_database     exit 4
+    │       ├── NewerSchema            409 newer_schema         exit 5
+    │       └── DataDirectoryInUse     409 data_directory_in_use exit 6
+    ├── Unavailable                    503 unavailable
+    │   ├── ShuttingDown               503 shutting_down    the Crush client then spawns a server
+    │   ├── StoreOverloaded            503 store_overloaded
+    │   ├── StoreBusy                  503 store_busy
+    │   └── StoreFailed                503 store_failed     an I/O error; it may pass
+    ├── StoreFull                      507 store_full
+    │   └── NotSaved                   507 not_saved        the endings of earlier runs wait
+    ├── ProviderFailed                 502 provider_failed
+    ├── UsageError                     (no status) exit 2   bad flags, refused bind
+    ├── WrongPeer                      (no status) exit 3   the other end is another user
+    ├── TurnOver                       (no status) an agent called a Turn that has ended
+    ├── LimitReached                   (no status) a limit of a run: steps, cost, time, tokens
+    ├── PromptRefused                  (no status) a hook does not let a prompt be answered
+    └── IllegalCall                    (no status) a bug in the caller of a state machine
+"""
 # A line of the drawing: branches, a name, then what a class of that name must say of itself.
 LINE = re.compile(r"^    (?P<branch>[│├└─ ]*)(?P<name>[A-Z]\w+) +(?P<rest>\S.*)$")
 STATUS = re.compile(r"^(?P<status>\d{3}) (?P<code>[a-z_]+)")
@@ -28,7 +66,7 @@ def drawing() -> dict[str, Drawn]:
     """The tree as drawn; a name's parent is the last name above it that is further left."""
     answer: dict[str, Drawn] = {}
     path: list[tuple[int, str]] = []
-    for line in (errors.__doc__ or "").splitlines():
+    for line in TREE.splitlines():
         match = LINE.match(line)
         if match is None:
             continue

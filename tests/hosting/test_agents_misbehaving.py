@@ -826,7 +826,6 @@ Daemon(agent=agent, hosts=["unix://" + sys.argv[1]]).run()
 """
 
     async def __aenter__(self) -> FloodingDaemon:
-        (self.root / "project").mkdir()
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", self.script, str(self.socket)),
             cwd=ROOT,

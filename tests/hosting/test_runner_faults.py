@@ -12,7 +12,6 @@ from crushlite.agent.base import Usage
 from crushlite.claims import Graces
 from crushlite.clock import FakeClock, SystemClock
 from crushlite.errors import BadRequest, ProviderFailed, StoreFull
-from crushlite.protocol.messages import ReasoningPart
 from crushlite.settings import Settings
 from crushlite.store import Stores, messages as message_rows, runs as run_rows
 from crushlite.testing import LocalDaemon, ScriptedAgent
@@ -593,7 +592,7 @@ class TurnTests(FaultTestCase):
         run = await self.begin()
         await run.say("fine")
         answer = next(one for one in self.live().values() if one.message.role == "assistant")
-        answer.message.parts.append(ReasoningPart(finished_at=2**70))
+        answer.message.updated_at = 2**70
         run.release()
         done = await self.anna.events.wait_for("run_complete", run_id="main")
         self.assertIn("not saved: ", done["error"])

@@ -6,7 +6,7 @@ import gc
 import weakref
 
 from crushlite.clock import FakeClock, Timer
-from crushlite.http.deadline import Deadline
+from crushlite.http.limits import Deadline
 from tests.support.basics import BoundedTestCase
 
 

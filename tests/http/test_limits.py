@@ -190,7 +190,7 @@ class Descriptors(SocketTestCase):
         acceptor = Acceptor(self.bound(), server, has_token=lambda first: b"/ok" in first)
         self.addCleanup(acceptor.close)
         crowd = [self.connected() for _ in range(3)]
-        await self.within(self.until(lambda: self.clock.pending == 1))
+        await self.within(self.until(lambda: self.clock.pending == 3))
         await self.clock.advance(4)
         crowd.append(self.connected(get("/ok", "Connection: close")))
         self.assertEqual(replies(await self.received(crowd.pop()))[0].status, 200)

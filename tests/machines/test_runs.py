@@ -566,7 +566,7 @@ class World:
         old, new = self.machine, Runs()
         new._lines = {s: [clones[run.run_id] for run in line] for s, line in old._lines.items()}
         new._by_id = {run_id: clones[run_id] for run_id in old._by_id}
-        new._dropped, new._closed = set(old._dropped), old._closed
+        new._dropped, new.closed = set(old._dropped), old.closed
         return World(new, clones, set(self.open_records))
 
     def fingerprint(self) -> Fingerprint:
@@ -593,7 +593,7 @@ class World:
                 for run in self.seen.values()
             ],
             frozenset(machine._dropped),
-            machine._closed,
+            machine.closed,
         )
 
     def operations(self, accepts: list[tuple[Op, ...]]) -> list[Op]:

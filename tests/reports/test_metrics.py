@@ -368,7 +368,7 @@ class EventTests(MetricsTestCase):
             hub.publish("updated", message, growth=True)
         read = await self.scrape()
         self.assertEqual(read["crushlite_events_conflated_total"].value, 2)
-        held = reader.statistics().bytes
+        held = reader.backlog.bytes
         self.assertGreater(held, 0)
         self.assertEqual(read["crushlite_stream_queue_bytes"].value, held)
         self.assertEqual(read["crushlite_streams_closed_total"].values, {"slow": 0, "failed": 0})

@@ -323,7 +323,7 @@ class StreamScenarios(Scenario):
         done = await self.finish(run)
         self.assertFalse(done["error"])
         self.assertFalse(stalled.closed.is_set(), "it is behind, and that is all")
-        self.assertGreater(self.hub.statistics().waiting, 0)
+        self.assertGreater(len(self.hub.waiting), 0)
 
     @scenario(186)
     async def test_what_is_no_event_of_the_protocol_is_not_published(self) -> None:
@@ -654,11 +654,11 @@ class OrderTests(Scenario):
         workspace = self.daemon.backend.get(self.anna.workspace["id"])
         publish = workspace.hub.publish
 
-        def spy(action: str, payload: object, *, growth: bool = False) -> int:
+        def spy(action: str, payload: object, **options: bool) -> int:
             name = type(payload).__name__
             if name in ("AgentEvent", "RunComplete"):
                 busy.append((name, workspace.runs.busy()))
-            return publish(action, payload, growth=growth)
+            return publish(action, payload, **options)
 
         _, run = await self.begin()
         with mock.patch.object(workspace.hub, "publish", spy):
@@ -813,12 +813,10 @@ class StoppedReaderTests(Scenario):
         def publish_and_look(*args: Any, **kwargs: Any) -> int:
             seq = publish(*args, **kwargs)
             for subscriber in hub.waiting:
-                held = subscriber.statistics()
-                self.assertLessEqual(held.entries, BOUNDS.entries)
-                most[0] = max(most[0], held.bytes + held.buffered)
-            ring = hub.statistics()
-            self.assertLessEqual(ring.ring_entries, BOUNDS.ring_entries)
-            self.assertLessEqual(ring.ring_bytes, BOUNDS.ring_bytes)
+                self.assertLessEqual(len(subscriber.backlog.entries), BOUNDS.entries)
+                most[0] = max(most[0], subscriber.backlog.bytes + subscriber.buffered)
+            self.assertLessEqual(len(hub.ring.entries), BOUNDS.ring_entries)
+            self.assertLessEqual(hub.ring.bytes, BOUNDS.ring_bytes)
             return seq
 
         with mock.patch.object(hub, "publish", publish_and_look):
@@ -843,7 +841,7 @@ class StoppedReaderTests(Scenario):
         reader = await self.stopped()
         await self.load(rounds=1250, pieces=3000)
         self.assertEqual(self.hub.closed_slow, 1, "5,000 facts are more than a stream may hold")
-        self.assertEqual(self.hub.statistics().subscribers, 49)
+        self.assertEqual(len(self.hub.subscribers()), 49)
         await self.mark(*taps)
         distinct = {bytes(tap.body) for tap in taps}
         told = [facts_of(frames_of(body)) for body in distinct]

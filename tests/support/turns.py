@@ -54,9 +54,11 @@ class TappedHub(Hub):
         super().__init__(**options)
         self.log: list[Published] = []
 
-    def publish(self, action: str, payload: object, *, growth: bool = False) -> int:
+    def publish(
+        self, action: str, payload: object, *, growth: bool = False, more: bool = False
+    ) -> int:
         self.log.append(Published(action, payload, growth))
-        return super().publish(action, payload, growth=growth)
+        return super().publish(action, payload, growth=growth, more=more)
 
 
 class SilentAgent:

@@ -100,7 +100,7 @@ class SimulatedDisk(Disk):
         return self.database.with_name(self.database.name + suffix)
 
     def _what_is_left(self) -> dict[Path, bytes]:
-        files = (self.database, self._file("-wal"))
+        files = (self.database, self._file("-wal"), self.database.with_name("crushlite.lock"))
         left = {file: file.read_bytes() for file in files if file.exists()}
         salts, frames, copied, page = self._log()
         if self.power_fails and frames and files[1] in left:

@@ -175,7 +175,9 @@ class SpiedHub(Hub):
         self._ledger.check(invariants.a_workspace_in_use_stays_open, self.facts)
         super().close()
 
-    def publish(self, action: str, payload: object, *, growth: bool = False) -> int:
+    def publish(
+        self, action: str, payload: object, *, growth: bool = False, more: bool = False
+    ) -> int:
         if not self.closed and not self._ledger.muted:
             wire = to_json(action, payload)
             kind, body = wire["type"], wire["payload"]["payload"]
@@ -187,7 +189,7 @@ class SpiedHub(Hub):
             note = getattr(self, f"_note_{kind}", None)
             if note is not None:
                 note(event)
-        return super().publish(action, payload, growth=growth)
+        return super().publish(action, payload, growth=growth, more=more)
 
     def _note_message(self, event: Published) -> None:
         hub, body = self.facts, event.body
