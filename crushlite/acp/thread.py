@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections import deque
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from ..protocol.questions import QuestionBatch, QuestionNotification
 from ..protocol.runs import RunComplete
 from ..protocol.sessions import File, Session
 from ..records import dataclass
+from ..unique import new_id
 from . import words
 from .choices import EditorChoices
 from .commands import expanded, listed
@@ -61,7 +61,7 @@ class OpenPrompt:
 
     text: str
     attachments: list[Attachment]
-    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    run_id: str = field(default_factory=lambda: new_id())
     is_cancelled: bool = False
     is_accepted: bool = False
     ended: asyncio.Future[RunComplete] = field(default_factory=_future)
