@@ -297,8 +297,8 @@ class StreamResponse:
 class _PooledConnection(asyncio.Protocol):
     """A connection to the server, with at most one answer to come."""
 
-    def __init__(self, forget: Callable[[_PooledConnection], None]) -> None:
-        self._forget = forget
+    def __init__(self, client: HTTPClient) -> None:
+        self._client = client
         self._transport: asyncio.Transport | None = None
         self._response: StreamResponse | None = None
         self.gone = asyncio.get_running_loop().create_future()
@@ -308,6 +308,7 @@ class _PooledConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._client.joined(self)
 
     def data_received(self, data: bytes) -> None:
         if self._response is not None:
@@ -325,12 +326,8 @@ class _PooledConnection(asyncio.Protocol):
             self._response.fail(ConnectionLost(f"the connection was lost: {exc or 'closed'}"))
         self._response = self._transport = None
         self.stop_idling()
-        self._forget(self)
+        self._client.left(self)
         resolve_once(self.gone)
-
-    @property
-    def connected(self) -> bool:
-        return self._transport is not None
 
     @property
     def alive(self) -> bool:
@@ -478,19 +475,14 @@ class HTTPClient:
         made: list[_PooledConnection] = []
 
         def factory() -> _PooledConnection:
-            connection = _PooledConnection(self._forget)
-            made.append(connection)
-            self._all.add(connection)
-            return connection
+            made.append(_PooledConnection(self))
+            return made[-1]
 
         try:
             await self._connector.connect(factory)
         except BaseException:
             for connection in made:
                 connection.abort()
-                # Without a transport `connection_lost` will not be called.
-                if not connection.connected:
-                    self._all.discard(connection)
             raise
         return made[-1]
 
@@ -501,7 +493,12 @@ class HTTPClient:
         connection.idle_timer = self._clock.call_later(self._idle_seconds, connection.abort)
         self._idle.append(connection)
 
-    def _forget(self, connection: _PooledConnection) -> None:
+    # For connections.
+
+    def joined(self, connection: _PooledConnection) -> None:
+        self._all.add(connection)
+
+    def left(self, connection: _PooledConnection) -> None:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

@@ -195,9 +195,6 @@ class Connection(asyncio.Protocol):
         self.writable = False  # whether the stream may write: see `ByteSink`
         self._most = -1  # bytes it may write to the transport at once; -1 while there is a rest
 
-    def __repr__(self) -> str:
-        return f"<Connection {self._peer.kind} {self.state.value} buffered={len(self._buffer)}>"
-
     @property
     def streaming(self) -> bool:
         return self.state is State.STREAM

@@ -64,13 +64,7 @@ class Peer:
     port: int | None = None  # the LISTENER's own port: what a Host header must name
 
 
-class _HasOptions(Protocol):
-    """A socket, or asyncio's read-only view of one."""
-
-    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes: ...
-
-
-def peer_uid(sock: _HasOptions) -> int | None:
+def peer_uid(sock: socket.socket) -> int | None:
     """The user whose process connected (or listened) at the other end of a unix socket; None if the
     system does not tell. The server asks so that only its own user is served even if the socket's
     mode was loosened, the client so that nothing is sent to another user who listens there."""

@@ -48,10 +48,9 @@ class _Node:
 
 class Router:
     def __init__(self, routes: Iterable[Route], *, guard: Guard | None = None) -> None:
-        self.routes = tuple(routes)
         self._guard = guard
         self._root = _Node()
-        for route in self.routes:
+        for route in routes:
             self._add(route)
 
     def _add(self, route: Route) -> None:
