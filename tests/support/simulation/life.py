@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crushlite.clock import wait_at_most
 from crushlite.daemon import Daemon
@@ -20,7 +20,7 @@ from tests.support.simulation.network import PORT, Network
 if TYPE_CHECKING:
     import random
 
-    from crushlite.listen import Listener
+    from crushlite.listen import Address, Listener
     from crushlite.wing import OpenWorkspace, WorkspacePart
     from tests.support.simulation.ledger import Ledger
     from tests.support.simulation.loop import LoopClock, SeededLoop
@@ -45,9 +45,11 @@ class _Openings(Wing):
 class SimulatedDaemon(Daemon):
     """The real daemon, without listening sockets: the network asks its server for connections."""
 
-    def _bind(self) -> list[Listener]:
+    def _listen(self, address: Address) -> Any:
+        """There is no socket, and so nothing that `start` could listen on."""
+
+    def _bound(self, listener: Listener) -> None:
         self._guard.add_port(PORT, None)
-        return []
 
 
 class Life:
